@@ -1,0 +1,58 @@
+"""``windtunnel``: gathers the verbs and turns errors into one sentence and an exit status.
+
+Exit status: 0 done, 1 the user's program failed, 2 the user's input is wrong, 130 interrupted.
+"""
+
+import sys
+from importlib import import_module
+
+import typer
+
+from windtunnel import __version__
+from windtunnel.errors import ScriptError, UserError
+
+# Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
+# imports what is heavy (torch, plotly) only when it runs.
+VERBS = ("emulate", "sweep", "calibrate", "bench", "runs", "graph", "cluster")
+
+app = typer.Typer(
+    name="windtunnel",
+    help="Put a real training job into a cluster that you do not have, and see how it flies.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"windtunnel {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+for verb in VERBS:
+    import_module(f"windtunnel.cli.{verb}").register(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"windtunnel: {error}", err=True)
+        sys.exit(2)
+    except ScriptError as error:
+        if error.details:
+            typer.echo(error.details.rstrip(), err=True)
+        typer.echo(f"windtunnel: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("windtunnel: interrupted; finished runs are kept", err=True)
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Training: what large jobs do and what they cost."""

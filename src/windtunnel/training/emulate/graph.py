@@ -1,0 +1,172 @@
+"""The execution graph of one rank, as it was captured: plain data that every other part reads.
+
+A *slice* is everything that one rank did: a table of distinct operators, a table of distinct collectives,
+and one compact array of events that refer to them. A rank of a large job issues tens of thousands of
+operators a step, but only a few hundred distinct ones, so whatever depends on shapes (FLOPs, bytes, time)
+is worked out once for each row of the tables and applied to the events as arrays.
+
+Units are SI: bytes, seconds, FLOP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape, dtype (``"bfloat16"``), stride (in elements) and device (``"cuda"`` or ``"cpu"``) of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...] = ()
+    device: str = "cuda"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * DTYPE_BYTES.get(self.dtype, 4)
+
+
+# An argument: a tensor, a list of tensors, or a plain value (int, float, bool, str, None, tuple of ints).
+Arg = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One distinct call of an operator: the name with overload, as in ``"aten.mm.default"``.
+
+    ``inputs`` are the arguments in schema order (keyword-only ones after the positional ones). ``outputs`` are
+    the tensors it returns; an in-place operator returns the tensors that it wrote. ``region`` is a positive
+    number for operators of one ``torch.compile`` region and 0 outside.
+    """
+
+    name: str
+    inputs: tuple[Arg, ...]
+    outputs: tuple[TensorMeta, ...]
+    region: int = 0
+
+    def tensors(self) -> list[TensorMeta]:
+        """All input tensors, lists flattened."""
+        found: list[TensorMeta] = []
+        for arg in self.inputs:
+            if isinstance(arg, TensorMeta):
+                found.append(arg)
+            elif isinstance(arg, tuple):
+                found.extend(item for item in arg if isinstance(item, TensorMeta))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its global ranks in group order, and what it is for (``"dp"``, ``"tp"``…, from the
+    mesh dimension; ``"world"`` for the default group; ``""`` when unknown)."""
+
+    name: str
+    ranks: tuple[int, ...]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One distinct collective or point-to-point message, as seen by the rank that issues it.
+
+    ``kind``: ``all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all,
+    barrier, send, recv``. ``group`` indexes the slice's groups. ``in_bytes`` and ``out_bytes`` are this
+    rank's buffers. ``peer`` is the global rank at the other end of a send or recv, or the root of a rooted
+    collective, else -1. ``backend`` is ``"nccl"`` or ``"gloo"``.
+    """
+
+    kind: str
+    group: int
+    in_bytes: int
+    out_bytes: int
+    dtype: str = "float32"
+    peer: int = -1
+    backend: str = "nccl"
+
+
+class EventKind(IntEnum):
+    """What an event is; the columns ``ref`` and ``value`` mean different things for each."""
+
+    OP = 0  # ref: row of the operator table
+    ALLOC = 1  # ref: block (unique for each allocation), value: bytes, stream: the allocating stream
+    FREE = 2  # ref: block
+    COLLECTIVE = 3  # ref: row of the collective table, value: work handle (unique), stream: where it runs
+    WORK_WAIT = 4  # value: work handle; `stream` waits for it (a blocking wait also has a SYNC after it)
+    RECORD = 5  # ref: event record (unique), stream: where it was recorded
+    WAIT = 6  # ref: event record that `stream` waits for
+    SYNC = 7  # host waits: ref -1 the whole device, -2 stream `stream`, >= 0 that event record
+    RECORD_STREAM = 8  # ref: block that `stream` uses too (Tensor.record_stream)
+    STEP = 9  # an optimiser step has ended
+    CALL = 10  # ref: row of the call-site table; what follows was called from there (sparse: only changes)
+
+
+class Phase(IntEnum):
+    """What the host was doing when it issued an event."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+
+
+EVENT = np.dtype(
+    [("kind", "u1"), ("phase", "u1"), ("stream", "i2"), ("scope", "i4"), ("ref", "i4"), ("value", "i8")]
+)
+"""One event, in the order in which the host issued it. ``scope`` indexes ``Slice.scopes`` (module paths).
+Stream 0 is the default stream. Streams of process groups are numbered from ``COMM_STREAM`` up."""
+
+COMM_STREAM = 1000
+
+
+class Category(IntEnum):
+    """What a block of device memory holds."""
+
+    PARAMETER = 0
+    GRADIENT = 1
+    OPTIMIZER = 2
+    ACTIVATION = 3
+    COMMUNICATION = 4
+    TEMPORARY = 5
+
+
+@dataclass
+class Slice:
+    """What one rank did, from the start of the script to the end of its steady step.
+
+    ``steps`` are half-open ranges of ``events``; the first is everything up to the end of the first step
+    (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`.
+    """
+
+    rank: int
+    world_size: int
+    device: str
+    operators: list[Operator]
+    collectives: list[Collective]
+    groups: list[Group]
+    events: np.ndarray[Any, np.dtype[Any]]
+    steps: list[tuple[int, int]]
+    scopes: list[str]
+    call_sites: list[str] = field(default_factory=list)
+    block_category: dict[int, int] = field(default_factory=dict)
+    tokens_per_step: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def steady(self) -> tuple[int, int]:
+        """The range of events of the step that is reported."""
+        return self.steps[-1]
