@@ -150,6 +150,8 @@ class Slice:
 
     ``steps`` are half-open ranges of ``events``; the first is everything up to the end of the first step
     (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`.
+    ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
+    anywhere in the world, in the order of their making (every rank makes the same ones).
     """
 
     rank: int
@@ -158,6 +160,7 @@ class Slice:
     operators: list[Operator]
     collectives: list[Collective]
     groups: list[Group]
+    world_groups: list[Group]
     events: np.ndarray[Any, np.dtype[Any]]
     steps: list[tuple[int, int]]
     scopes: list[str]
