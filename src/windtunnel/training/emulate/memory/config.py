@@ -140,23 +140,23 @@ def _power_of_two(text: str) -> int:
 def _divisions(value: str) -> tuple[int, ...]:
     """``"4"`` for all sizes, or ``"[256:1,512:2,>:4]"``: from that many MiB on, so many divisions.
 
-    As in PyTorch: the first entry also holds for everything below it, ``>`` for the last size named and
-    everything above, and an interval that is not named is not rounded.
+    As in PyTorch: the first entry also holds for all below it, ``>`` for everything above the last size
+    named, and an interval that is not named is not rounded.
     """
     key, accepted = "roundup_power2_divisions", "a power of two, or a list as in [256:1,512:2,>:4]"
     if value == "0":
         return (0,) * INTERVALS
-    if not value.startswith("["):
+    if not (value.startswith("[") and value.endswith("]")):
         if _power_of_two(value) < 0:
             raise _refuse(key, value, accepted)
         return (int(value),) * INTERVALS
     divisions, last, first = [0] * INTERVALS, 0, True
-    for entry in value.strip("[]").split(","):
+    for entry in value[1:-1].split(","):
         size, _, parts = entry.partition(":")
         if (parts != "0" and _power_of_two(parts) < 0) or (size != ">" and _power_of_two(size) < 0):
             raise _refuse(key, value, accepted)
         if size == ">":
-            divisions[last:] = [int(parts)] * (INTERVALS - last)
+            divisions[last + 1 :] = [int(parts)] * (INTERVALS - last - 1)
             continue
         last = min(int(size).bit_length() - 1, INTERVALS - 1)
         if first:
