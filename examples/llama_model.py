@@ -1,4 +1,4 @@
-"""The Llama 3 decoder: grouped-query attention with rotary embeddings, SwiGLU, RMS norms. No parallelism here.
+"""The Llama 3 decoder: grouped-query attention, rotary embeddings, SwiGLU, RMS norms. No parallelism here.
 
 Source: "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.2 and table 3.
 """
@@ -94,9 +94,10 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """The given layers of the model, with the embedding if it is the first part and the output if it is the last.
+    """The given layers of the model, with the embedding if they are the first, the output if the last.
 
-    Tokens (batch, seq) or hidden states (batch, seq, dim) go in, hidden states or logits (batch, seq, vocab) out.
+    Tokens (batch, seq) or hidden states (batch, seq, dim) go in; hidden states or logits (batch, seq, vocab)
+    come out.
     """
 
     freqs: Tensor

@@ -6,13 +6,12 @@ Source: "TorchTitan" (arXiv:2410.06511), sections 2.1 and 2.2.
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from llama_model import Attention, Llama
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -35,7 +34,13 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
+
+from llama_model import Attention, Llama
 
 SCHEDULES = {
     "1f1b": Schedule1F1B,
@@ -89,10 +94,13 @@ KEPT = {
 }
 
 
-def selective_contexts():  # noqa: ANN201 - a pair of context managers, for forward and recomputation
+def selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of the forward pass and of its repetition, that agree on what is kept."""
     products: Counter[bool] = Counter()
 
-    def policy(ctx, op, *args, **kwargs) -> CheckpointPolicy:  # noqa: ANN001, ANN002, ANN003
+    def policy(
+        ctx: SelectiveCheckpointContext, op: object, *args: object, **kwargs: object
+    ) -> CheckpointPolicy:
         if op is torch.ops.aten.mm.default:
             products[ctx.is_recompute] += 1
             if products[ctx.is_recompute] % 2 == 0:
@@ -103,7 +111,7 @@ def selective_contexts():  # noqa: ANN201 - a pair of context managers, for forw
 
 
 def apply_checkpointing(model: Llama, mode: str) -> None:
-    """Recompute what is inside each layer in the backward pass, all of it ("full") or the cheap part ("selective")."""
+    """Recompute each layer in the backward pass: all of it ("full") or what is cheap ("selective")."""
     if mode == "none":
         return
     extra = {"context_fn": selective_contexts} if mode == "selective" else {}
@@ -113,7 +121,7 @@ def apply_checkpointing(model: Llama, mode: str) -> None:
 
 
 def apply_fsdp(model: Llama, mesh: DeviceMesh, dtype: torch.dtype, pipelined: bool) -> None:
-    """Shard parameters, gradients and optimiser state over ``mesh``; a unit is a layer, the root has the rest."""
+    """Shard parameters, gradients and optimiser state over ``mesh``, each layer by itself."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     last = len(model.layers) - 1
     for i, block in enumerate(model.layers.values()):
@@ -130,7 +138,7 @@ def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
 
 
 def stage_layers(layers: int, stage: int, stages: int) -> tuple[range, bool, bool]:
-    """Layers of a stage, and whether it is the first and the last. Embedding and output count as a layer each."""
+    """Layers of a stage, is it the first, is it the last. Embedding and output count as a layer each."""
     base, extra = divmod(layers + 2, stages)
     start = stage * base + min(stage, extra)
     end = start + base + (stage < extra)
@@ -190,7 +198,7 @@ def gathered_attention(q: Tensor, k: Tensor, v: Tensor, mesh: DeviceMesh) -> Ten
 def shard_sequence(
     mesh: DeviceMesh, tokens: Tensor, targets: Tensor, parts: Iterable[nn.Module]
 ) -> Iterator[None]:
-    """Within it, tokens, targets and rotations are this rank's part of the sequence, and attention knows it."""
+    """Within it, tokens, targets and rotations are this rank's part of the sequence; attention knows."""
     freqs = [buffer for part in parts for name, buffer in part.named_buffers() if name.endswith("freqs")]
     buffers, dims = [tokens, targets, *freqs], [1, 1] + [0] * len(freqs)
     if tokens.is_cuda:

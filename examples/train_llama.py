@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 examples/train_llama.py --size debug --steps 20
     torchrun --nnodes 16 --nproc-per-node 8 ... examples/train_llama.py --size 8b --seq 8192 --batch 2
 
-The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and --tp
-leave of the world is data parallel. The model is built without memory on the meta device, cut up by plain
-functions (tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and only then allocated.
+The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and
+--tp leave of the world is data parallel. The model is built without memory on the meta device, cut up by
+plain functions (tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and then allocated.
 
 Model: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3; the small sizes are those of Llama 3.2, with
 input and output embeddings of their own. Parallelism: "TorchTitan" (arXiv:2410.06511).
@@ -20,6 +20,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
 from llama_model import SIZES, Config, Llama
 from llama_parallel import (
     SCHEDULES,
@@ -32,18 +39,12 @@ from llama_parallel import (
     stage_layers,
     stages_of_rank,
 )
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 TEXT = Path(__file__).resolve().parent / "data" / "coriolanus.txt"
 
 
 class Bytes(Dataset[tuple[Tensor, Tensor]]):
-    """``count`` sequences of ``seq`` bytes of a text and the bytes that follow them, from its start over and over."""
+    """``count`` sequences of ``seq`` bytes of a text, each with the bytes that follow, over and over."""
 
     def __init__(self, path: Path, seq: int, count: int) -> None:
         self.data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
@@ -77,8 +78,8 @@ def parse_arguments(world_size: int) -> argparse.Namespace:
     add("--microbatches", type=int, help="microbatches of a pipeline (default: 2 x --pp, at most --batch)")
     add("--grad-accum", type=int, default=1, help="batches for each optimiser step")
     add("--ac", choices=["none", "selective", "full"], default="selective",
-        help="activation checkpointing: selective keeps attention outputs, reduce-scatter results and every second "
-        "matrix product; full keeps the input of each layer (default: selective)")  # fmt: skip
+        help="activation checkpointing: selective keeps attention outputs, reduce-scatter results and every "
+        "second matrix product; full keeps the input of each layer (default: selective)")  # fmt: skip
     add("--compile", action="store_true", help="torch.compile each layer")
     add("--loss-parallel", action=argparse.BooleanOptionalAction, default=True,
         help="with --tp, compute the loss on logits split over the vocabulary")  # fmt: skip
@@ -225,10 +226,8 @@ def main() -> None:
     )
     tokens_per_step = args.dp * args.grad_accum * args.batch * args.seq
     if rank == 0:
-        count = sum(p.numel() for p in parameters)
-        print(
-            f"{args.size}: {count:,} parameters on rank 0, mesh {dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}"
-        )
+        count, shape = sum(p.numel() for p in parameters), mesh.shape
+        print(f"{args.size}: {count:,} parameters on rank 0, mesh {mesh.mesh_dim_names} {shape}", flush=True)
 
     for step in range(1, args.steps + 1):
         start = time.perf_counter()
