@@ -145,6 +145,10 @@ def test_a_block_used_on_another_stream_waits():
     late = [*rows, event(EventKind.RECORD, 3, 7), event(EventKind.SYNC, 3), again]
     early = [event(EventKind.RECORD, 3, 7), *rows, event(EventKind.SYNC, 3), again]
     assert (whole(late)[1], whole(early)[1]) == (30 * MIB, 60 * MIB)
+    # So does a collective that ran there and that the host waited for; here with work handle 9.
+    work = (EventKind.COLLECTIVE, 0, 7, 0, 0, 9)
+    waits = [(EventKind.SYNC, 0, 0, 0, -3, 9), again]
+    assert (whole([*rows, work, *waits])[1], whole([work, *rows, *waits])[1]) == (30 * MIB, 60 * MIB)
     launches = [event(EventKind.OP)] * 5
     assert whole([*rows, *launches, again], lag=5)[1] == 30 * MIB
     assert whole([*rows, *launches, again], lag=6)[1] == 60 * MIB

@@ -9,8 +9,8 @@ The rules of the native allocator (``c10/cuda/CUDACachingAllocator.cpp``, PyTorc
 - A block that was used on other streams (``record_stream``) is reusable only when these have got past the
   point of its freeing. The allocator asks the device; here there is no clock, so the answer is what is
   certain: the stream is past that point when the host has since waited for it (for the device, the stream, or
-  an event recorded on it later), or when ``lag`` more kernels were launched, because the launch queue of a
-  CUDA context holds about 1,024 and the host blocks when it is full.
+  an event or collective issued on it later), or when ``lag`` more kernels were launched, because the launch
+  queue of a CUDA context holds about 1,024 and the host blocks when it is full.
 """
 
 # Compiled functions are opaque to the type checker.

@@ -42,6 +42,7 @@ RECORD, SYNC = int(EventKind.RECORD), int(EventKind.SYNC)
 OP, COLLECTIVE = int(EventKind.OP), int(EventKind.COLLECTIVE)
 
 DONE, NO_ROOM, BROKEN = 0, 1, 2
+HANDLES = 1 << 40  # keeps the numbers of work handles apart from those of event records
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,7 @@ def _run(
                     use_link[used] = heads[block]
                     heads[block] = used
                     used += 1
-        elif what in (OP, COLLECTIVE):
-            heap.totals[LAUNCHES] += 1
-        elif what == RECORD:
+        elif what in (RECORD, COLLECTIVE):
             record_stream[block] = stream[event]
             record_event[block] = event
         elif what == SYNC:
@@ -124,8 +123,10 @@ def _run(
                 finish(heap, waiting, -1, UNLIMITED, UNLIMITED)
             elif block == -2:
                 finish(heap, waiting, stream[event], UNLIMITED, UNLIMITED)
-            elif record_event[block] != NONE:
+            elif block >= 0 and record_event[block] != NONE:
                 finish(heap, waiting, record_stream[block], record_event[block], UNLIMITED)
+        if what in (OP, COLLECTIVE):
+            heap.totals[LAUNCHES] += 1
         curve[0][event] = heap.totals[ALLOCATED]
         curve[1][event] = heap.totals[RESERVED]
     return DONE, kind.size, out_of_memory
@@ -148,7 +149,10 @@ def simulate(
     ref = events["ref"].astype(np.int64)
     streams, stream = _dense(events["stream"].astype(np.int64))
     of_block = (kind == ALLOC) | (kind == FREE) | (kind == STREAM_USE)
-    of_record = (kind == RECORD) | ((kind == SYNC) & (ref >= 0))
+    # A collective is a point that the host can wait for, like an event record; its number is its handle.
+    of_handle = (kind == COLLECTIVE) | ((kind == SYNC) & (ref == -3))
+    ref[of_handle] = HANDLES + events["value"][of_handle]
+    of_record = of_handle | (kind == RECORD) | ((kind == SYNC) & (ref >= 0))
     ids, ref[of_block] = _dense(ref[of_block])
     record_ids, ref[of_record] = _dense(ref[of_record])
     limit = UNLIMITED if math.isinf(capacity) else int(capacity)
