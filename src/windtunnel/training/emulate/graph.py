@@ -109,7 +109,7 @@ class EventKind(IntEnum):
     WORK_WAIT = 4  # value: work handle; `stream` waits for it (a blocking wait also has a SYNC after it)
     RECORD = 5  # ref: event record (unique), stream: where it was recorded
     WAIT = 6  # ref: event record that `stream` waits for
-    SYNC = 7  # host waits: ref -1 the whole device, -2 stream `stream`, >= 0 that event record
+    SYNC = 7  # host waits: ref -1 the device, -2 stream `stream`, -3 work handle `value`, >= 0 an event record
     RECORD_STREAM = 8  # ref: block that `stream` uses too (Tensor.record_stream)
     STEP = 9  # an optimiser step has ended
     CALL = 10  # ref: row of the call-site table; what follows was called from there (sparse: only changes)
@@ -122,6 +122,7 @@ class Phase(IntEnum):
     FORWARD = 1
     BACKWARD = 2
     OPTIMIZER = 3
+    RECOMPUTE = 4  # a checkpointed module's forward, run again in backward
 
 
 EVENT = np.dtype(

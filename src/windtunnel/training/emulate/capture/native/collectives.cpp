@@ -1,0 +1,210 @@
+// c10d's operators on the absent device, and on the host where a world is pretended.
+//
+// Every collective, whoever calls it (torch.distributed, functional collectives, DDP's reducer, DTensor), arrives
+// at one of c10d's dispatcher operators with its process group. It is written down with the stream that it
+// runs on: an asynchronous one runs on the group's own stream, which first waits for the stream that
+// issued it, and whoever waits for the work makes its stream wait for that one. This is what ProcessGroupNCCL does.
+// Host tensors are filled as if all ranks held the same data.
+#include "record.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/library.h>
+
+namespace wt {
+int32_t block_of(const c10::StorageImpl* storage);
+
+namespace {
+using Stack = torch::jit::Stack;
+
+int32_t g_batch = 0;  // depth of a coalesced group of point-to-point messages
+
+struct AbsentWork final : c10d::Work {
+  int64_t handle;
+  int16_t stream;
+  bool host;      // the work runs on the host (gloo): waiting for it blocks the host
+  bool blocking;  // a wait blocks the host too (barrier)
+  bool joined;    // ran on the issuing stream: nothing to wait for
+  std::vector<at::Tensor> outputs;
+
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds) override {
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    if (host) {
+      r.add(SYNC, current_stream(), SYNC_WORK, handle);
+    } else {
+      if (!joined) r.add(WORK_WAIT, current_stream(), -1, handle);
+      if (blocking) r.add(SYNC, current_stream(), SYNC_STREAM);
+    }
+    outputs.clear();
+    return true;
+  }
+  void abort() override {}
+  std::vector<at::Tensor> result() override { return outputs; }
+  uint64_t getSequencenumber() const override { return static_cast<uint64_t>(handle); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::vector<c10::Device> devices;
+    for (const auto& t : outputs)
+      if (t.is_cuda() && devices.empty()) devices.push_back(t.device());
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    c10::List<at::Tensor> value;
+    for (const auto& t : outputs) value.push_back(t);
+    // The future remembers an event on the stream that is current when it completes: the collective's.
+    int16_t before = current_stream();
+    if (!host) set_current_stream(stream);
+    future->markCompleted(c10::IValue(value));
+    set_current_stream(before);
+    return future;
+  }
+};
+
+void collect(const c10::IValue& v, std::vector<at::Tensor>& out) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) out.push_back(v.toTensor());
+  } else if (v.isList() || v.isTensorList()) {
+    for (const auto& e : v.toListRef()) collect(e, out);
+  }
+}
+
+int64_t bytes(const std::vector<at::Tensor>& tensors) {
+  int64_t n = 0;
+  for (const auto& t : tensors) n += t.numel() * static_cast<int64_t>(t.element_size());
+  return n;
+}
+
+// What host tensors hold afterwards if every rank held what this one does.
+void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum) {
+  at::NoGradGuard no_grad;
+  if (kind == "all_reduce" || kind == "reduce") {
+    if (sum) for (auto& t : out) t.mul_(size);
+  } else if (kind == "all_gather" || kind == "gather" || kind == "scatter") {
+    if (in.empty()) return;
+    for (auto& t : out) {
+      int64_t n = in[0].numel();
+      if (n && t.numel() % n == 0) t.view({-1, n}).copy_(in[0].reshape({1, n}).expand({t.numel() / n, n}));
+    }
+  } else if (kind == "reduce_scatter") {
+    for (size_t i = 0; i < out.size(); ++i) {
+      auto& t = out[i];
+      const auto& from = in.size() == out.size() ? in[i].reshape({-1}).narrow(0, rank * t.numel(), t.numel()) : in[rank].reshape({-1});
+      t.copy_(from.reshape(t.sizes()));
+      if (sum) t.mul_(size);
+    }
+  } else if (kind == "all_to_all") {
+    if (bytes(in) == bytes(out))
+      for (size_t i = 0; i < out.size() && i < in.size(); ++i)
+        if (out[i].numel() == in[i].numel()) out[i].copy_(in[i].reshape(out[i].sizes()));
+  }
+}
+
+struct Collective final : c10::OperatorKernel {
+  const char* kind;
+  bool on_host;
+  Collective(const char* k, bool host) : kind(k), on_host(host) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    auto& r = recorder();
+    const auto& schema = op.schema();
+    const size_t count = schema.arguments().size();
+    Stack args(std::make_move_iterator(stack->end() - count), std::make_move_iterator(stack->end()));
+    stack->resize(stack->size() - count);
+
+    c10::intrusive_ptr<c10d::ProcessGroup> group;
+    std::vector<at::Tensor> in, out;
+    c10::IValue tensors_value, outputs_value;
+    bool async = true, has_async = false, sum = false;
+    int64_t peer = -1;
+    for (size_t i = 0; i < count; ++i) {
+      const auto& name = schema.arguments()[i].name();
+      if (name == "process_group") group = args[i].toCustomClass<c10d::ProcessGroup>();
+      else if (name == "asyncOp" || name == "async_op") { async = args[i].toBool(); has_async = true; }
+      else if (name == "root_rank" || name == "dst" || name == "src") peer = args[i].toInt();
+      else if (name == "reduce_op") sum = args[i].toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::SUM;
+      else if (name == "tensors" || name == "tensor") { collect(args[i], in); out = in; tensors_value = args[i]; }
+      else if (name.find("output") == 0 && !args[i].isIntList()) {
+        if (name.find("split") == std::string::npos) { collect(args[i], out); outputs_value = args[i]; }
+      } else if (name.find("input") == 0 && name.find("split") == std::string::npos) collect(args[i], in);
+    }
+    const std::string what(kind);
+    const bool message = what == "send" || what == "recv";
+    const bool barrier = what == "barrier";
+    if (!has_async) async = true;
+    if (message) async = true;
+
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    auto work = c10::make_intrusive<AbsentWork>();
+    work->host = on_host;
+    work->blocking = barrier;
+    work->outputs = out;
+    work->handle = r.works++;
+    const std::string group_name = group->getGroupName();
+    // ProcessGroupNCCL: unbatched messages of a pair share a communicator; a batch is one launch in which they are independent.
+    std::string stream_key = group_name;
+    if (message) stream_key += "|" + std::to_string(peer) + (g_batch ? "|" + what : "");
+    const int16_t issuer = current_stream();
+    work->stream = on_host || !async ? issuer : comm_stream(stream_key);
+    work->joined = work->stream == issuer && !on_host;
+
+    if (r.on && !r.paused) {
+      mark_call_site();
+      int64_t in_bytes = what == "recv" || barrier ? 0 : bytes(in);
+      int64_t out_bytes = what == "send" || barrier ? 0 : bytes(out);
+      std::string dtype = in.empty() ? (out.empty() ? "float32" : c10::toString(out[0].scalar_type())) : c10::toString(in[0].scalar_type());
+      std::string row = "{\"k\":\"" + what + "\",\"g\":\"" + group_name + "\",\"i\":" + std::to_string(in_bytes) + ",\"o\":" +
+                        std::to_string(out_bytes) + ",\"t\":\"" + dtype + "\",\"p\":" + std::to_string(peer) + ",\"h\":" +
+                        (on_host ? "1" : "0") + "}";
+      auto [it, fresh] = r.collective_rows.emplace(row, static_cast<int32_t>(r.collectives.size()));
+      if (fresh) r.collectives.push_back(row);
+      if (work->stream != issuer) {
+        int32_t record = r.records++;
+        r.add(RECORD, issuer, record);
+        r.add(WAIT, work->stream, record);
+      }
+      r.add(COLLECTIVE, work->stream, it->second, work->handle);
+      if (on_host && !async) r.add(SYNC, issuer, SYNC_WORK, work->handle);
+      for (const auto* list : {&in, &out})
+        for (const auto& t : *list) {
+          int32_t block = t.is_cuda() ? block_of(t.storage().unsafeGetStorageImpl()) : -1;
+          if (block >= 0) r.collective_blocks.push_back(block);
+        }
+    }
+    if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum);
+
+    for (const auto& ret : schema.returns()) {
+      const auto type = ret.type()->str();
+      if (type.find("Work") != std::string::npos) stack->push_back(c10::IValue(c10::static_intrusive_pointer_cast<c10d::Work>(work)));
+      else if (!outputs_value.isNone()) stack->push_back(outputs_value);
+      else stack->push_back(tensors_value);
+    }
+  }
+};
+
+const std::pair<const char*, const char*> KINDS[] = {
+    {"broadcast_", "broadcast"}, {"allreduce_", "all_reduce"}, {"allreduce_coalesced_", "all_reduce"},
+    {"allgather_", "all_gather"}, {"_allgather_base_", "all_gather"}, {"allgather_coalesced_", "all_gather"},
+    {"allgather_into_tensor_coalesced_", "all_gather"}, {"reduce_scatter_", "reduce_scatter"},
+    {"_reduce_scatter_base_", "reduce_scatter"}, {"reduce_scatter_tensor_coalesced_", "reduce_scatter"},
+    {"reduce_", "reduce"}, {"gather_", "gather"}, {"scatter_", "scatter"}, {"alltoall_", "all_to_all"},
+    {"alltoall_base_", "all_to_all"}, {"barrier", "barrier"}, {"monitored_barrier_", "barrier"},
+    {"send", "send"}, {"recv_", "recv"}, {"recv_any_source_", "recv"},
+};
+
+}  // namespace
+}  // namespace wt
+
+extern "C" void wt_register_collectives() {
+  static torch::Library device(torch::Library::IMPL, "c10d", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  static torch::Library host(torch::Library::IMPL, "c10d", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  for (const auto& [op, kind] : wt::KINDS) {
+    if (!c10::Dispatcher::singleton().findSchema({std::string("c10d::") + op, ""})) continue;
+    device.impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<wt::Collective>(kind, false)));
+    host.impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<wt::Collective>(kind, true)));
+  }
+}
+
+extern "C" void wt_batch(int by) { wt::g_batch += by; }

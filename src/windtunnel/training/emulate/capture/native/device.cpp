@@ -1,0 +1,345 @@
+// The absent device: a CUDA guard, hooks and an allocator that satisfy libtorch without a driver.
+//
+// A CPU-only libtorch has every CUDA-independent layer (autograd, the dispatcher, c10d, DTensor), but no device
+// guard, no hooks and no allocator for CUDA. These supply them: streams and events are numbers that are written
+// down, memory is an address that is never touched. Must be loaded before anything asks libtorch for its hooks.
+#include "record.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/Context.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#include <torch/csrc/autograd/function.h>
+#include <ATen/record_function.h>
+
+namespace wt {
+
+Recorder& recorder() {
+  static Recorder* r = new Recorder();  // never destroyed: tensors may be freed at exit
+  return *r;
+}
+
+static thread_local int16_t t_stream = 0;
+static thread_local c10::DeviceIndex t_device = -1;
+static c10::DeviceIndex g_device = 0;  // what a thread starts with
+static bool g_present = false;  // until a device is asked for, libtorch stays without CUDA
+static int g_devices = 0;
+static int g_capability = 90;
+static int64_t g_streams = 0;
+
+int16_t current_stream() { return t_stream; }
+void set_current_stream(int16_t id) { t_stream = id; }
+static c10::DeviceIndex device() { return t_device < 0 ? g_device : t_device; }
+
+static uint64_t node_key(uint64_t thread, uint64_t sequence) { return (thread << 44) ^ sequence; }
+
+void Recorder::add(uint8_t kind, int16_t stream, int32_t ref, int64_t value) {
+  if (!on || paused) return;
+  int32_t where = scope;
+  uint8_t when = phase;
+  // In backward the module is that of the forward operator whose autograd node runs now.
+  if (auto node = torch::autograd::get_current_node()) {
+    // Modules are entered in backward only where a checkpointed one runs its forward again.
+    when = scope != 0 ? 4 : 2;
+    if (scope == 0) {
+      auto found = node_scope.find(node_key(node->thread_id(), node->sequence_nr()));
+      if (found != node_scope.end()) where = found->second;
+    }
+  } else if (when == 0 && scope != 0) {
+    when = 1;
+  }
+  events.push_back(Event{kind, when, stream, where, ref, value});
+}
+
+int16_t comm_stream(const std::string& key) {
+  auto& r = recorder();
+  auto [it, fresh] = r.comm_streams.emplace(key, FIRST_COMM_STREAM + static_cast<int16_t>(r.comm_streams.size()));
+  return it->second;
+}
+
+void mark_call_site() {
+  auto& r = recorder();
+  if (!r.on || r.paused || !r.find_call_site) return;
+  int32_t row = r.find_call_site();
+  if (row != r.call_site) {
+    r.call_site = row;
+    r.add(CALL, t_stream, row);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- allocator
+struct Block {
+  int32_t id;
+  int64_t bytes;
+};
+
+static void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  if (!block) return;
+  auto& r = recorder();
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.allocated -= block->bytes;
+    int32_t paused = r.paused;
+    r.paused = 0;  // what was allocated while recording must be seen freed, whenever that is
+    if (block->id >= 0) r.add(FREE, t_stream, block->id);
+    r.paused = paused;
+  }
+  delete block;
+}
+
+struct AbsentAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::Device where(c10::DeviceType::CUDA, device());
+    if (bytes == 0) return c10::DataPtr(nullptr, where);
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    // Addresses are unique for the life of the process and lie in no mapping: they are compared, never read.
+    static uint64_t next = 0x0d00'0000'0000ull;
+    uint64_t address = next;
+    next += (bytes + 511) / 512 * 512;
+    auto* block = new Block{-1, static_cast<int64_t>(bytes)};
+    r.allocated += block->bytes;
+    r.peak_allocated = std::max(r.peak_allocated, r.allocated);
+    if (r.on && !r.paused) {
+      block->id = r.blocks++;
+      r.add(ALLOC, t_stream, block->id, static_cast<int64_t>(bytes));
+    }
+    return c10::DataPtr(reinterpret_cast<void*>(address), block, &free_block, where);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+};
+
+static AbsentAllocator g_allocator;
+c10::Allocator* absent_allocator() { return &g_allocator; }
+
+int32_t block_of(const c10::StorageImpl* storage) {
+  if (storage->data_ptr().get_deleter() != &free_block || !storage->data_ptr().get_context()) return -1;
+  return static_cast<Block*>(storage->data_ptr().get_context())->id;
+}
+
+// -------------------------------------------------------------------------------------------------- guard
+struct AbsentEvent {
+  int32_t record = -1;
+};
+
+struct AbsentGuard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    c10::Device old(c10::DeviceType::CUDA, device());
+    if (d.index() >= 0) t_device = d.index();
+    return old;
+  }
+  c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, device()); }
+  void setDevice(c10::Device d) const override { if (d.index() >= 0) t_device = d.index(); }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { if (d.index() >= 0) t_device = d.index(); }
+  c10::Stream make(c10::Device d, int64_t id) const {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, d.index() < 0 ? device() : d.index()), id);
+  }
+  c10::Stream getStream(c10::Device d) const override { return make(d, t_stream); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return make(d, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getNewStream(d, 0); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return make(d, ++g_streams); }
+  c10::Stream exchangeStream(c10::Stream s) const override {
+    auto old = make(s.device(), t_stream);
+    t_stream = static_cast<int16_t>(s.id());
+    return old;
+  }
+  // One device is enough for autograd: a rank drives a single device, whatever its index.
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(g_devices); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<AbsentEvent*>(event);
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    if (!*event) *event = new AbsentEvent();
+    auto* e = static_cast<AbsentEvent*>(*event);
+    e->record = r.records++;
+    r.add(RECORD, static_cast<int16_t>(stream.id()), e->record);
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (!event) return;
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(WAIT, static_cast<int16_t>(stream.id()), static_cast<AbsentEvent*>(event)->record);
+  }
+  bool queryEvent(void*) const override { return true; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  bool isStreamCapturing(const c10::Stream&) const override { return false; }
+  void synchronizeStream(const c10::Stream& stream) const override { sync(static_cast<int16_t>(stream.id()), SYNC_STREAM); }
+  void synchronizeEvent(void* event) const override {
+    if (event) sync(t_stream, static_cast<AbsentEvent*>(event)->record);
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override { sync(t_stream, SYNC_DEVICE); }
+  void sync(int16_t stream, int32_t ref) const {
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(SYNC, stream, ref);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    if (data.get_deleter() != &free_block || !data.get_context()) return;
+    auto& r = recorder();
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    int32_t id = static_cast<Block*>(data.get_context())->id;
+    if (id >= 0) r.add(RECORD_STREAM, static_cast<int16_t>(stream.id()), id);
+  }
+  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 1.0; }
+};
+
+// -------------------------------------------------------------------------------------------------- hooks
+struct AbsentHooks final : at::CUDAHooksInterface {
+  AbsentHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return g_present; }
+  bool hasCUDART() const override { return g_present; }
+  bool hasCuDNN() const override { return g_present; }
+  bool hasCuBLASLt() const override { return g_present; }
+  bool compiledWithCuDNN() const override { return g_present; }
+  long versionCuDNN() const override { return 91002; }
+  long versionRuntimeCuDNN() const override { return 91002; }
+  bool isBuilt() const override { return g_present; }
+  bool isAvailable() const override { return g_present; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(g_devices); }
+  int getNumGPUs() const override { return g_devices; }
+  c10::DeviceIndex current_device() const override { return device(); }
+  c10::DeviceIndex getCurrentDevice() const override { return device(); }
+  void setCurrentDevice(c10::DeviceIndex d) const override { t_device = d; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex d) const override {
+    auto old = device();
+    if (d >= 0) t_device = d;
+    return old;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex d) const override { return exchangeDevice(d); }
+  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, device()); }
+  bool isPinnedPtr(const void*) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  at::Allocator* getCUDADeviceAllocator() const override { return &g_allocator; }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+};
+
+// ---------------------------------------------------------------------- the attention kernel that is chosen
+// The order of a CUDA build (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash, memory-efficient, math.
+static int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                                std::optional<double>, bool gqa) {
+  const auto& context = at::globalContext();
+  const auto dtype = q.scalar_type();
+  const bool half = dtype == at::kHalf || (dtype == at::kBFloat16 && g_capability >= 80);
+  const int64_t head = q.size(-1);
+  const bool shapes = q.dim() == 4 && k.dim() == 4 && q.size(-2) > 0 && k.size(-2) > 0;
+  const bool same_heads = shapes && q.size(1) == k.size(1);
+  if (context.userEnabledFlashSDP() && shapes && g_capability >= 80 && half && !mask && head <= 256 && head % 8 == 0 &&
+      v.size(-1) == head && (same_heads || gqa))
+    return 1;
+  const bool efficient_dtype = half || dtype == at::kFloat;
+  if (context.userEnabledMemEfficientSDP() && shapes && same_heads && !gqa && efficient_dtype && g_capability >= 50 &&
+      head % (dtype == at::kFloat ? 4 : 8) == 0 && !(mask && mask->requires_grad()))
+    return 2;
+  return 0;
+}
+
+void note_forward_node() {
+  auto& r = recorder();
+  if (r.scope == 0 || torch::autograd::get_current_node()) return;
+  uint64_t sequence = at::sequence_number::peek();
+  if (sequence > 0) r.node_scope[node_key(at::RecordFunction::currentThreadId(), sequence - 1)] = r.scope;
+}
+
+static void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
+  if (bytes == 0) {
+    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
+  } else {
+    storage->set_data_ptr_noswap(g_allocator.allocate(static_cast<size_t>(bytes)));
+  }
+  storage->set_nbytes(static_cast<size_t>(bytes));
+}
+
+// DDP's reducer wants a timer of its device; it has nothing to time here.
+struct AbsentTimer final : c10d::Timer {
+  explicit AbsentTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
+}  // namespace wt
+
+namespace c10d {
+using wt::AbsentTimer;
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, AbsentTimer)
+}  // namespace c10d
+
+namespace at {
+using wt::AbsentHooks;
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, AbsentHooks)
+}  // namespace at
+
+extern "C" {
+
+int wt_hooks_ready() { return dynamic_cast<const wt::AbsentHooks*>(&at::detail::getCUDAHooks()) != nullptr; }
+
+void wt_device(int devices, int capability, int current) {
+  wt::g_present = true;
+  wt::g_devices = devices;
+  wt::g_capability = capability;
+  wt::g_device = static_cast<c10::DeviceIndex>(current);
+  static wt::AbsentGuard* guard = nullptr;
+  if (!guard) {
+    guard = new wt::AbsentGuard();
+    c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, guard);
+    c10::SetAllocator(c10::DeviceType::CUDA, &wt::g_allocator);
+    at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&wt::choose_attention);
+  }
+}
+
+void wt_storage_resize(void* storage, int64_t bytes) { wt::resize_storage(static_cast<c10::StorageImpl*>(storage), bytes); }
+int wt_storage_block(void* storage) { return wt::block_of(static_cast<c10::StorageImpl*>(storage)); }
+
+void wt_record_on(int on) { wt::recorder().on = on; }
+void wt_pause(int by) { wt::recorder().paused += by; }
+void wt_scope(int scope) { wt::recorder().scope = scope; }
+void wt_phase(int phase) { wt::recorder().phase = static_cast<uint8_t>(phase); }
+void wt_region(int region) { wt::recorder().region = region; }
+void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {
+  wt::recorder().find_call_site = site;
+  wt::recorder().host_read = read;
+}
+void wt_event(int kind, int stream, int ref, int64_t value) {
+  std::lock_guard<std::recursive_mutex> lock(wt::recorder().mutex);
+  wt::recorder().add(static_cast<uint8_t>(kind), static_cast<int16_t>(stream), ref, value);
+}
+int wt_stream() { return wt::current_stream(); }
+int64_t wt_allocated(int peak) { return peak ? wt::recorder().peak_allocated : wt::recorder().allocated; }
+void wt_reset_peak() { wt::recorder().peak_allocated = wt::recorder().allocated; }
+int64_t wt_event_count() { return static_cast<int64_t>(wt::recorder().events.size()); }
+const void* wt_events() { return wt::recorder().events.data(); }
+int wt_row_count(int table) {
+  auto& r = wt::recorder();
+  return static_cast<int>(table == 0 ? r.operators.size() : r.collectives.size());
+}
+const char* wt_row(int table, int row) {
+  auto& r = wt::recorder();
+  return (table == 0 ? r.operators[row] : r.collectives[row]).c_str();
+}
+int wt_add_operator(const char* row) {
+  auto& r = wt::recorder();
+  r.operators.emplace_back(row);
+  return static_cast<int>(r.operators.size()) - 1;
+}
+int wt_new_block() { return wt::recorder().blocks++; }
+void wt_note_node() { wt::note_forward_node(); }
+int64_t wt_collective_block_count() { return static_cast<int64_t>(wt::recorder().collective_blocks.size()); }
+const int64_t* wt_collective_blocks() { return wt::recorder().collective_blocks.data(); }
+}

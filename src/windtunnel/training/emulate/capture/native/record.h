@@ -1,0 +1,67 @@
+// What the absent device writes down: one compact event after another, and text tables of what is distinct.
+//
+// The layout of Event is that of the EVENT dtype in graph.py. Everything is guarded by one mutex: events come
+// from the script's thread and from autograd's device thread, which never issue work at the same time, but a
+// tensor may be freed by any thread.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace wt {
+
+#pragma pack(push, 1)
+struct Event {
+  uint8_t kind;
+  uint8_t phase;
+  int16_t stream;
+  int32_t scope;
+  int32_t ref;
+  int64_t value;
+};
+#pragma pack(pop)
+static_assert(sizeof(Event) == 20, "EVENT in graph.py has 20 bytes");
+
+enum Kind : uint8_t {
+  OP = 0, ALLOC = 1, FREE = 2, COLLECTIVE = 3, WORK_WAIT = 4, RECORD = 5, WAIT = 6, SYNC = 7, RECORD_STREAM = 8,
+  STEP = 9, CALL = 10,
+};
+
+// SYNC's ref where it is not an event record
+constexpr int32_t SYNC_DEVICE = -1, SYNC_STREAM = -2, SYNC_WORK = -3;
+constexpr int16_t FIRST_COMM_STREAM = 1000;
+
+struct Recorder {
+  std::recursive_mutex mutex;
+  bool on = false;
+  std::vector<Event> events;
+  std::vector<std::string> operators;    // JSON, one row each
+  std::vector<std::string> collectives;  // JSON, one row each
+  std::unordered_map<std::string, int32_t> collective_rows;
+  std::unordered_map<std::string, int16_t> comm_streams;
+  std::unordered_map<uint64_t, int32_t> node_scope;  // (forward thread, autograd sequence number) -> scope
+  std::vector<int64_t> collective_blocks;            // blocks that a collective reads or writes
+  int32_t scope = 0;
+  uint8_t phase = 0;
+  int32_t region = 0;   // number of the torch.compile region the host is in
+  int32_t paused = 0;
+  int32_t blocks = 0;
+  int32_t records = 0;
+  int64_t works = 0;
+  int32_t call_site = -1;
+  int64_t allocated = 0, peak_allocated = 0;
+  int32_t (*find_call_site)() = nullptr;   // set by Python: row of the call-site table for the running frame
+  void (*host_read)(const char*) = nullptr;  // set by Python: device data was read by the host
+
+  void add(uint8_t kind, int16_t stream, int32_t ref, int64_t value = 0);
+};
+
+Recorder& recorder();
+int16_t current_stream();            // of this thread
+void set_current_stream(int16_t id); // of this thread
+int16_t comm_stream(const std::string& key);
+void mark_call_site();
+
+}  // namespace wt

@@ -1,0 +1,204 @@
+"""The process in which ranks run: ``python -m windtunnel.training.emulate.capture.worker``.
+
+It loads the absent device and torch once, then forks one child a rank, two at a time, so that a rank starts in
+milliseconds and shares the memory of everything imported. Requests come as JSON lines on standard input, one a batch
+of ranks; a line of JSON goes back for every rank that ends. The script's own output goes to a log file a rank.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import pickle
+import runpy
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# torch is imported in main(), after the absent device is loaded
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run: see `session.Session`, which sends it."""
+
+    script: str
+    arguments: list[str]
+    ranks: list[int]
+    world_size: int
+    devices_per_host: int
+    directory: str
+    max_steps: int
+    jobs: int
+    timeout: float
+    earlier: list[int]
+
+
+def main() -> None:
+    from windtunnel.training.emulate.capture import native_library
+
+    device = pickle.loads(Path(sys.argv[1]).read_bytes())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    native = native_library.load()
+    _import_torch()
+    if device.kind == "gpu":
+        native.wt_device(1, device.capability[0] * 10 + device.capability[1], 0)
+        native.wt_register_operators(native_library.operator_names())
+    native.wt_register_collectives()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        _serve(Request(**json.loads(line)), device, native)
+        print(json.dumps({"end": True}), flush=True)
+
+
+def _import_torch() -> None:
+    """Everything that a training script is likely to import, so that forked ranks find it there."""
+    import torch
+    import torch._meta_registrations
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+    import torch.utils.checkpoint
+    import torch.utils.data  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _serve(request: Request, device: Any, native: Any) -> None:
+    waiting = list(request.ranks)
+    running: dict[int, tuple[int, float]] = {}  # pid -> (rank, started)
+    started: list[int] = list(request.earlier)
+    while waiting or running:
+        while waiting and len(running) < request.jobs:
+            rank = waiting.pop(0)
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                _run_rank(request, rank, frozenset(started), device, native)
+            running[pid] = (rank, time.monotonic())
+            started.append(rank)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            rank, began = running.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            Path(request.directory, f"done-{rank}").touch()
+            print(json.dumps({"rank": rank, "status": code, "seconds": time.monotonic() - began}), flush=True)
+            continue
+        now = time.monotonic()
+        for child, (_, began) in list(running.items()):
+            if now - began > request.timeout:
+                os.kill(child, signal.SIGUSR1)  # writes where it stands to the rank's log
+                time.sleep(0.5)
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> None:
+    """In the forked child: never returns."""
+    directory = Path(request.directory)
+    log = open(directory / f"log-{rank}.txt", "w", buffering=1)  # noqa: SIM115 - lives as long as the process
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    faulthandler.enable(file=log)
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    code = 70
+    try:
+        observer = _prepare(request, rank, earlier, device, native)
+        code = _run_script(request, rank, observer)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
+    from windtunnel.training.emulate.capture import compiled, host, surface, world
+    from windtunnel.training.emulate.capture.mailbox import Mailbox
+    from windtunnel.training.emulate.capture.observe import Observer
+
+    directory = Path(request.directory)
+    local = rank % request.devices_per_host
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
+        LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)), GROUP_RANK=str(rank // request.devices_per_host),
+        ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+    )  # fmt: skip
+    mailbox = Mailbox(directory, rank, earlier)
+    notes: list[str] = []
+    the_world = world.World(rank, request.world_size, mailbox, notes.append)
+
+    def finish() -> None:
+        _write(directory, rank, observer)
+        mailbox.close()
+        sys.stdout.flush()
+        os._exit(0)
+
+    if device.kind == "gpu":
+        surface.install(surface.Surface(native, device, request.devices_per_host, local))
+        native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
+        world.install(the_world, native, "cuda")
+    else:
+        host.install(native)
+        world.install(the_world, native, "cpu")
+    observer = Observer(native, the_world, device.name, request.max_steps, finish)
+    the_world.note = observer.note
+    observer.install()
+    compiled.install(observer)
+    native.wt_record_on(1)
+    return observer
+
+
+def _write(directory: Path, rank: int, observer: Any) -> None:
+    part = directory / f"slice-{rank}.part"
+    part.write_bytes(pickle.dumps(observer.slice(), protocol=pickle.HIGHEST_PROTOCOL))
+    os.replace(part, directory / f"slice-{rank}.pkl")
+
+
+def _run_script(request: Request, rank: int, observer: Any) -> int:
+    """Run the script to its steady step (which ends the process) or to its end. Returns an exit status."""
+    script = Path(request.script).resolve()
+    sys.argv = [str(script), *request.arguments]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
+        if code != 0:
+            if stop.code is not None and not isinstance(stop.code, int):
+                print(stop.code, file=sys.stderr)
+            print(f"the script called exit({stop.code!r})", file=sys.stderr)
+            return code
+    except BaseException:
+        _print_own_traceback()
+        return 1
+    if len(observer.events()) == 0:
+        print("the script ended without any work on a device", file=sys.stderr)
+        return 3
+    if not observer.steps:
+        observer.note("the script ended without an optimiser step: all of it is reported as one step")
+    _write(Path(request.directory), rank, observer)
+    return 0
+
+
+def _print_own_traceback() -> None:
+    """The script's traceback as plain Python would print it: without the frames that run it."""
+    kind, error, trace = sys.exc_info()
+    while trace is not None and ("windtunnel" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace)
+
+
+if __name__ == "__main__":
+    main()
