@@ -133,7 +133,7 @@ def _tier(topology: Topology, hosts: Sequence[int]) -> int:
 
 
 def _ring_crossing(topology: Topology, hosts: Sequence[int]) -> float:
-    """The fraction of the group's hosts whose next host in the ring is under another leaf, at the worst leaf."""
+    """The fraction of the group's hosts under a leaf whose next host is under another, at the worst leaf."""
     leaves = [host // topology.hosts_per_leaf for host in hosts]
     members = Counter(leaves)
     out = Counter(leaf for leaf, following in pairwise([*leaves, leaves[0]]) if leaf != following)

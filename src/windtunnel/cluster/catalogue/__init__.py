@@ -1,8 +1,8 @@
 """The hardware catalogue: devices, links and hosts as YAML data, each figure with its source beside it.
 
 ``devices.yaml``, ``links.yaml`` and ``hosts.yaml`` hold the figures; this module turns them into the types of
-`windtunnel.cluster.model`. A pair ``[value, source]`` names a source that is spelled out at the end of its file;
-a source that begins with "inference" is our estimate and not a published figure.
+`windtunnel.cluster.model`. A pair ``[value, source]`` names a source that is spelled out at the end of its
+file; a source that begins with "inference" is our estimate and not a published figure.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ def device_names() -> list[str]:
     return [*_read("devices.yaml")["devices"], "cpu"]
 
 
-def link_names() -> list[str]:
-    return list(_read("links.yaml")["links"])
+def link_names(network: bool | None = None) -> list[str]:
+    """Every link of the catalogue; only those between hosts, or inside them, where ``network`` says which."""
+    names: list[str] = list(_read("links.yaml")["links"])
+    return [name for name in names if network is None or (hop_latency(name) is not None) == network]
 
 
 @cache
 def device(name: str) -> Device:
-    """The device called ``name``; ``cpu`` is measured on this machine. Raises KeyError for an unknown name."""
+    """The device called ``name``; ``cpu`` is measured on this machine. KeyError for an unknown name."""
     if name == "cpu":
         # The one entry that costs time, so it is reached only when it is asked for.
         from windtunnel.cluster.cpu import measured_cpu
