@@ -102,6 +102,26 @@ void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector
   }
 }
 
+// The same for the host copies of small device tensors, where all inputs have one.
+void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum) {
+  std::vector<at::Tensor> from, to;
+  bool known = kind != "send" && kind != "recv";
+  for (const auto& t : in) {
+    auto* shadow = known ? shadow_of(t) : nullptr;
+    known = shadow != nullptr;
+    if (known) from.push_back(shadow->as_strided(t.sizes(), t.strides(), t.storage_offset()).clone());
+  }
+  if (!known) {
+    if (kind != "send") for (const auto& t : out) drop_shadow(t);
+    return;
+  }
+  const bool in_place = in.size() == out.size() && !in.empty() && in[0].is_same(out[0]);
+  for (size_t i = 0; i < out.size(); ++i)
+    to.push_back(in_place ? from[i] : at::zeros(out[i].sizes(), out[i].options().device(at::kCPU)));
+  fill_host(kind, from, to, size, rank, sum);
+  for (size_t i = 0; i < out.size(); ++i) set_shadow(out[i], to[i]);
+}
+
 struct Collective final : c10::OperatorKernel {
   const char* kind;
   bool on_host;
@@ -174,6 +194,7 @@ struct Collective final : c10::OperatorKernel {
         }
     }
     if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum);
+    else if (!barrier) fill_shadows(what, in, out, group->getSize(), group->getRank(), sum);
 
     for (const auto& ret : schema.returns()) {
       const auto type = ret.type()->str();

@@ -7,7 +7,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
@@ -78,6 +78,7 @@ void mark_call_site() {
 struct Block {
   int32_t id;
   int64_t bytes;
+  at::Tensor shadow;
 };
 
 static void free_block(void* context) {
@@ -105,7 +106,7 @@ struct AbsentAllocator final : c10::Allocator {
     static uint64_t next = 0x0d00'0000'0000ull;
     uint64_t address = next;
     next += (bytes + 511) / 512 * 512;
-    auto* block = new Block{-1, static_cast<int64_t>(bytes)};
+    auto* block = new Block{-1, static_cast<int64_t>(bytes), {}};
     r.allocated += block->bytes;
     r.peak_allocated = std::max(r.peak_allocated, r.allocated);
     if (r.on && !r.paused) {
@@ -124,6 +125,32 @@ c10::Allocator* absent_allocator() { return &g_allocator; }
 int32_t block_of(const c10::StorageImpl* storage) {
   if (storage->data_ptr().get_deleter() != &free_block || !storage->data_ptr().get_context()) return -1;
   return static_cast<Block*>(storage->data_ptr().get_context())->id;
+}
+
+static Block* block_behind(const at::Tensor& t) {
+  if (!t.defined() || !t.is_cuda()) return nullptr;
+  const auto& data = t.storage().data_ptr();
+  return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
+}
+
+at::Tensor* shadow_of(const at::Tensor& t) {
+  auto* block = block_behind(t);
+  return block && block->shadow.defined() && block->shadow.scalar_type() == t.scalar_type() ? &block->shadow : nullptr;
+}
+
+void set_shadow(const at::Tensor& t, const at::Tensor& host) {
+  auto* block = block_behind(t);
+  if (!block) return;
+  if (t.numel() * t.element_size() == block->bytes && block->bytes <= SHADOW_BYTES && t.is_contiguous()) {
+    block->shadow = host.detach().reshape({-1}).clone();
+  } else if (block->shadow.defined()) {
+    block->shadow = at::Tensor();
+  }
+}
+
+void drop_shadow(const at::Tensor& t) {
+  auto* block = block_behind(t);
+  if (block && block->shadow.defined()) block->shadow = at::Tensor();
 }
 
 // -------------------------------------------------------------------------------------------------- guard

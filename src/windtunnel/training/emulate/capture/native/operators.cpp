@@ -6,8 +6,8 @@
 // from the absent allocator; outputs that the schema says alias an input get that input's storage.
 #include "record.h"
 
+#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -422,6 +422,11 @@ struct Kernel final : c10::OperatorKernel {
       found = table.emplace(std::move(key), std::move(fresh)).first;
     }
     const Entry& entry = found->second;
+    for (int i : written) {
+      if (args[i].isTensor()) drop_shadow(args[i].toTensor());
+      else if (args[i].isTensorList())
+        for (const auto& t : args[i].toTensorVector()) drop_shadow(t);
+    }
 
     for (const auto& change : entry.resizes) {
       const auto& t = args[change.arg].toTensor();
@@ -483,7 +488,17 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
     // A copy from pageable memory returns once it is staged, one to the host when it has arrived.
     if (!self.is_cuda() && !non_blocking) r.add(SYNC, current_stream(), SYNC_STREAM);
   }
-  if (!self.is_cuda()) {
+  c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (self.is_cuda()) {
+    if (!src.is_cuda() && src.numel() * static_cast<int64_t>(src.element_size()) <= SHADOW_BYTES)
+      set_shadow(self, src.expand(self.sizes()).to(self.scalar_type()));
+    else if (auto* known = src.is_cuda() && src.sizes() == self.sizes() ? shadow_of(src) : nullptr)
+      set_shadow(self, known->as_strided(src.sizes(), src.strides(), src.storage_offset()).to(self.scalar_type()));
+    else
+      drop_shadow(self);
+  } else if (auto* known = shadow_of(src)) {
+    self.copy_(known->as_strided(src.sizes(), src.strides(), src.storage_offset()));
+  } else {
     self.zero_();
     if (r.on && !r.paused && r.host_read) r.host_read("copy to the host");
   }
@@ -498,6 +513,7 @@ at::Scalar local_scalar(const at::Tensor& self) {
     r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
+  if (auto* known = shadow_of(self)) return known->as_strided({}, {}, self.storage_offset()).item();
   if (r.on && !r.paused && r.host_read) r.host_read("item");
   auto type = self.scalar_type();
   if (type == at::kBool) return at::Scalar(false);

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 namespace wt {
 
 #pragma pack(push, 1)
@@ -63,5 +65,12 @@ int16_t current_stream();            // of this thread
 void set_current_stream(int16_t id); // of this thread
 int16_t comm_stream(const std::string& key);
 void mark_call_site();
+
+// Small tensors that the host copied to the device keep their values until something else is written to them, so
+// that counts, sizes and flags which travel through the device come back true.
+constexpr int64_t SHADOW_BYTES = 1 << 16;
+at::Tensor* shadow_of(const at::Tensor& t);          // flat host copy of the whole storage, or nullptr
+void set_shadow(const at::Tensor& t, const at::Tensor& host);  // host: same shape and dtype as t
+void drop_shadow(const at::Tensor& t);
 
 }  // namespace wt
