@@ -34,8 +34,8 @@ class Row:
 class Calls:
     """All calls of a class, in issue order.
 
-    ``event[n]``: position in the slice's events. ``row[n]``: row of its collective table. ``order[n]``: number
-    of the call in its channel. ``rows``: what each row of the table means.
+    ``event[n]``: position in the slice's events. ``row[n]``: row of its collective table.
+    ``order[n]``: number of the call in its channel. ``rows``: what each row of the table means.
     """
 
     slice: Slice

@@ -1,0 +1,271 @@
+"""The whole world as a job for the replay engine, with one simulated rank for each *colour*.
+
+Ranks of one class that also have alike peers, all the way round, do everything at the same instants. Colour
+refinement finds them: a rank's first colour is its class, its slowness and what its groups cross; then it is
+refined until ranks of one colour meet the same colours in every group and at both ends of every message. The
+quotient has one rank a colour, and one join for all groups in which the same colours meet: a job of 8,192
+ranks is often 16, and the times of every rank are exactly those of its colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cluster.model import Cluster, Placement
+from windtunnel.engines.replay import Job, colour
+from windtunnel.training.emulate.graph import Collective, Group
+from windtunnel.training.emulate.slice.calls import COLLECTIVE, RECV, SEND, Calls, Channel
+from windtunnel.training.emulate.slice.stitch import World
+from windtunnel.training.emulate.twin.program import StepProgram
+from windtunnel.training.emulate.twin.slow import Slowness
+
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+CollectiveSeconds = Callable[[Collective, Group], float]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What the groups of a channel cross.
+
+    ``key[rank]`` numbers the distinct crossings of a rank's group (or of the pair that its message joins), -1
+    for none. ``sample[key]`` is one such group, ``factor[key]`` how much slower its links are.
+    """
+
+    key: Longs
+    sample: list[Group]
+    factor: list[float]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A job, and how it maps to the world.
+
+    ``job``: one simulated rank a colour. ``colour[rank]``; ``leader[colour]``: its lowest rank;
+    ``programs[class]``. ``join_call[j]``: the class and the number (in the class's steady calls) of one of
+    the calls of join j. ``pipelined``: messages go between ranks of different classes.
+    """
+
+    world: World
+    job: Job
+    colour: Longs
+    leader: Longs
+    programs: list[StepProgram]
+    join_call: NDArray[np.int64]
+    pipelined: bool
+
+    @cached_property
+    def members(self) -> tuple[Longs, Longs, Longs]:
+        """For each join its members: (start of each join's in the other two, colours, nodes)."""
+        job = self.job
+        order = np.argsort(job.rank_join, kind="stable")
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(job.rank_join, minlength=len(job.join_size)))])
+        owner = np.repeat(np.arange(job.ranks), np.diff(job.rank_join_ptr))
+        nodes = np.concatenate([job.join_nodes[program] for program in job.rank_program])
+        return ptr, owner[order], nodes[order]
+
+    def class_of(self, colour: int) -> int:
+        return int(self.job.rank_program[colour])
+
+
+def build(
+    world: World,
+    cluster: Cluster,
+    programs: list[StepProgram],
+    collective_seconds: CollectiveSeconds,
+    slow: Slowness,
+    *,
+    jitter: float = 0.0,
+    seed: int = 0,
+    every_rank: bool = False,
+) -> Flight:
+    """Make the job of ``world`` on ``cluster``.
+
+    ``collective_seconds(row, group)``: seconds of a collective of ``group``; of a message, ``group`` is the
+    pair (sender, receiver). ``every_rank``: simulate each rank by itself, colours or not.
+    """
+    classes = world.classes
+    channels = sorted({channel for calls in world.calls for channel in calls.channels})
+    shared = [channel for channel in channels if channel[1] == COLLECTIVE]
+    sends = sorted({_as_send(world, channel) for channel in channels if channel[1] != COLLECTIVE})
+    crossings = _crossings(world, cluster, [*shared, *sends], slow)
+    if every_rank:
+        colours = np.arange(world.size)
+    else:
+        keys = [classes.rank_class.astype(np.int64), *(crossing.key for crossing in crossings.values())]
+        keys += [np.unique(factors, return_inverse=True)[1] for factors in (slow.compute, slow.host)]
+        colours = _colours(world, keys, shared, sends)
+    _, leader, colours = np.unique(colours, return_index=True, return_inverse=True)
+    joins = _Joins(world, colours, leader, crossings, collective_seconds, programs[0].copies)
+    for c in range(len(leader)):
+        joins.add(c)
+    return Flight(
+        world=world,
+        job=Job(
+            programs=[program.program for program in programs],
+            rank_program=classes.rank_class[leader].astype(np.int32),
+            compute_scale=slow.compute[leader],
+            issue_scale=slow.host[leader],
+            rank_join_ptr=np.concatenate([[0], np.cumsum([len(part) for part in joins.of_rank])]),
+            rank_join=np.concatenate([np.zeros(0, np.int64), *joins.of_rank]),
+            join_size=np.concatenate([np.zeros(0, np.int32), *joins.size]),
+            join_duration=np.concatenate([np.zeros(0), *joins.duration]),
+            jitter=jitter,
+            seed=seed,
+        ),
+        colour=colours.astype(np.int64),
+        leader=leader,
+        programs=programs,
+        join_call=np.concatenate([np.zeros((0, 2), np.int64), *joins.call]),
+        pipelined=any(_between_parts(world, send) for send in sends),
+    )
+
+
+def _as_send(world: World, channel: Channel) -> Channel:
+    family, direction, distance = channel
+    size = world.classes.families.families[family].size
+    return (family, SEND, distance if direction == SEND else -distance % size)
+
+
+def _between_parts(world: World, send: Channel) -> bool:
+    members = world.classes.families.families[send[0]].members
+    row = world.classes.rank_class
+    return bool((row[members] != row[np.roll(members, -send[2], axis=1)]).any())
+
+
+def _crossings(
+    world: World, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
+) -> dict[Channel, Crossing]:
+    found: dict[tuple[int, ...], tuple[Placement, float]] = {}
+
+    def crossing(ranks: tuple[int, ...]) -> tuple[Placement, float]:
+        if ranks not in found:
+            placement = cluster.placement(ranks)
+            hosts = {rank // cluster.devices_per_host for rank in ranks}
+            # A link's NICs matter only to what leaves the host.
+            factor = max((slow.link[host] for host in hosts), default=1.0) if len(hosts) > 1 else 1.0
+            found[ranks] = placement, float(factor)
+        return found[ranks]
+
+    result = {}
+    for channel in channels:
+        family = world.classes.families.families[channel[0]]
+        if channel[1] == COLLECTIVE:
+            rows, of_row = family.members, family.group_of.astype(np.int64)
+        else:
+            rows = np.stack([family.members, np.roll(family.members, -channel[2], axis=1)], -1).reshape(-1, 2)
+            of_row = np.full(world.size, -1, np.int64)
+            of_row[rows[:, 0]] = np.arange(len(rows))
+        numbers: dict[tuple[Placement, float], int] = {}
+        samples: list[Group] = []
+        key_of_row = np.empty(len(rows) + 1, np.int64)
+        key_of_row[-1] = -1
+        for row, ranks in enumerate(map(tuple, rows.tolist())):
+            kind = crossing(tuple(dict.fromkeys(ranks)))
+            key_of_row[row] = numbers.setdefault(kind, len(numbers))
+            if len(numbers) > len(samples):
+                samples.append(Group("", ranks, family.label))
+        result[channel] = Crossing(key_of_row[of_row], samples, [factor for _, factor in numbers])
+    return result
+
+
+def _colours(world: World, keys: list[Longs], shared: Sequence[Channel], sends: Sequence[Channel]) -> Longs:
+    """Refine the ranks' keys over the groups of all channels and the pairs of all messages."""
+    everyone = np.arange(world.size)
+    slots: list[Longs] = [everyone]  # a group of each rank's own, also used where it is outside a family
+    count = world.size
+    for number, direction, distance in [*shared, *sends]:
+        family = world.classes.families.families[number]
+        inside = family.group_of >= 0
+        if direction == COLLECTIVE:
+            slots.append(np.where(inside, count + family.group_of, everyone))
+            count += len(family.members)
+            continue
+        # The pair of a message is named by its sender: a slot for the rank's own, one for what it receives.
+        sender = family.group_of * family.size + family.index_of
+        from_ = family.group_of * family.size + (family.index_of - distance) % family.size
+        slots.append(np.where(inside, count + sender, everyone))
+        slots.append(np.where(inside, count + from_, everyone))
+        count += family.members.size
+    first = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    ptr = np.arange(world.size + 1) * len(slots)
+    return colour(first.astype(np.int64), ptr, np.stack(slots, axis=1).ravel()).astype(np.int64)
+
+
+class _Joins:
+    """Numbers the joins: the same channel in groups where the same colours meet is one row of joins."""
+
+    def __init__(
+        self,
+        world: World,
+        colours: Longs,
+        leader: Longs,
+        crossings: dict[Channel, Crossing],
+        collective_seconds: CollectiveSeconds,
+        copies: int,
+    ) -> None:
+        self.world, self.colours, self.leader = world, colours, leader
+        self.crossings, self.collective_seconds, self.copies = crossings, collective_seconds, copies
+        self.of_rank: list[Longs] = []
+        self.size: list[NDArray[np.int32]] = []
+        self.duration: list[Floats] = []
+        self.call: list[Longs] = []
+        self.place: dict[tuple[Channel, tuple[int, ...]], tuple[int, int]] = {}
+        self.count = 0
+        self.seconds: dict[tuple[int, int, Channel, int], float] = {}
+
+    def add(self, c: int) -> None:
+        rank = int(self.leader[c])
+        row = int(self.world.classes.rank_class[rank])
+        calls = self.world.calls[row]
+        joins = np.empty((self.copies, len(calls.event)), np.int64)
+        for channel, positions in calls.channels.items():
+            send = _as_send(self.world, channel) if channel[1] != COLLECTIVE else channel
+            meeting, other, size = self._meeting(rank, channel)
+            duration = self._durations(row, calls, positions, send, other)
+            key = (send, meeting)
+            if key not in self.place:
+                self.place[key] = (self.count, len(self.size))
+                self.count += self.copies * len(positions)
+                self.size.append(np.full(self.copies * len(positions), size, np.int32))
+                self.duration.append(np.tile(duration, self.copies))
+                named = np.stack([np.full(len(positions), row), positions], axis=1)
+                self.call.append(np.tile(named, (self.copies, 1)))
+            else:
+                # Members of an uneven collective may see other sizes; it lasts as long as its longest.
+                held = self.duration[self.place[key][1]]
+                np.maximum(held, np.tile(duration, self.copies), out=held)
+            joins[:, positions] = self.place[key][0] + np.arange(joins.shape[0] * len(positions)).reshape(
+                self.copies, -1
+            )
+        self.of_rank.append(joins.ravel())
+
+    def _meeting(self, rank: int, channel: Channel) -> tuple[tuple[int, ...], int, int]:
+        """Whom the rank meets: (colours, the rank whose crossing counts, simulated members of the join)."""
+        number, direction, distance = channel
+        family = self.world.classes.families.families[number]
+        group = family.members[family.group_of[rank]]
+        if direction == COLLECTIVE:
+            colours = tuple(np.unique(self.colours[group]).tolist())
+            return colours, rank, len(colours)
+        other = int(group[(family.index_of[rank] + distance) % family.size])
+        sender = other if direction == RECV else rank
+        return (int(self.colours[sender]),), sender, 2
+
+    def _durations(self, row: int, calls: Calls, positions: Longs, channel: Channel, rank: int) -> Floats:
+        crossing = self.crossings[channel]
+        key = int(crossing.key[rank])
+        durations = np.empty(len(positions))
+        for i, position in enumerate(positions.tolist()):
+            number = int(calls.row[position])
+            name = (row, number, channel, key)
+            if name not in self.seconds:
+                seconds = self.collective_seconds(calls.slice.collectives[number], crossing.sample[key])
+                self.seconds[name] = seconds * crossing.factor[key]
+            durations[i] = self.seconds[name]
+        return durations

@@ -1,0 +1,277 @@
+"""The steady step of a class of ranks as a program for the replay engine.
+
+What becomes a node: an operator that takes time on its queue, a collective or message (a join), and a point
+where the host waits. Everything else only costs host time, which is added to the issue time of the next node,
+or orders nodes: a wait on an event makes the next node of the waiting stream depend on what the recorded
+stream had been given up to then. Waits that others imply are dropped, because queues are first in, first out.
+
+One step is no steady state: the host runs ahead, and the end of one step overlaps the beginning of the next.
+So `COPIES` copies of the step are replayed back to back, what a copy leaves behind (last nodes of streams,
+pending waits, host time after the last node) carries over to the next, and the last copy is what is reported.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engines.replay.data import Program
+from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Slice
+
+Floats = NDArray[np.float64]
+Longs = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+COPIES = 3
+HOST = -1  # the "stream" of queue 0
+_DEVICE, _STREAM, _HANDLE = -1, -2, -3  # what a SYNC event waits for
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """``copies`` copies of a class's steady step.
+
+    ``program``: all copies, ``len(event)`` nodes each. ``event[n]``: position of each node of a copy in the
+    slice's events. ``streams``: the stream of each queue, `HOST` for queue 0.
+    """
+
+    slice: Slice
+    program: Program
+    event: Longs
+    streams: list[int]
+    copies: int
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one copy."""
+        return len(self.event)
+
+    @cached_property
+    def is_join(self) -> Bools:
+        """Of every node of all copies: whether it is a collective or a message."""
+        joins: Bools = self.program.join >= 0
+        return joins
+
+    @cached_property
+    def computes(self) -> Bools:
+        """Of every node of all copies: whether it is an operator (a host node on a CPU device)."""
+        kinds = self.slice.events["kind"][self.event] == EventKind.OP
+        return np.tile(kinds, self.copies)
+
+    @cached_property
+    def before_on_queue(self) -> Longs:
+        """The node before each node on its queue, or -1."""
+        before = np.full(len(self.program), -1, np.int64)
+        for queue in range(len(self.streams)):
+            nodes = np.flatnonzero(self.program.queue == queue)
+            before[nodes[1:]] = nodes[:-1]
+        return before
+
+    @cached_property
+    def host_before(self) -> Longs:
+        """The last host node that was issued before each node, or -1."""
+        places = np.where(self.program.queue == 0, np.arange(len(self.program)), -1)
+        latest = np.maximum.accumulate(places) if len(places) else places
+        return np.concatenate([[-1], latest[:-1]]) if len(latest) else latest
+
+
+def step_program(
+    slice_: Slice, op_seconds: Floats, host_seconds: Floats, on_host: bool = False, copies: int = COPIES
+) -> StepProgram:
+    """Compile the steady step.
+
+    Args:
+        op_seconds: seconds of each event of the steady step that is an operator (others are ignored); [n].
+        host_seconds: host seconds that each event of the steady step costs; [n].
+        on_host: the device is a CPU, whose operators run on the host thread.
+        copies: how often the step is repeated.
+    """
+    begin, end = slice_.steady
+    events = slice_.events[begin:end]
+    kind, stream = events["kind"], events["stream"].astype(np.int64)
+    is_op = (kind == EventKind.OP) & (op_seconds > 0)
+    is_call = kind == EventKind.COLLECTIVE
+    is_sync = kind == EventKind.SYNC
+    gloo = np.array([row.backend == "gloo" for row in slice_.collectives] or [False])
+    blocking = np.zeros(len(events), np.bool_)
+    blocking[is_call] = gloo[events["ref"][is_call]] | on_host
+    blocking &= stream < COMM_STREAM
+    runs_on_host = is_sync | blocking | (is_op & on_host)
+    where = np.where(runs_on_host, HOST, stream)
+
+    event = np.flatnonzero(is_op | is_call | is_sync)
+    node_stream = where[event]
+    streams = [HOST, *sorted(set(node_stream.tolist()) - {HOST})]
+    queue_of = {name: queue for queue, name in enumerate(streams)}
+    queue = np.array([queue_of[name] for name in node_stream.tolist()], np.int32)
+
+    spent = np.cumsum(host_seconds)
+    issue = np.diff(spent[event], prepend=0.0) if len(event) else np.zeros(0)
+    if len(event):
+        issue[0] += spent[-1] - spent[event[-1]]  # what the step before did after its last node
+    duration = np.where(is_op, op_seconds, 0.0)[event]
+    join = np.where(is_call, np.cumsum(is_call) - 1, -1)[event]
+
+    targets, sources = _Order(slice_, event, node_stream).dependencies()
+    program = _repeat(queue, duration, np.maximum(issue, 0.0), join, targets, sources, copies)
+    return StepProgram(slice_, program, event + begin, streams, copies)
+
+
+def _repeat(
+    queue: NDArray[np.int32],
+    duration: Floats,
+    issue: Floats,
+    join: Longs,
+    targets: Longs,
+    sources: Longs,
+    copies: int,
+) -> Program:
+    n, joins = len(queue), int(join.max(initial=-1)) + 1
+    order = np.argsort(targets, kind="stable")
+    shift = np.arange(copies)[:, None]
+    target = (targets[order] + shift * n).ravel()
+    source = (sources[order] + shift * n).ravel()
+    kept = source >= 0  # the first copy has no step before it
+    counts = np.bincount(target[kept], minlength=n * copies)
+    return Program(
+        queue=np.tile(queue, copies),
+        duration=np.tile(duration, copies),
+        issue=np.tile(issue, copies),
+        dep_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        dep=source[kept].astype(np.int32),
+        join=np.where(join >= 0, join + shift * joins, -1).ravel().astype(np.int32),
+    )
+
+
+class _Order:
+    """Reads the events that order nodes and finds what each node must wait for.
+
+    Nodes are numbered in their copy; a number less than zero is a node of the copy before. The events are
+    read twice: what the first reading leaves behind is what the second begins with.
+    """
+
+    def __init__(self, slice_: Slice, event: Longs, node_stream: Longs) -> None:
+        begin, end = slice_.steady
+        self.events = slice_.events[begin:end]
+        self.n = len(event)
+        self.event: list[int] = event.tolist()
+        self.node_stream: list[int] = node_stream.tolist()
+        self.on_stream: dict[int, list[int]] = {}
+        for node, name in enumerate(self.node_stream):
+            if name != HOST:
+                self.on_stream.setdefault(name, []).append(node)
+        self.same_record = _counterparts(slice_, EventKind.RECORD, "ref")
+        self.same_handle = _counterparts(slice_, EventKind.COLLECTIVE, "value")
+        self.records: dict[int, list[int]] = {}
+        self.handles: dict[int, int] = {}
+        # For each stream the waits that no node has taken up yet: the node that will, and for whom.
+        self.pending: dict[int, tuple[int, list[int]]] = {}
+
+    def dependencies(self) -> tuple[Longs, Longs]:
+        """Pairs (node, node that must end before it); the latter may be negative."""
+        self._read()
+        self._age()
+        pairs = self._read()
+        array = np.array(pairs or np.zeros((0, 2)), np.int64)
+        return array[:, 0], array[:, 1]
+
+    def _age(self) -> None:
+        n = self.n
+        self.records = {ref: [node - n for node in nodes] for ref, nodes in self.records.items()}
+        self.handles = {handle: node - n for handle, node in self.handles.items()}
+        self.pending = {
+            name: (target - n, [node - n for node in nodes]) for name, (target, nodes) in self.pending.items()
+        }
+
+    def _read(self) -> list[tuple[int, int]]:
+        kinds = (EventKind.COLLECTIVE, EventKind.WORK_WAIT, EventKind.RECORD, EventKind.WAIT, EventKind.SYNC)
+        positions = np.flatnonzero(np.isin(self.events["kind"], kinds))
+        rows = self.events[positions]
+        columns = (positions, rows["kind"], rows["stream"], rows["ref"], rows["value"])
+        pairs: list[tuple[int, int]] = []
+        waited: dict[tuple[int, int], int] = {}
+        records, handles = self.records, self.handles
+        new_records: dict[int, list[int]] = {}
+        new_handles: dict[int, int] = {}
+
+        def record(ref: int) -> list[int]:
+            if ref in new_records:
+                return new_records[ref]
+            return records.get(self.same_record.get(ref, -1), [])
+
+        def handle(value: int) -> list[int]:
+            if value in new_handles:
+                return [new_handles[value]]
+            earlier = self.same_handle.get(value, -1)
+            return [handles[earlier]] if earlier in handles else []
+
+        def wait(name: int, position: int, nodes: list[int]) -> None:
+            target = self._next(name, position)
+            if target is None:
+                return
+            for node in nodes:
+                source = self.node_stream[node % self.n]
+                if source in (name, HOST) or waited.get((name, source), node - 1) >= node:
+                    continue
+                waited[name, source] = node
+                pairs.append((target, node) if target < self.n else (target - self.n, node - self.n))
+            held = self.pending.get(name)
+            self.pending[name] = (target, [*(held[1] if held and held[0] == target else []), *nodes])
+
+        for position, kind, name, ref, value in zip(*(column.tolist() for column in columns), strict=True):
+            if kind == EventKind.RECORD:
+                new_records[ref] = self._given(name, position)
+            elif kind == EventKind.WAIT:
+                wait(name, position, record(ref))
+            elif kind == EventKind.COLLECTIVE:
+                new_handles[value] = bisect_left(self.event, position)
+            elif kind == EventKind.WORK_WAIT:
+                wait(name, position, handle(value))
+            else:
+                if ref == _DEVICE:
+                    nodes = [node for other in self.on_stream for node in self._given(other, position)]
+                elif ref == _STREAM:
+                    nodes = self._given(name, position)
+                else:
+                    nodes = handle(value) if ref == _HANDLE else record(ref)
+                target = bisect_left(self.event, position)
+                pairs.extend((target, node) for node in nodes if self.node_stream[node % self.n] != HOST)
+        self.records, self.handles = new_records, new_handles
+        return pairs
+
+    def _given(self, name: int, position: int) -> list[int]:
+        """What ends when everything that stream ``name`` was given up to ``position`` has ended."""
+        nodes = self.on_stream.get(name)
+        if not nodes:
+            return []
+        count = bisect_left(nodes, bisect_left(self.event, position))
+        last = nodes[count - 1] if count else nodes[-1] - self.n
+        held = self.pending.get(name)
+        return [last, *held[1]] if held and held[0] == self._next(name, position) else [last]
+
+    def _next(self, name: int, position: int) -> int | None:
+        """The first node that stream ``name`` gets after ``position``, perhaps in the next copy."""
+        nodes = self.on_stream.get(name)
+        if not nodes:
+            return None
+        count = bisect_left(nodes, bisect_left(self.event, position))
+        return nodes[count] if count < len(nodes) else nodes[0] + self.n
+
+
+def _counterparts(slice_: Slice, kind: EventKind, column: str) -> dict[int, int]:
+    """For each record (handle) of the step before the steady one, that of the steady step in its place.
+
+    Counted from the end, because the first step begins with set-up.
+    """
+    if len(slice_.steps) < 2:
+        return {}
+    names = []
+    for begin, end in slice_.steps[-2:]:
+        events = slice_.events[begin:end]
+        names.append(events[column][events["kind"] == kind].tolist())
+    earlier, steady = names
+    return dict(zip(reversed(earlier), reversed(steady), strict=False))

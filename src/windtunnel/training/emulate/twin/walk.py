@@ -1,0 +1,236 @@
+"""Why the slowest rank did not compute: its idle time, explained instant by instant.
+
+The step of a rank is split over its compute streams. While an operator runs, the time is ``compute``. Every gap
+is explained by walking back from the operator that ends it: that operator waited for the one thing that came
+last, which waited in turn, until the gap's beginning is reached. A piece of the walk is
+
+* ``communication:<label>``: the transfer of a collective or message, all of whose members were ready;
+* ``launch``: the host thread, issuing work;
+* ``compute``: an operator of a stream that carries communication (rare);
+
+and once the walk leaves the rank, for a member that came late,
+
+* ``pipeline_bubble``: everything, if the late one plays another part in a pipeline;
+* ``imbalance``: the late one's operators, if it plays the same part and is slower or has more to do; its
+  transfers and its host stay what they are.
+
+What remains (after the rank's last operator) is ``idle``. The pieces add up to the time between the ends of the
+last two steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engines.replay import Result
+from windtunnel.training.emulate.graph import COMM_STREAM, Phase
+from windtunnel.training.emulate.twin.job import Flight
+from windtunnel.training.emulate.twin.program import HOST, StepProgram
+
+Floats = NDArray[np.float64]
+
+Reason = tuple[str, int, int]  # kind of time, class of ranks and node that spent it (-1, -1 where nobody did)
+
+
+@dataclass
+class Split:
+    """Seconds of the step of ``rank`` by kind, and by kind, class and node (in one copy of the step)."""
+
+    rank: int
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reasons: dict[Reason, float] = field(default_factory=lambda: defaultdict(float))
+    late: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of imbalance by the colour that was late."""
+
+    def add(self, kind: str, row: int, node: int, seconds: float) -> None:
+        if seconds > 0:
+            self.seconds[kind] += seconds
+            self.reasons[kind, row, node] += seconds
+
+
+def intervals(starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
+    """The union of intervals, as disjoint ones in order."""
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    first = np.concatenate([[True], starts[1:] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return starts[first], reach[last]
+
+
+def compute_spans(
+    flight: Flight, result: Result, colour: int, begin: float, end: float
+) -> tuple[Floats, Floats]:
+    """When the rank's compute streams (on a CPU its host) run operators, within [begin, end]; disjoint."""
+    program = flight.programs[flight.class_of(colour)]
+    start, stop = result.of(colour)
+    computes = program.computes & ~np.isin(
+        program.program.queue, [queue for queue, name in enumerate(program.streams) if name >= COMM_STREAM]
+    )
+    on_host = program.program.queue == 0
+    issue = program.program.issue * flight.job.issue_scale[colour]
+    starts = np.where(on_host, start + issue, start)[computes]
+    starts, stops = np.maximum(starts, begin), np.minimum(stop[computes], end)
+    return intervals(starts[stops > starts], stops[stops > starts])
+
+
+class Walker:
+    """Walks back through the times of a replay."""
+
+    def __init__(self, flight: Flight, result: Result) -> None:
+        self.flight, self.result = flight, result
+        self.ready = result.ready
+
+    def split(self, colour: int, begin: float, end: float) -> Split:
+        """The split of [begin, end] of one simulated rank. The kinds add up to ``end - begin``."""
+        split = Split(int(self.flight.leader[colour]))
+        starts, stops = compute_spans(self.flight, self.result, colour, begin, end)
+        split.add("compute", -1, -1, float((stops - starts).sum()))
+        row = self.flight.class_of(colour)
+        program = self.flight.programs[row]
+        start, stop = self.result.of(colour)
+        issue = program.program.issue * self.flight.job.issue_scale[colour]
+        runs = np.flatnonzero(program.computes)
+        begins = np.where(program.program.queue == 0, start + issue, start)[runs]
+        order = np.argsort(begins, kind="stable")
+        runs, begins = runs[order], begins[order]
+        gap_starts = np.concatenate([[begin], stops])
+        gap_ends = np.concatenate([starts, [end]])
+        for low, high in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
+            if high <= low:
+                continue
+            at = int(np.searchsorted(begins, high))
+            if high < end and at < len(runs) and begins[at] == high:
+                self._walk(split, colour, int(runs[at]), high, low)
+            else:
+                done = np.flatnonzero(stop <= high)
+                last = int(done[np.argmax(stop[done])]) if len(done) else -1
+                if last < 0 or stop[last] <= low:
+                    split.add("idle", -1, -1, high - low)
+                    continue
+                split.add("idle", -1, -1, high - float(stop[last]))
+                self._walk(split, colour, last, float(stop[last]), low, ended=True)
+        return split
+
+    def _walk(
+        self, split: Split, colour: int, node: int, at: float, low: float, *, ended: bool = False
+    ) -> None:
+        """Explain [low, at]: ``node`` begins its operator at ``at``, or (``ended``) ends there."""
+        walk = _Walk(self, split, colour, low, at)
+        if ended:
+            node = walk.through(node)
+        elif walk.program.program.queue[node] == 0:
+            # A host node's operator comes after its own issue.
+            issue = float(walk.program.program.issue[node] * self.flight.job.issue_scale[colour])
+            walk.spend("launch", node, walk.at - issue)
+        while node >= 0 and walk.at > low:
+            node = walk.back(node)
+        split.add("idle", -1, -1, walk.at - low)
+
+
+class _Walk:
+    """One walk: where it is (colour, instant) and how time is named from here on."""
+
+    def __init__(self, walker: Walker, split: Split, colour: int, low: float, at: float) -> None:
+        self.walker, self.split, self.low, self.at = walker, split, low, at
+        self.abroad = False
+        self._move(colour)
+
+    def _move(self, colour: int) -> None:
+        self.colour = colour
+        self.row = self.walker.flight.class_of(colour)
+        self.program: StepProgram = self.walker.flight.programs[self.row]
+        self.base = int(self.walker.result.rank_ptr[colour])
+
+    def spend(self, kind: str, node: int, begin: float) -> None:
+        """The time from ``begin`` to here was of ``kind``; go there."""
+        begin = max(begin, self.low)
+        if begin < self.at:
+            self.split.add(kind, self.row, node % self.program.nodes, self.at - begin)
+            if kind == "imbalance":
+                self.split.late[self.colour] += self.at - begin
+            self.at = begin
+
+    def back(self, node: int) -> int:
+        """``node`` could begin at this instant; go back through what it waited for. Returns the node before
+        which the walk then stands, or -1."""
+        end, code = self.walker.result.end, self.program.program
+        before = int(self.program.before_on_queue[node])
+        dependencies = code.dep[code.dep_ptr[node] : code.dep_ptr[node + 1]].tolist()
+        if code.queue[node] != 0 and before >= 0:
+            dependencies.insert(0, before)
+        for source in dependencies:
+            if end[self.base + source] == self.at:
+                return self.through(source)
+        host = int(self.program.host_before[node])
+        self.spend("launch", node, float(end[self.base + host]) if host >= 0 else 0.0)
+        return self.through(host) if host >= 0 else -1
+
+    def through(self, node: int) -> int:
+        """Go back from the end of ``node`` to its readiness, to another rank if that one's was later."""
+        result, code = self.walker.result, self.program.program
+        start = float(result.start[self.base + node])
+        if code.join[node] < 0:
+            if code.queue[node] == 0:
+                issue = float(code.issue[node] * self.walker.flight.job.issue_scale[self.colour])
+                self.spend(self._run_kind(node), node, start + issue)
+                self.spend("launch", node, start)
+            else:
+                self.spend(self._run_kind(node), node, start)
+            return node
+        self.spend(f"communication:{self._label(node)}", node, start)
+        if self.at > self.low and self.walker.ready[self.base + node] < start:
+            node = self._late(node, start)
+        if code is self.program.program and code.queue[node] == 0 and self.at > self.low:
+            self.spend("launch", node, start - float(code.issue[node]))
+        return node
+
+    def _run_kind(self, node: int) -> str:
+        if not self.program.computes[node]:
+            return "launch"
+        return "imbalance" if self.abroad else "compute"
+
+    def _label(self, node: int) -> str:
+        flight = self.walker.flight
+        calls = flight.world.calls[self.row]
+        family = calls.rows[calls.row[self._call(node)]].channel[0]
+        return flight.world.classes.families.families[family].name
+
+    def _call(self, node: int) -> int:
+        """The number of a join node's call among the class's calls of one step."""
+        calls = len(self.walker.flight.world.calls[self.row].event)
+        return int(self.program.program.join[node]) % calls
+
+    def _late(self, node: int, start: float) -> int:
+        """Move to the member of the join that came last. A pipeline's bubble is not looked into."""
+        flight = self.walker.flight
+        job = flight.job
+        join = int(job.rank_join[job.rank_join_ptr[self.colour] + self.program.program.join[node]])
+        ptr, colours, nodes = flight.members
+        members = range(int(ptr[join]), int(ptr[join + 1]))
+        late = next(
+            member
+            for member in members
+            if self.walker.ready[self.walker.result.rank_ptr[colours[member]] + nodes[member]] == start
+        )
+        other = int(colours[late])
+        if flight.pipelined and flight.class_of(other) != self.row:
+            self.spend("pipeline_bubble", node, self.low)
+            return node
+        self.abroad = self.abroad or other != self.colour
+        self._move(other)
+        return int(nodes[late])
+
+
+def phase_of(program: StepProgram, node: int) -> str:
+    """``"forward"``, ``"backward"``, … for a node of one copy."""
+    return Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
+
+
+def is_host(program: StepProgram, node: int) -> bool:
+    return program.streams[int(program.program.queue[node])] == HOST
