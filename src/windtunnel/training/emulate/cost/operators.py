@@ -1,0 +1,129 @@
+"""Seconds of one operator on a device: measured where there is a profile, a roofline otherwise.
+
+The roofline: an operator takes as long as its arithmetic at the rate that its kind and shape allow, or as
+its memory traffic at the bandwidth that its kind reaches, whichever is longer, and no less than the
+shortest kernel. For matrix products the rate follows from how tiles fill the multiprocessors in waves; for
+attention from the kernel's published throughput and the length of the sequence. Williams, Waterman and
+Patterson, "Roofline", CACM 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from windtunnel.cluster.model import Cluster, Device
+from windtunnel.training.emulate.cost.flops import counted_flops
+from windtunnel.training.emulate.cost.fusion import traffic_of_fused
+from windtunnel.training.emulate.cost.kinds import Kind, kind_of
+from windtunnel.training.emulate.cost.parameters import DEFAULT, CostParameters
+from windtunnel.training.emulate.cost.roofline import roofline_seconds
+from windtunnel.training.emulate.cost.traffic import moved_bytes
+from windtunnel.training.emulate.graph import EventKind, Operator, Slice
+
+if TYPE_CHECKING:
+    from windtunnel.training.emulate.cost.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Cost of one call. ``flops`` as PyTorch counts them, ``bytes`` through device memory, ``seconds`` on the
+    device. ``source``: ``"free"``, ``"measured"``, ``"interpolated"`` or ``"roofline"``."""
+
+    kind: Kind
+    flops: float
+    bytes: float
+    seconds: float
+    source: str
+
+
+def cost_of(
+    op: Operator, device: Device, profile: Profile | None = None, params: CostParameters = DEFAULT
+) -> OpCost:
+    """The cost of ``op`` on ``device``.
+
+    An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline.
+    A view costs nothing on a GPU; on a CPU the host thread itself runs it, so that a profile's time for it
+    counts.
+    """
+    kind = kind_of(op)
+    if profile is not None:
+        exact = profile.exact(op)
+        if exact is not None:
+            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact, "measured")
+    if kind == "view" or _is_empty(op):
+        return OpCost(kind, 0.0, 0.0, 0.0, "free")
+    model = roofline_seconds(op, kind, device, params)
+    source = "roofline"
+    if profile is not None:
+        ratio = profile.ratio(op, device, params)
+        if ratio is not None:
+            model, source = model * ratio, "interpolated"
+    return OpCost(kind, counted_flops(op), moved_bytes(op, kind), model, source)
+
+
+def _is_empty(op: Operator) -> bool:
+    """Whether the operator has nothing to do: all outputs have no elements."""
+    return bool(op.outputs) and all(out.numel == 0 for out in op.outputs)
+
+
+def fuse(
+    ops: Sequence[Operator],
+    device: Device,
+    profile: Profile | None = None,
+    params: CostParameters = DEFAULT,
+) -> list[OpCost]:
+    """Costs of a sequence of operators in which ``torch.compile`` regions are fused.
+
+    Neighbours of one region that a compiler joins (elementwise, norms, reductions, softmax, copies) become
+    one kernel: what one of them writes and another reads stays on the chip, and only the first pays for the
+    launch. See `windtunnel.training.emulate.cost.fusion` for the approximation made. The result is aligned
+    with ``ops``.
+    """
+    costs = [cost_of(op, device, profile, params) for op in ops]
+    latency = params.gpu.kernel_seconds if device.kind == "gpu" else params.cpu.operator_seconds
+    for index, share in traffic_of_fused(ops).items():
+        cost = costs[index]
+        if cost.seconds <= 0.0 or cost.bytes <= 0.0:
+            continue
+        work = max(0.0, cost.seconds - latency) * share.bytes / cost.bytes
+        costs[index] = replace(cost, bytes=share.bytes, seconds=work + (latency if share.first else 0.0))
+    return costs
+
+
+def operator_seconds(
+    slice_: Slice, cluster: Cluster, profile: Profile | None = None, params: CostParameters = DEFAULT
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds of each row of a slice's operator table, float64[len(slice_.operators)].
+
+    Rows inside a compiled region get the mean of their fused costs over the steady step, since the same row
+    may stand in a chain or alone. The host's own PCIe link replaces the parameter's.
+    """
+    params = replace(params, gpu=replace(params.gpu, pcie_bandwidth=cluster.host.pcie.bandwidth))
+    device = cluster.host.device
+    seconds = np.array([cost_of(op, device, profile, params).seconds for op in slice_.operators], np.float64)
+    if not any(op.region for op in slice_.operators):
+        return seconds
+    first, last = slice_.steady
+    events = slice_.events[first:last]
+    rows = events["ref"][events["kind"] == EventKind.OP]
+    fused = fuse([slice_.operators[row] for row in rows], device, profile, params)
+    total = np.zeros(len(seconds))
+    np.add.at(total, rows, [cost.seconds for cost in fused])
+    count = np.bincount(rows, minlength=len(seconds))
+    seen = (count > 0) & np.array([op.region > 0 for op in slice_.operators])
+    seconds[seen] = total[seen] / count[seen]
+    return seconds
+
+
+def total_flops(slice_: Slice) -> float:
+    """Counted FLOPs of a slice's steady step (hardware FLOPs: recomputation counts each time)."""
+    first, last = slice_.steady
+    events = slice_.events[first:last]
+    rows = events["ref"][events["kind"] == EventKind.OP]
+    each = np.array([counted_flops(op) for op in slice_.operators], np.float64)
+    return math.fsum(each[rows]) if len(rows) else 0.0
