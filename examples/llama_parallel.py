@@ -42,6 +42,8 @@ from torch.utils.checkpoint import (
 
 from llama_model import Attention, Llama
 
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
 SCHEDULES = {
     "1f1b": Schedule1F1B,
     "gpipe": ScheduleGPipe,
@@ -148,42 +150,34 @@ def stage_layers(layers: int, stage: int, stages: int) -> tuple[range, bool, boo
 class Pipeline:
     """The stages of this rank and the schedule that runs them."""
 
-    def __init__(
-        self,
-        stages: list[PipelineStage],
-        name: str,
-        microbatches: int,
-        loss: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
-        self.stages = stages
-        single = name in ("1f1b", "gpipe")
-        self.schedule = SCHEDULES[name](stages[0] if single else stages, microbatches, loss_fn=loss)
+    def __init__(self, stages: list[PipelineStage], args: argparse.Namespace, loss: LossFunction) -> None:
+        self.has_first = any(stage.is_first for stage in stages)
+        self.has_last = any(stage.is_last for stage in stages)
+        # The schedules for one stage a rank take that stage, the others a list.
+        one_or_all = stages[0] if args.schedule in ("1f1b", "gpipe") else stages
+        self.schedule = SCHEDULES[args.schedule](one_or_all, args.microbatches, loss_fn=loss)
 
     def step(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward of a batch; the mean loss on the rank of the last stage, else 0."""
-        losses: list[Tensor] | None = [] if any(stage.is_last for stage in self.stages) else None
-        inputs = (tokens,) if any(stage.is_first for stage in self.stages) else ()
-        self.schedule.step(
-            *inputs, target=None if losses is None else targets, losses=losses, return_outputs=False
-        )
-        if losses is None:
-            return torch.zeros((), device=tokens.device)
-        mean = torch.stack([loss.detach() for loss in losses]).mean()
-        return mean.full_tensor() if isinstance(mean, DTensor) else mean
+        """Forward and backward of a batch; returns its mean loss on the rank of the last stage, else 0."""
+        inputs = [tokens] if self.has_first else []
+        losses: list[Tensor] = []
+        last = {"target": targets, "losses": losses} if self.has_last else {}
+        self.schedule.step(*inputs, **last, return_outputs=False)
+        return torch.stack(losses).detach().mean() if losses else torch.zeros((), device=tokens.device)
 
 
 def build_pipeline(
     parts: list[nn.Module],
+    indices: list[int],
     mesh: DeviceMesh,
     device: torch.device,
     args: argparse.Namespace,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: LossFunction,
 ) -> Pipeline:
-    indices = stages_of_rank(args.schedule, mesh["pp"].get_local_rank(), args.pp)
-    count = args.pp * len(indices)
-    group = mesh["pp"].get_group()
+    """``parts`` as the stages ``indices`` of the pipeline over ``mesh``."""
+    count, group = len(indices) * mesh.size(), mesh.get_group()
     stages = [PipelineStage(p, i, count, device, group=group) for p, i in zip(parts, indices, strict=True)]
-    return Pipeline(stages, args.schedule, args.microbatches, loss)
+    return Pipeline(stages, args, loss)
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, mesh: DeviceMesh) -> Tensor:

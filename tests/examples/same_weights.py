@@ -22,7 +22,8 @@ def fill(model: llama_model.Llama) -> None:
         llama_model.rotations(head_dim, model.seq, model.config.rope_theta, model.freqs.device)
     )
     for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        plain = name.replace("_checkpoint_wrapped_module.", "")
+        generator = torch.Generator().manual_seed(zlib.crc32(plain.encode()))
         whole = torch.randn(parameter.shape, generator=generator) * 0.05 + ("norm" in name)
         if isinstance(parameter, DTensor):
             whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
