@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +35,9 @@ def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print pla
         typer.echo(json.dumps(data | {"topologies": TOPOLOGIES}, indent=2))
         return
     console = Console()
-    devices = _table("Devices (dense peaks)", "name", "memory", "bandwidth", "bf16", "fp8", "fp32", "power")
+    devices = _table(
+        "Devices (dense peaks)", "name", "memory", "bandwidth", "bf16 TFLOP/s", "fp8", "fp32", "power"
+    )
     hosts_table = _table(
         "Hosts (NAME:HOSTSxDEVICES)", "name", "devices", "inside", "NICs", "cores", "topology"
     )
@@ -45,9 +48,9 @@ def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print pla
             name,
             si(device.memory_bytes, "B"),
             si(device.memory_bandwidth, "B/s"),
-            si(device.peak("bfloat16"), "FLOP/s"),
-            si(fp8, "FLOP/s") if fp8 else "-",
-            si(device.peak("float32"), "FLOP/s"),
+            f"{device.peak('bfloat16') / 1e12:.4g}",
+            f"{fp8 / 1e12:.5g}" if fp8 else "-",
+            f"{device.peak('float32') / 1e12:.4g}",
             si(device.power_watts, "W") if device.power_watts else "-",
         )
         nics = f"{host.nics} x {host.nic.name}"
@@ -81,9 +84,8 @@ def show(
         return
     console = Console(highlight=False)
     console.print(picture(found), markup=False, overflow="ignore", no_wrap=True)
-    groups = _table(
-        "What a group of ranks crosses", "group", "tier", "a rank, in the host", "between hosts", "latency"
-    )
+    title = "What a group of ranks crosses, line rates for each rank"
+    groups = _table(title, "group", "tier", "in the host", "between hosts", "latency")
     for name, placement in example_groups(found):
         inside = si(placement.intra_bandwidth, "B/s") if placement.intra else "-"
         between = si(placement.inter_bandwidth, "B/s") if placement.inter else "-"
@@ -91,22 +93,25 @@ def show(
     if groups.row_count:
         console.print(groups)
     table = _table("Figures", "figure", "value", "source")
-    for row in figures(found):
-        table.add_row(*row)
+    sources: dict[str, int] = {}
+    for figure, value, source in figures(found):
+        number = sources.setdefault(source, len(sources) + 1)
+        table.add_row(figure, value, str(number))
     console.print(table)
+    for source, number in sources.items():
+        console.print(f"({number}) {source}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def validate(file: str = typer.Argument(help="A cluster file (YAML) or a name.")) -> None:
     """Check a cluster file: one line when it is right, one sentence and exit status 2 when it is not."""
     found = load_cluster(file)
-    typer.echo(
-        f"{file}: OK, {found.hosts} x {found.devices_per_host} {found.host.device.name}, {topology_text(found)}"
-    )
+    size = f"{found.hosts} x {found.devices_per_host} {found.host.device.name}"
+    typer.echo(f"{file}: OK, {size}, {topology_text(found)}")
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

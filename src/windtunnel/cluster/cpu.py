@@ -72,6 +72,8 @@ def measured_cpu() -> Device:
         },
         sources={
             "torch_name": "told by this machine",
+            "capability": "a CPU has none",
+            "sm_count": "a rank runs on one core",
             "memory_bytes": "told by this machine",
             "memory_bandwidth": f"{measured} copy of 128 MiB, bytes read and written",
             "l2_bytes": "told by this machine, last level of cache",

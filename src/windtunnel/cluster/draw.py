@@ -1,7 +1,7 @@
 """A cluster as a picture of text, and its figures as rows for tables.
 
-The picture is a stack: the switch layers from the top down, then one host with its devices and NICs. Each line
-between two layers tells what it carries, in one direction.
+The picture is a stack: the switch layers from the top down, then one host with its devices and NICs. Each
+line between two layers tells what it carries, in one direction.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ def picture(cluster: Cluster) -> str:
     """The cluster drawn with box characters, `WIDTH` columns wide, newline-separated."""
     host, topology = cluster.host, cluster.topology
     plural = "s" if cluster.hosts > 1 else ""
-    lines = [
-        f"{cluster.name}: {cluster.world_size:,} x {host.device.name}, {cluster.hosts:,} host{plural} of {host.devices}"
-    ]
+    devices = f"{cluster.world_size:,} x {host.device.name}"
+    lines = [f"{cluster.name}: {devices}, {cluster.hosts:,} host{plural} of {host.devices}"]
     if cluster.hosts > 1:
         lines += _torus_lines(cluster) if topology.kind == "torus" else _switch_lines(cluster)
     return "\n".join(lines + _host_lines(cluster))
@@ -43,8 +42,7 @@ def _box(lines: list[str]) -> list[str]:
 
 
 def _wire(text: str) -> list[str]:
-    middle = " " * (WIDTH // 2 - 1)
-    return [f"{middle}│ {text}"]
+    return [f"     │ {text}"]
 
 
 def _switch_lines(cluster: Cluster) -> list[str]:
@@ -63,9 +61,7 @@ def _switch_lines(cluster: Cluster) -> list[str]:
         layers += [_box([f"one switch for all {cluster.hosts} hosts"])]
     elif rails > 1:
         of = f"{leaves} x {rails} leaf switches" if leaves > 1 else f"{rails} leaf switches"
-        layers += [
-            _box([f"{of}, one a rail: NIC i of up to {topology.hosts_per_leaf} hosts meets on rail i"])
-        ]
+        layers += [_box([f"{of}, one a rail, of up to {topology.hosts_per_leaf} hosts each"])]
     else:
         name = "leaf switches" if leaves > 1 else "leaf switch"
         layers += [_box([f"{leaves} {name} of up to {topology.hosts_per_leaf} hosts each"])]
@@ -93,8 +89,6 @@ def _host_lines(cluster: Cluster) -> list[str]:
     if host.devices > 8:
         shown += ["…", f"[{host.devices - 1}]"]
     how = "switched" if host.intra_switched else "mesh"
-    nvls = ", reduces in the switch (NVLS)" if host.nvls else ""
-    joined = f", joined with {host.intra_hosts - 1} hosts next to it" if host.intra_hosts > 1 else ""
     nic = f"{host.nics} x {host.nic.name} on {host.pcie.name}"
     lines = [
         f"host 0 of {cluster.hosts:,}: {host.cpu_cores} CPU cores, {nic}",
@@ -103,10 +97,11 @@ def _host_lines(cluster: Cluster) -> list[str]:
         f"{si(host.device.memory_bytes, 'B')} each at {si(host.device.memory_bandwidth, 'B/s')}",
     ]
     if host.devices > 1 or host.intra_hosts > 1:
-        lines[2:2] = [
-            f"{host.intra.name}, {how}, {si(host.intra.bandwidth, 'B/s')} a device{nvls}{joined}",
-            " " + "┴───" * (len(shown) - 1) + "┴",
-        ]
+        nvls = ", reduces in the switch (NVLS)" if host.nvls else ""
+        inside = [f"{host.intra.name}, {how}, {si(host.intra.bandwidth, 'B/s')} a device{nvls}"]
+        if host.intra_hosts > 1:
+            inside.append(f"one {host.intra.name} switch joins {host.intra_hosts} hosts")
+        lines[2:2] = [*inside, " " + "┴───" * (len(shown) - 1) + "┴"]
     return _box(lines)
 
 

@@ -33,7 +33,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 def load_cluster(spec: str) -> Cluster:
-    """The cluster that ``spec`` names: ``h100-sxm:16x8`` or a YAML file, either with ``,key=value`` behind it.
+    """The cluster that ``spec`` names: ``h100-sxm:16x8`` or a YAML file, with or without ``,key=value``.
 
     Raises `UserError` with one sentence for anything that is not understood.
     """

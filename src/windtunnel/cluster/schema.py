@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -152,6 +153,8 @@ def _sentence(error: ValidationError) -> str:
     if kind == "extra_forbidden":
         accepted = MODELS[loc[:-1]].model_fields
         return f"field {field} is unknown{suggest(loc[-1], accepted)}"
+    if kind == "invalid_key":
+        return f"a field is called {value!r}, accepted is text"
     shown = f"{field} is {value!r}"
     if kind == "value_error":
         return f"{shown}, {context['error']}"
@@ -178,7 +181,15 @@ def _sentence(error: ValidationError) -> str:
 def suggest(given: str, accepted: Iterable[str]) -> str:
     """``, did you mean X? Accepted are ...`` for a name that is not among ``accepted``."""
     names = list(accepted)
-    near = [name for name in names if given and name.startswith(given)]
-    near = near or difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]}?" if near else ","
+
+    def likeness(name: str) -> float:
+        if name.startswith(given):
+            return len(given) + 1
+        alike = difflib.SequenceMatcher(None, given, name).ratio()
+        # What begins alike is meant more often than what is only spelled alike: h1000 is h100-sxm, not v100.
+        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(given, name, strict=False)))
+        return alike + start if alike >= 0.5 else 0
+
+    near = max(names, key=likeness) if given else ""
+    hint = f", did you mean {near}?" if near and likeness(near) else ","
     return f"{hint} accepted are {', '.join(names)}"
