@@ -1,7 +1,10 @@
 """The verb: what it prints, and its exit status."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from windtunnel.cluster.draw import WIDTH, figures, picture, si
 from windtunnel.cluster.load import load_cluster
 from windtunnel.errors import UserError
 
+SOURCE = str(Path(__file__).parents[2] / "src")
 app = typer.Typer()
 register(app)
 app.callback()(lambda: None)
@@ -54,6 +58,16 @@ def test_show_draws_and_cites() -> None:
         "datasheet",
     ):
         assert words in text
+
+
+def test_show_tells_an_oversubscription_without_effect() -> None:
+    assert "has no effect" in run("show", "h100-sxm:16x8,oversubscription=4")
+    assert "has no effect" not in run("show", "h100-sxm:64x8,oversubscription=4")
+
+
+def test_nothing_here_needs_torch() -> None:
+    check = "import sys, windtunnel.cli.cluster; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, env=os.environ | {"PYTHONPATH": SOURCE})
 
 
 def test_show_json_is_plain() -> None:

@@ -38,9 +38,7 @@ def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print pla
     devices = _table(
         "Devices (dense peaks)", "name", "memory", "bandwidth", "bf16 TFLOP/s", "fp8", "fp32", "power"
     )
-    hosts_table = _table(
-        "Hosts (NAME:HOSTSxDEVICES)", "name", "devices", "inside", "NICs", "cores", "topology"
-    )
+    hosts_table = _table("Hosts (NAME:HOSTSxDEVICES)", "name", "devices", "inside", "NICs", "topology")
     for name, kind in kinds.items():
         device, host = kind.host.device, kind.host
         fp8 = device.peak_flops.get("float8_e4m3fn")
@@ -55,7 +53,7 @@ def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print pla
         )
         nics = f"{host.nics} x {host.nic.name}"
         most = f"1 to {host.devices}"
-        hosts_table.add_row(name, most, host.intra.name, nics, str(host.cpu_cores), kind.topology.kind)
+        hosts_table.add_row(name, most, host.intra.name, nics, kind.topology.kind)
     links_table = _table("Links (one direction)", "name", "rate", "latency", "reaches", "place")
     networks = catalogue.link_names(network=True)
     for name, link in links.items():

@@ -65,6 +65,8 @@ def _switch_lines(cluster: Cluster) -> list[str]:
     else:
         name = "leaf switches" if leaves > 1 else "leaf switch"
         layers += [_box([f"{leaves} {name} of up to {topology.hosts_per_leaf} hosts each"])]
+    if leaves == 1 and topology.oversubscription > 1:
+        layers += [_wire(f"nothing leaves the leaf: oversubscription {ratio} has no effect")]
     nic = f"{host.nics} x {host.nic.name}, {si(host.nic_bandwidth, 'B/s')} each"
     return [line for layer in layers for line in layer] + _wire(nic)
 
