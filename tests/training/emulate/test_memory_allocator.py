@@ -167,6 +167,29 @@ def test_equal_on_a_long_program(text):
     check_heap(path, config.expandable_segments)
 
 
+@pytest.mark.parametrize("text", CONFIGS)
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_when_the_device_is_full_of_cached_memory(text, seed):
+    """What is alive would fit, so memory is given back again and again and nothing fails at first."""
+    draw = np.random.default_rng(seed)
+    actions, sizes = [], []
+    for _ in range(300):
+        size = int(2 ** draw.uniform(10, 25.3))
+        while sizes and sum(sizes) + size > 90 * MIB:
+            index = int(draw.integers(len(sizes)))
+            actions.append(("free", index, 0))
+            sizes.pop(index)
+        actions.append(("alloc", int(draw.integers(3)), size))
+        sizes.append(size)
+    config = AllocatorConfig.parse(text)
+    events, shown, refused = play(actions, config, 160 * MIB, 1024)
+    path = simulate(events, config, 160 * MIB, 1024)
+    assert np.array_equal(np.stack([path.allocated, path.reserved], 1), shown)
+    assert path.out_of_memory == refused
+    assert path.reserved.max() > 135 * MIB
+    check_heap(path, config.expandable_segments)
+
+
 def test_arrays_grow_when_blocks_do_not_fit():
     count = 6000  # more blocks than the heap starts with
     events = np.zeros(2 * count, EVENT)

@@ -119,6 +119,13 @@ def test_cached_segments_are_given_back_before_it_fails():
     assert profile.headroom_bytes == 20 * MIB
 
 
+@pytest.mark.parametrize("config", [AllocatorConfig(), EXPANDABLE])
+def test_the_last_byte_of_the_capacity_counts(config):
+    slice = make([alloc(1, 40 * MIB)])
+    assert emulate_memory(slice, config, 40 * MIB).fits
+    assert not emulate_memory(slice, config, 40 * MIB - 1).fits
+
+
 def test_out_of_memory_through_fragmentation_alone():
     """The free 30 MiB lie in two segments that are in use; pages of an expandable range can be given back."""
     rows = [alloc(1, 40 * MIB), alloc(2, 40 * MIB), free(1), free(2)]
