@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.replay.data import Program
-from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Slice
+from windtunnel.training.emulate.graph import EventKind, Slice
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -28,6 +28,7 @@ Bools = NDArray[np.bool_]
 
 COPIES = 3
 HOST = -1  # the "stream" of queue 0
+HOST_COMM_STREAM = 1 << 20  # communication by threads of the host, numbered from here
 _DEVICE, _STREAM, _HANDLE = -1, -2, -3  # what a SYNC event waits for
 
 
@@ -96,12 +97,10 @@ def step_program(
     is_op = (kind == EventKind.OP) & (op_seconds > 0)
     is_call = kind == EventKind.COLLECTIVE
     is_sync = kind == EventKind.SYNC
-    gloo = np.array([row.backend == "gloo" for row in slice_.collectives] or [False])
-    blocking = np.zeros(len(events), np.bool_)
-    blocking[is_call] = gloo[events["ref"][is_call]] | on_host
-    blocking &= stream < COMM_STREAM
-    runs_on_host = is_sync | blocking | (is_op & on_host)
-    where = np.where(runs_on_host, HOST, stream)
+    where = np.where(is_sync | (is_op & on_host), HOST, stream)
+    if is_call.any():
+        host_stream = _host_streams(slice_, on_host)[events["ref"][is_call]]
+        where[is_call] = np.where(host_stream >= 0, host_stream, stream[is_call])
 
     event = np.flatnonzero(is_op | is_call | is_sync)
     node_stream = where[event]
@@ -119,6 +118,23 @@ def step_program(
     targets, sources = _Order(slice_, event, node_stream).dependencies()
     program = _repeat(queue, duration, np.maximum(issue, 0.0), join, targets, sources, copies)
     return StepProgram(slice_, program, event + begin, streams, copies)
+
+
+def _host_streams(slice_: Slice, on_host: bool) -> Longs:
+    """The queue of each row of the collective table that threads of the host carry out (gloo), else -1.
+
+    Such calls do not occupy the stream that they are issued on: they start at once, and the host waits
+    for them where a SYNC says so. The calls of a group follow each other; messages only those of the same
+    pair.
+    """
+    numbers: dict[tuple[int, int, str], int] = {}
+    streams = np.full(len(slice_.collectives), -1, np.int64)
+    for i, row in enumerate(slice_.collectives):
+        if row.backend == "gloo" or on_host:
+            message = row.kind in ("send", "recv")
+            key = (row.group, row.peer if message else -1, row.kind if message else "")
+            streams[i] = HOST_COMM_STREAM + numbers.setdefault(key, len(numbers))
+    return streams
 
 
 def _repeat(
@@ -233,7 +249,8 @@ class _Order:
                 wait(name, position, handle(value))
             else:
                 if ref == _DEVICE:
-                    nodes = [node for other in self.on_stream for node in self._given(other, position)]
+                    streams = [other for other in self.on_stream if other < HOST_COMM_STREAM]
+                    nodes = [node for other in streams for node in self._given(other, position)]
                 elif ref == _STREAM:
                     nodes = self._given(name, position)
                 else:

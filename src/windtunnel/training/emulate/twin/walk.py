@@ -1,8 +1,8 @@
 """Why the slowest rank did not compute: its idle time, explained instant by instant.
 
-The step of a rank is split over its compute streams. While an operator runs, the time is ``compute``. Every gap
-is explained by walking back from the operator that ends it: that operator waited for the one thing that came
-last, which waited in turn, until the gap's beginning is reached. A piece of the walk is
+The step of a rank is split over its compute streams. While an operator runs, the time is ``compute``. Every
+gap is explained by walking back from the operator that ends it: that operator waited for the one thing that
+came last, which waited in turn, until the gap's beginning is reached. A piece of the walk is
 
 * ``communication:<label>``: the transfer of a collective or message, all of whose members were ready;
 * ``launch``: the host thread, issuing work;
@@ -14,8 +14,8 @@ and once the walk leaves the rank, for a member that came late,
 * ``imbalance``: the late one's operators, if it plays the same part and is slower or has more to do; its
   transfers and its host stay what they are.
 
-What remains (after the rank's last operator) is ``idle``. The pieces add up to the time between the ends of the
-last two steps.
+What remains (after the rank's last operator) is ``idle``. The pieces add up to the time between the ends of
+the last two steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from windtunnel.engines.replay import Result
 from windtunnel.training.emulate.graph import COMM_STREAM, Phase
 from windtunnel.training.emulate.twin.job import Flight
-from windtunnel.training.emulate.twin.program import HOST, StepProgram
+from windtunnel.training.emulate.twin.program import StepProgram
 
 Floats = NDArray[np.float64]
 
@@ -126,8 +126,7 @@ class Walker:
             node = walk.through(node)
         elif walk.program.program.queue[node] == 0:
             # A host node's operator comes after its own issue.
-            issue = float(walk.program.program.issue[node] * self.flight.job.issue_scale[colour])
-            walk.spend("launch", node, walk.at - issue)
+            walk.spend("launch", node, walk.at - walk.issue(node))
         while node >= 0 and walk.at > low:
             node = walk.back(node)
         split.add("idle", -1, -1, walk.at - low)
@@ -177,18 +176,19 @@ class _Walk:
         start = float(result.start[self.base + node])
         if code.join[node] < 0:
             if code.queue[node] == 0:
-                issue = float(code.issue[node] * self.walker.flight.job.issue_scale[self.colour])
-                self.spend(self._run_kind(node), node, start + issue)
+                self.spend(self._run_kind(node), node, start + self.issue(node))
                 self.spend("launch", node, start)
             else:
                 self.spend(self._run_kind(node), node, start)
             return node
         self.spend(f"communication:{self._label(node)}", node, start)
         if self.at > self.low and self.walker.ready[self.base + node] < start:
-            node = self._late(node, start)
-        if code is self.program.program and code.queue[node] == 0 and self.at > self.low:
-            self.spend("launch", node, start - float(code.issue[node]))
+            return self._late(node, start)
         return node
+
+    def issue(self, node: int) -> float:
+        """What issuing ``node`` cost the host of this rank."""
+        return float(self.program.program.issue[node] * self.walker.flight.job.issue_scale[self.colour])
 
     def _run_kind(self, node: int) -> str:
         if not self.program.computes[node]:
@@ -198,7 +198,7 @@ class _Walk:
     def _label(self, node: int) -> str:
         flight = self.walker.flight
         calls = flight.world.calls[self.row]
-        family = calls.rows[calls.row[self._call(node)]].channel[0]
+        family = calls.rows[int(calls.row[self._call(node)])].channel[0]
         return flight.world.classes.families.families[family].name
 
     def _call(self, node: int) -> int:
@@ -230,7 +230,3 @@ class _Walk:
 def phase_of(program: StepProgram, node: int) -> str:
     """``"forward"``, ``"backward"``, … for a node of one copy."""
     return Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
-
-
-def is_host(program: StepProgram, node: int) -> bool:
-    return program.streams[int(program.program.queue[node])] == HOST

@@ -1,0 +1,182 @@
+"""From a stitched world and the costs of its parts to the time of an iteration and where it goes.
+
+The steady step of every class is compiled (`program`), the world becomes a job with one simulated rank for
+each colour (`job`), the job is replayed, and the times are mapped back to all ranks. An *iteration* is
+the time between the ends of the last two of `COPIES` steps replayed back to back, the end of a step being
+that of the last rank. The *split of the critical path* is that of the rank which ends last (of several
+the one that computes most), see `walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cluster.model import Cluster
+from windtunnel.engines.replay import Result, Stalled, replay
+from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.slice.stitch import World
+from windtunnel.training.emulate.twin.collectives import CollectiveUse, collective_table
+from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, build
+from windtunnel.training.emulate.twin.program import StepProgram, step_program
+from windtunnel.training.emulate.twin.slow import Slow, slowness
+from windtunnel.training.emulate.twin.stalled import deadlock_of
+from windtunnel.training.emulate.twin.waits import Wait, largest_waits
+from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans
+
+Floats = NDArray[np.float64]
+
+# Jitter tells all ranks apart, so that each has to be simulated; beyond this many nodes that is refused.
+JITTER_NODES = 40_000_000
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What everything costs, class by class.
+
+    ``operators[class]``: seconds of each row of the operator table. ``host_operators[class]``: host
+    seconds of each row, by phase; [rows, phases]. ``host_events[class]``: host seconds of the other kinds
+    of events, by phase; [kinds, phases]. ``collective(row, group)``: seconds of a collective of that
+    group; for a message the group is the pair (sender, receiver).
+    """
+
+    operators: list[Floats]
+    host_operators: list[Floats]
+    host_events: list[Floats]
+    collective: CollectiveSeconds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The emulated times of a steady step.
+
+    ``rank_iteration_s[rank]``: between the ends of the rank's last two steps. ``rank_busy_s[rank]``: of
+    its last step, how long its compute streams ran operators. ``critical_path``: seconds by kind, which
+    add up to ``iteration_time_s``; of ``critical_rank``. ``simulated``: ranks that were replayed, for all
+    ``world_size``.
+    """
+
+    iteration_time_s: float
+    rank_iteration_s: Floats
+    rank_busy_s: Floats
+    critical_rank: int
+    critical_path: dict[str, float]
+    collectives: list[CollectiveUse]
+    waits: list[Wait]
+    simulated: int
+    events: int
+    flight: Flight
+    result: Result
+    split: Split
+    window: tuple[float, float]
+    warnings: list[str] = field(default_factory=list)
+
+
+def replay_world(
+    world: World,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    slow: Sequence[Slow] = (),
+    jitter: float = 0.0,
+    seed: int = 0,
+    every_rank: bool = False,
+) -> Timing:
+    """Replay the steady step of all ranks of ``world`` on ``cluster``.
+
+    ``jitter``: sigma of a lognormal factor (mean one) on every operator, drawn for each rank by itself from
+    ``seed``. ``every_rank``: simulate each rank by itself even where ranks are alike (the times are the
+    same).
+
+    Raises:
+        Deadlock: the calls meet, but in an order in which streams block each other for ever.
+    """
+    warnings: list[str] = []
+    programs = compile_steps(world, cluster, costs)
+    rows = world.classes.rank_class
+    if jitter > 0:
+        nodes = int(sum(programs[row].nodes * programs[row].copies for row in rows.tolist()))
+        every_rank = nodes <= JITTER_NODES
+        if not every_rank:
+            warnings.append(
+                f"jitter was drawn once for all ranks that are alike: {world.size} ranks by themselves"
+                f" are {nodes:.0f} events, more than {JITTER_NODES}"
+            )
+    slower = slowness(slow, cluster, world.size)
+    flight = build(
+        world, cluster, programs, costs.collective, slower, jitter=jitter, seed=seed, every_rank=every_rank
+    )
+    try:
+        result = replay(flight.job)
+    except Stalled as stalled:
+        raise deadlock_of(flight, stalled) from None
+
+    ends = step_ends(flight, result)
+    begin, end = float(ends[:, -2].max()), float(ends[:, -1].max())
+    walker = Walker(flight, result)
+    colours = range(flight.job.ranks)
+    busy = np.array([_covered(*compute_spans(flight, result, c, *ends[c, -2:].tolist())) for c in colours])
+    last = np.flatnonzero(ends[:, -1] >= end * (1 - 1e-12))
+    critical = int(last[np.argmax(busy[last])])
+    split = walker.split(critical, begin, end)
+    return Timing(
+        iteration_time_s=end - begin,
+        rank_iteration_s=(ends[:, -1] - ends[:, -2])[flight.colour],
+        rank_busy_s=busy[flight.colour],
+        critical_rank=split.rank,
+        critical_path=dict(split.seconds),
+        collectives=collective_table(flight, result, split),
+        waits=largest_waits(flight, cluster, split, end - begin),
+        simulated=flight.job.ranks,
+        events=result.events,
+        flight=flight,
+        result=result,
+        split=split,
+        window=(begin, end),
+        warnings=warnings,
+    )
+
+
+def compile_steps(world: World, cluster: Cluster, costs: Costs) -> list[StepProgram]:
+    """The steady step of each class as a program, at the given costs."""
+    on_host = cluster.host.device.kind == "cpu"
+    programs = []
+    for row, cls in enumerate(world.classes.classes):
+        seconds, host = event_seconds(
+            cls.slice, costs.operators[row], costs.host_operators[row], costs.host_events[row]
+        )
+        programs.append(step_program(cls.slice, seconds, host, on_host))
+    return programs
+
+
+def event_seconds(
+    slice_: Slice, operators: Floats, host_operators: Floats, host_events: Floats
+) -> tuple[Floats, Floats]:
+    """Device seconds (operators only) and host seconds of each event of the steady step."""
+    events = slice_.events[slice(*slice_.steady)]
+    kind, phase, ref = events["kind"], events["phase"], events["ref"]
+    host = host_events[kind, phase]
+    seconds = np.zeros(len(events))
+    is_op = kind == EventKind.OP
+    if is_op.any():
+        seconds[is_op] = operators[ref[is_op]]
+        host[is_op] = host_operators[ref[is_op], phase[is_op]]
+    return seconds, host
+
+
+def step_ends(flight: Flight, result: Result) -> Floats:
+    """When each step of each simulated rank ends: [colours, copies]."""
+    copies = flight.programs[0].copies
+    ends = np.zeros((flight.job.ranks, copies))
+    for c in range(flight.job.ranks):
+        stop = result.of(c)[1]
+        if len(stop):
+            ends[c] = np.maximum.accumulate(stop.reshape(copies, -1).max(axis=1))
+    return ends
+
+
+def _covered(starts: Floats, stops: Floats) -> float:
+    return float((stops - starts).sum())

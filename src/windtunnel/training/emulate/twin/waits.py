@@ -1,0 +1,124 @@
+"""The largest things that the slowest rank waits for, each with what would change it.
+
+Waits are gathered from the split of the critical path by what a user can act on: exposed communication by
+group, kind and phase; the pipeline's bubble; a late host; the launching of operators. The remedies are a
+table of rules, no advice beyond what the split shows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from windtunnel.cluster.model import Cluster
+from windtunnel.training.emulate.graph import Phase
+from windtunnel.training.emulate.twin.job import Flight
+from windtunnel.training.emulate.twin.walk import Split
+
+# A wait of less than this share of the iteration is not worth a line.
+SMALLEST_SHARE = 0.002
+
+
+@dataclass(frozen=True)
+class Wait:
+    """``seconds`` of the iteration, ``share`` of it, spent on ``what``; ``remedy`` is one sentence."""
+
+    what: str
+    seconds: float
+    share: float
+    remedy: str
+
+
+def largest_waits(
+    flight: Flight, cluster: Cluster, split: Split, iteration: float, most: int = 3
+) -> list[Wait]:
+    """At most ``most`` waits, the largest first."""
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    for (kind, row, node), seconds in split.reasons.items():
+        if kind == "compute":
+            continue
+        if kind.startswith("communication:"):
+            found[_communication(flight, cluster, row, node)] += seconds
+        elif kind == "launch":
+            found[_LAUNCH] += seconds
+        elif kind == "pipeline_bubble":
+            found[_BUBBLE] += seconds
+        elif kind == "imbalance":
+            found[_imbalance(flight, cluster, split)] += seconds
+        else:
+            found[_IDLE] += seconds
+    ordered = sorted(found.items(), key=lambda item: -item[1])[:most]
+    return [
+        Wait(what, seconds, seconds / iteration, remedy)
+        for (what, remedy), seconds in ordered
+        if seconds > SMALLEST_SHARE * iteration
+    ]
+
+
+_LAUNCH = (
+    "the host thread, which issues operators more slowly than the device runs them",
+    "A larger batch, torch.compile, CUDA graphs or fused optimisers make fewer and longer kernels.",
+)
+_BUBBLE = (
+    "other pipeline stages (pipeline bubble)",
+    "More microbatches, an interleaved or zero-bubble schedule, or fewer stages shrink the bubble.",
+)
+_IDLE = (
+    "the other ranks' end of the step",
+    "Balance the work of the ranks: this one has less than the slowest.",
+)
+
+
+def _imbalance(flight: Flight, cluster: Cluster, split: Split) -> tuple[str, str]:
+    late = max(split.late, key=lambda colour: split.late[colour])
+    job = flight.job
+    rank = int(flight.leader[late])
+    host = cluster.host_of(rank)
+    if job.compute_scale[late] > job.compute_scale.min() or job.issue_scale[late] > job.issue_scale.min():
+        return (f"rank {rank} on host {host}, which is slower than the others", f"Replace host {host}.")
+    name = flight.world.classes.classes[flight.class_of(late)].name
+    return (
+        f"ranks {name}, which have more to compute",
+        "Spread the work evenly: equal shards, equal sequence lengths, balanced experts.",
+    )
+
+
+def _communication(flight: Flight, cluster: Cluster, row: int, node: int) -> tuple[str, str]:
+    program = flight.programs[row]
+    calls = flight.world.calls[row]
+    call = int(program.program.join[node])
+    one = calls.collective(call)
+    family = flight.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
+    phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
+    members = family.members[family.group_of[flight.world.classes.classes[row].members[0]]]
+    crosses = cluster.placement(tuple(members.tolist())).hosts > 1
+    during = "" if phase == "other" else f" in {phase}"
+    what = f"exposed {one.kind} over {family.name} ({family.size} ranks){during}"
+    return what, _remedy(one.kind, family.label, phase, crosses)
+
+
+def _remedy(kind: str, label: str, phase: str, crosses: bool) -> str:
+    network = "a faster network between hosts" if crosses else "a faster link inside the host"
+    if kind in ("send", "recv"):
+        return f"Overlap the messages between stages, make microbatches smaller, or use {network}."
+    if label == "tp":
+        if crosses:
+            return "Keep tensor parallelism inside one host: make TP at most the number of its devices."
+        return (
+            "Use a smaller TP, sequence parallelism with asynchronous TP, or a larger hidden size per rank."
+        )
+    if kind == "all_to_all":
+        return f"Keep the expert (or table) group inside a host, overlap it with compute, or use {network}."
+    if label == "cp":
+        return f"Use a smaller CP, ring attention that overlaps its transfers, or {network}."
+    if kind == "all_gather":
+        return (
+            "Prefetch parameters earlier, keep them after forward (reshard_after_forward=False) where memory"
+            f" allows, shard within fewer hosts (HSDP), or use {network}."
+        )
+    if kind in ("reduce_scatter", "all_reduce") and phase != "optimizer":
+        return (
+            f"Use {network}, a larger batch (or gradient accumulation) for each reduction, reduction in a"
+            " smaller dtype, or HSDP; the last bucket has nothing left to hide behind."
+        )
+    return f"Call it less often, combine small calls into one, or use {network}."
