@@ -114,6 +114,14 @@ def test_list_and_show_on_the_command_line(invoke):
     assert json.loads(invoke("list", "--json", "--capability", "other").stdout) == []
     text = invoke("list").stdout
     assert first in text and "train.py on h100-sxm:16x8" in text and "60.00 GiB" in text
+    assert "Runs of training.emulate" in text
+    Store.open().begin("other", {"script": "dir/other.py"})
+    text = invoke("list").stdout
+    assert (
+        "Runs of" not in text and "other.py" in text and text.count("training.emulate") == 3
+    )  # and the caption
+    Store.open().get("last").fail("x")
+    Store.open().remove("last")
     shown = json.loads(invoke("show", first, "--json").stdout)
     assert shown["summary"]["iteration_time_s"] == 2.0 and shown["seed"] == 1
     text = invoke("show", "last").stdout

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -45,11 +47,18 @@ def list_runs(
     if not found:
         typer.echo("No runs yet: start with `windtunnel emulate`.")
         return
-    table = Table(caption=_CAPTION, caption_justify="left")
-    for name in ("id", "capability", "status", "what"):
-        table.add_column(name, overflow="fold")
+    table = Table(
+        caption=_CAPTION, caption_justify="left", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    # The capability takes a column only where it tells runs apart.
+    kinds = {run.capability for run in found}
+    if len(kinds) == 1:
+        table.title = f"Runs of {kinds.pop()}"
+    for name in ("id", "capability", "status") if kinds else ("id", "status"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what", overflow="fold")
     for name in ("iteration", "MFU", "peak memory", "wall time"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for run in found:
         known = figures(run.summary or {})
         shown = [
@@ -57,8 +66,9 @@ def list_runs(
             for name in ("iteration_time_s", "mfu", "peak_reserved_bytes")
         ]
         wall = "–" if run.wall_time_s is None else _figure("s", run.wall_time_s)
-        table.add_row(run.id, run.capability, _status(run), escape(_what(run)), *shown, wall)
-    Console().print(table)
+        kind = [run.capability] if kinds else []
+        table.add_row(run.id, *kind, _status(run), escape(_what(run)), *shown, wall)
+    _print(table)
 
 
 @runs.command()
@@ -95,7 +105,7 @@ def show(run_id: Id, as_json: AsJson = False) -> None:
                 table.add_row(escape(name), _figure(unit, value))
         for warning in run.summary.get("warnings") or ():
             table.add_row("warning", escape(str(warning)))
-    Console().print(table)
+    _print(table)
 
 
 @runs.command()
@@ -138,7 +148,7 @@ def compare(run_ids: Ids, as_json: AsJson = False) -> None:
             )
         ]
         table.add_row(escape(figure.name), *cells)
-    Console().print(table)
+    _print(table)
 
 
 @runs.command("rm")
@@ -160,6 +170,13 @@ def remove(
         typer.echo(f"removed {name}")
 
 
+def _print(table: Table) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 140)  # what is piped is searched or cut: do not fold it
+    console.print(table)
+
+
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -175,8 +192,8 @@ def _what(run: Run) -> str:
         for key, inner in (("command", "script"), ("script", "script"), ("cluster", "name")):
             value = source.get(key)
             value = value.get(inner) if isinstance(value, dict) else value
-            if isinstance(value, str) and value not in found:
-                found.append(value)
+            if isinstance(value, str) and Path(value).name not in found:
+                found.append(Path(value).name)
         if found:
             break
     return " on ".join(found)
