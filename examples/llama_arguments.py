@@ -6,8 +6,7 @@ from pathlib import Path
 
 from llama_model import SIZES
 from llama_parallel import SCHEDULES, stages_of_rank
-
-TEXT = Path(__file__).resolve().parent / "data" / "coriolanus.txt"
+from text_data import TEXT
 
 
 def parse_arguments(description: str, world_size: int) -> argparse.Namespace:

@@ -15,7 +15,6 @@ import argparse
 import os
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from llama_arguments import parse_arguments
 from llama_model import SIZES, Llama
@@ -39,28 +38,7 @@ from llama_parallel import (
     stage_layers,
     stages_of_rank,
 )
-
-
-class Bytes(Dataset[tuple[Tensor, Tensor]]):
-    """``count`` sequences of ``seq`` bytes of a text, each with the bytes that follow, over and over."""
-
-    def __init__(self, path: Path, seq: int, count: int) -> None:
-        self.data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-        self.seq, self.count = seq, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        where = (index * self.seq + torch.arange(self.seq + 1)) % len(self.data)
-        window = self.data[where].long()
-        return window[:-1], window[1:]
-
-
-def build_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
-    sizes = {"pp": args.pp, "dp": args.dp, "cp": args.cp, "tp": args.tp}
-    kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp"}
-    return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+from text_data import Bytes
 
 
 def build_part(
@@ -97,12 +75,14 @@ def build_part(
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    mesh = build_mesh(device, args)
+    sizes = {"pp": args.pp, "dp": args.dp, "cp": args.cp, "tp": args.tp}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp"}
+    mesh = init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
     # The ranks of "dp" and "cp" hold the same weights and see other tokens.
     data_mesh = mesh["dp", "cp"]._flatten("dp_cp") if args.cp > 1 else mesh["dp"]
     pp_mesh = mesh["pp"] if args.pp > 1 else None
     pp_rank = pp_mesh.get_local_rank() if pp_mesh else 0
-    torch.manual_seed(args.seed + pp_rank)
+    torch.manual_seed(args.seed + dist.get_rank())  # each fills its own shards; DDP copies rank 0
 
     stages = stages_of_rank(args.schedule, pp_rank, args.pp) if pp_mesh else [0]
     parts = [build_part(s, args.pp * len(stages), args, mesh, data_mesh, device) for s in stages]
@@ -123,8 +103,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         mesh[name].get_local_rank() == 0 for name in mesh.mesh_dim_names if name != "pp"
     )
     if speaks:
-        count, shape = sum(p.numel() for p in parameters), tuple(mesh.shape)
-        print(f"{args.size}: {count:,} parameters here, mesh {mesh.mesh_dim_names} {shape}", flush=True)
+        count = sum(p.numel() for p in parameters)
+        print(f"{args.size}: {count:,} parameters here, mesh {kept}", flush=True)
 
     for step in range(1, args.steps + 1):
         start = time.perf_counter()
@@ -159,15 +139,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def main() -> None:
-    alone = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",
-    }
-    for name, value in alone.items():  # what torchrun would set
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # what torchrun would set
         os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "29500")
     args = parse_arguments(__doc__, int(os.environ["WORLD_SIZE"]))
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -177,6 +152,8 @@ def main() -> None:
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     train(args, device)
+    # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
+    dist.barrier()
     dist.destroy_process_group()
 
 
