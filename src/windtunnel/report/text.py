@@ -1,0 +1,157 @@
+"""Figures and names as a reader wants to see them, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NONE = "–"
+
+Summary = Mapping[str, Any]
+
+_PATH_WORDS = {
+    "compute": "compute",
+    "pipeline_bubble": "pipeline bubble",
+    "imbalance": "imbalance (late ranks)",
+    "launch": "launch (host thread)",
+    "idle": "idle",
+}
+
+
+def seconds(value: float | None) -> str:
+    """``0.00234`` is ``2.34 ms``."""
+    if value is None:
+        return NONE
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.1f} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if size >= 0.9995 * scale:
+            return f"{_digits(value / scale)} {unit}"
+    return "0 s" if value == 0 else f"{_digits(value / 1e-9)} ns"
+
+
+def size(value: float | None) -> str:
+    """Bytes with a binary prefix: ``82.4 GiB``."""
+    if value is None:
+        return NONE
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(value) >= 0.9995 * 1024**power:
+            return f"{_digits(value / 1024**power)} {unit}"
+    return f"{value:,.0f} B"
+
+
+def rate(value: float | None) -> str:
+    """Bytes a second with a decimal prefix, as links are sold: ``45.2 GB/s``."""
+    return NONE if value is None else f"{decimal(value)}B/s"
+
+
+def decimal(value: float | None) -> str:
+    """A number with a decimal prefix and a space to put a unit after: ``"1.23 T"``."""
+    if value is None:
+        return NONE
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(value) >= 0.9995 * 10**power:
+            return f"{_digits(value / 10**power)} {prefix}"
+    return f"{_digits(value)} "
+
+
+def share(value: float | None) -> str:
+    """``0.412`` is ``41.2 %``."""
+    return NONE if value is None else f"{value * 100:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """``5762.3`` is ``5,762``; below 100 one decimal is kept where there is one."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A figure of the unit: ``s``, ``bytes``, ``share``, or a word to put after the number."""
+    known = {"s": seconds, "bytes": size, "share": share}
+    return known[unit](value) if unit in known else f"{count(value)} {unit}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Three significant digits where there is a fraction, else the whole number with separators."""
+    magnitude = abs(value)
+    places = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2
+    return f"{value:,.{places}f}"
+
+
+def path_label(key: str) -> str:
+    """A key of ``critical_path`` in words: ``communication:dp`` is ``exposed communication: dp``."""
+    if key.startswith("communication"):
+        _, _, label = key.partition(":")
+        return f"exposed communication: {label}" if label else "exposed communication"
+    return _PATH_WORDS.get(key, key.replace("_", " "))
+
+
+def path_parts(summary: Summary) -> list[tuple[str, float, float]]:
+    """The split of the critical path: (key, seconds, share), compute first, communication after it by size,
+    idle last; what took no time is left out."""
+    parts = {key: float(value) for key, value in (summary.get("critical_path") or {}).items() if value}
+    total = sum(parts.values())
+    order = {"compute": 0, "idle": 3}
+
+    def place(key: str) -> tuple[int, float]:
+        return (1 if key.startswith("communication") else order.get(key, 2), -parts[key])
+
+    return [(key, parts[key], parts[key] / total) for key in sorted(parts, key=place)]
+
+
+def ranks(members: list[int], most: int = 4) -> str:
+    """Rank numbers in few words: ``0-7, 16, 24-31``; beyond ``most`` ranges ``0-7, 16, … 120-127``."""
+    runs: list[list[int]] = []
+    for rank in sorted(members):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    if len(words) > most:
+        words = [*words[: most - 1], f"… {words[-1]}"]
+    return ", ".join(words)
+
+
+def verdict(rank_class: Mapping[str, Any]) -> str:
+    """``fits``, ``tight`` (less than 5 % headroom) or ``does not fit``."""
+    if not rank_class.get("fits", True):
+        return "does not fit"
+    memory, headroom = rank_class.get("memory_bytes"), rank_class.get("headroom_bytes")
+    return "tight" if memory and headroom is not None and headroom < 0.05 * memory else "fits"
+
+
+def provenance(summary: Summary, field: str) -> str:
+    """How the figure came about: ``emulated`` (also where nothing is said), ``measured``, ``published`` or
+    ``declared``."""
+    word = (summary.get("provenance") or {}).get(field, "emulated")
+    return str(word)
+
+
+def provenance_sentence(summary: Summary) -> str:
+    """One sentence for all figures: those that are not emulated are named."""
+    others: dict[str, list[str]] = {}
+    for field, word in (summary.get("provenance") or {}).items():
+        if word != "emulated":
+            others.setdefault(str(word), []).append(str(field).replace("_", " "))
+    exceptions = "; ".join(f"{word}: {', '.join(fields)}" for word, fields in sorted(others.items()))
+    return "All times and memory are emulated" + (f" ({exceptions})." if exceptions else ".")
+
+
+def command_line(summary: Summary) -> str:
+    """The script and its arguments as they were typed (without the emulator's options)."""
+    command = summary.get("command") or {}
+    return " ".join(str(word) for word in (command.get("script", ""), *(command.get("args") or ()))).strip()
+
+
+def cluster_line(summary: Summary) -> str:
+    """``128 x h100-96 in 16 hosts of 8, rail-optimised, ib-400``; the world that is emulated comes first."""
+    cluster = summary.get("cluster") or {}
+    hosts, each = cluster.get("hosts"), cluster.get("devices_per_host")
+    words = f"{summary.get('world_size', NONE)} ranks on {cluster.get('device', 'devices')}"
+    if hosts and each:
+        words += f", {hosts:,} host{'s' if hosts > 1 else ''} of {each}"
+    return ", ".join([words, *(str(cluster[key]) for key in ("topology", "nic") if cluster.get(key))])
