@@ -152,7 +152,8 @@ class Slice:
     ``steps`` are half-open ranges of ``events``; the first is everything up to the end of the first step
     (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`.
     ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
-    anywhere in the world, in the order of their making (every rank makes the same ones).
+    anywhere in the world, in the order of their making (every rank makes the same ones). ``settled``: the
+    steady step was seen to repeat the one before it.
     """
 
     rank: int
@@ -167,7 +168,7 @@ class Slice:
     scopes: list[str]
     call_sites: list[str] = field(default_factory=list)
     block_category: dict[int, int] = field(default_factory=dict)
-    tokens_per_step: int = 0
+    settled: bool = False
     warnings: list[str] = field(default_factory=list)
 
     @property

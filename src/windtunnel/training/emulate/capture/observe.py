@@ -39,13 +39,15 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 @dataclass
 class Observer:
-    """Follows one rank's run. ``on_steady`` is called at the end of the step that repeats the one before it."""
+    """Follows one rank's run. ``on_steady`` is called at the end of the step that repeats the one before it;
+    ``settled``: at the end of that many steps, because another rank has shown that they repeat from there."""
 
     native: ctypes.CDLL
     world: World
     device: str
     max_steps: int
     on_steady: Callable[[], None]
+    settled: int | None = None
     scopes: list[str] = field(default_factory=lambda: [""])
     call_sites: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -60,6 +62,8 @@ class Observer:
         self._site_ids: dict[str, int] = {}
         self._optimizer: weakref.ref[Any] | None = None
         self._step_digest: int | None = None
+        self.repeats = False
+        self._marks: list[tuple[dict[int, int], int]] = []  # at the end of each step
         self._keep: list[Any] = []
         self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -122,9 +126,11 @@ class Observer:
         begin = self.steps[-1][1] if self.steps else 0
         end = self.native.wt_event_count()
         self.steps.append((begin, end))
+        self._marks.append((dict(self.categories), int(self.native.wt_collective_block_count())))
         digest = self._digest(begin, end)
-        if digest == self._step_digest or len(self.steps) >= self.max_steps:
-            if digest != self._step_digest and len(self.steps) > 1:
+        self.repeats = digest == self._step_digest
+        if self.repeats or len(self.steps) in (self.settled, self.max_steps):
+            if not self.repeats and self.settled is None and len(self.steps) > 1:
                 self.note(f"the last two of {len(self.steps)} captured steps differ; the last one is reported")
             self.on_steady()
         self._step_digest = digest
@@ -237,6 +243,11 @@ class Observer:
         events = self.events()
         if not self.steps or (self.steps[-1][1] < len(events) and len(self.steps) == 0):
             self.steps = [(0, len(events))]
+        if self.repeats:
+            # The last step is the one before it once more: leave it out, so that all ranks end at the same step.
+            self.steps.pop()
+            self._marks.pop()
+            events = events[: self.steps[-1][1]]
         groups, rows = self._groups()
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
@@ -244,7 +255,7 @@ class Observer:
             collectives=[_collective(self.native.wt_row(1, i), rows, groups) for i in range(self.native.wt_row_count(1))],
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
-            warnings=self.warnings,
+            settled=self.repeats, warnings=self.warnings,
         )  # fmt: skip
 
     def _groups(self) -> tuple[list[Group], dict[str, int]]:
@@ -266,12 +277,12 @@ class Observer:
         recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
-        total = self.native.wt_collective_block_count()
+        marks, total = self._marks[-1] if self._marks else (self.categories, int(self.native.wt_collective_block_count()))
         if total:
             buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
             blocks = np.unique(np.frombuffer(buffer, np.int64))
             category[blocks[blocks < count]] = int(Category.COMMUNICATION)
-        for block, mark in self.categories.items():
+        for block, mark in marks.items():
             if block < count:
                 category[block] = mark
         return {int(block): int(category[block]) for block in alloc["ref"]}

@@ -57,7 +57,8 @@ class Session:
         self.jobs, self.timeout, self.max_steps = jobs, timeout, max_steps
         self.progress = progress
         self.captured: list[int] = []
-        self.peak_rss_bytes = 0
+        self.settled: int | None = None
+        self.total = 0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._worker: subprocess.Popen[str] | None = None
 
@@ -92,6 +93,7 @@ class Session:
             "script": str(self.script.path), "arguments": list(self.script.arguments), "ranks": list(ranks),
             "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host, "directory": str(directory),
             "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
+            "settled": self.settled,
         }  # fmt: skip
         try:
             self._worker.stdin.write(json.dumps(request) + "\n")
@@ -106,17 +108,20 @@ class Session:
             if message["status"] != 0:
                 raise _failure(message, directory, self.timeout)
             done += 1
-            self.peak_rss_bytes = max(self.peak_rss_bytes, int(message.get("peak_rss_bytes", 0)))
             if self.progress is not None:
                 self.progress(done, len(ranks))
         if done < len(ranks):
             raise self._worker_died()
         self.captured.extend(ranks)
+        self.total += len(ranks)
         slices = []
         for rank in ranks:
             path = directory / f"slice-{rank}.pkl"
             slices.append(pickle.loads(path.read_bytes()))
             path.unlink()
+        if self.settled is None and slices and slices[0].settled:
+            # The first rank has shown after how many steps nothing changes any more: the others stop there.
+            self.settled = len(slices[0].steps)
         return slices
 
     def _worker_died(self) -> Exception:

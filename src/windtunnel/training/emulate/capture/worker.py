@@ -38,6 +38,7 @@ class Request:
     jobs: int
     timeout: float
     earlier: list[int]
+    settled: int | None
 
 
 def main() -> None:
@@ -152,7 +153,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     else:
         host.install(native)
         world.install(the_world, native, "cpu")
-    observer = Observer(native, the_world, device.name, request.max_steps, finish)
+    observer = Observer(native, the_world, device.name, request.max_steps, finish, request.settled)
     the_world.note = observer.note
     observer.install()
     compiled.install(observer)
