@@ -1,11 +1,12 @@
 """Seconds of a collective or message on the links that its group crosses.
 
-As NCCL does before each call, the time of every algorithm and protocol is predicted as latency plus bytes over
-bandwidth, and the least is taken. *Ring* passes every byte once over every link of a circle that enters and
-leaves each host once; *tree* (two of them, each with half of the data) trades bandwidth for fewer steps between
-hosts; *NVLS* lets the NVLink switch add up; *direct* is what an all-to-all does. Protocols: *Simple* moves large
-chunks at the full rate behind memory fences, *LL* stores a flag with each 4 bytes, *LL128* one with each 120.
-Latencies and factors are those of NCCL's tuner (`NcclParameters`), bandwidths those of the placement.
+As NCCL does before each call, the time of every algorithm and protocol is predicted as latency plus bytes
+over bandwidth, and the least is taken. *Ring* passes every byte once over every link of a circle that
+enters and leaves each host once; *tree* (two of them, each with half of the data) trades bandwidth for
+fewer steps between hosts; *NVLS* lets the NVLink switch add up; *PAT* gathers and scatters in log steps
+between single ranks; *direct* is what an all-to-all does. Protocols: *Simple* moves large chunks at the
+full rate behind memory fences, *LL* stores a flag with each 4 bytes, *LL128* one with each 120. Latencies
+and factors are those of NCCL's tuner (`NcclParameters`), bandwidths those of the placement.
 
 ``nbytes`` is what nccl-tests calls the size: the whole buffer of an all_reduce, broadcast or reduce, the
 gathered output of an all_gather, the whole input of a reduce_scatter, one rank's buffer in an all_to_all, the
@@ -35,7 +36,8 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """``seconds`` = ``latency_part`` + ``bandwidth_part``; ``bus_bandwidth`` in bytes/s as nccl-tests tells it."""
+    """``seconds`` = ``latency_part`` + ``bandwidth_part``; ``bus_bandwidth`` in bytes/s as nccl-tests tells
+    it."""
 
     seconds: float
     algorithm: str
@@ -176,11 +178,8 @@ def _ring(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tupl
     if net.hosts > 1:
         inside = max(inside, nccl.network_post * (3 if protocol == SIMPLE else 1))
     network = nccl.ring_network[protocol] + net.hop
-    if kind in ("broadcast", "reduce"):
-        # A chain of pipelined chunks: the first one passes all ranks before the last one starts to arrive.
-        latency = nccl.ring_base[protocol] + (steps - between) * inside + between * network
-    else:
-        latency = nccl.ring_base[protocol] + (steps - between) * inside + between * network
+    # A broadcast or reduce is a chain of pipelined chunks, and the first chunk passes all ranks too.
+    latency = nccl.ring_base[protocol] + (steps - between) * inside + between * network
     bandwidth = net.ring
     if protocol == LL:
         limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
@@ -214,10 +213,21 @@ def _nvls(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tupl
     bandwidth = net.host * nccl.nvls_bandwidth
     latency = nccl.nvls_latency
     if net.hosts > 1:
-        # Up and down the tree: with two hosts each link carries the data once, with more it carries them twice.
+        # Up and down the tree: with two hosts each link carries the data once, with more it carries them
+        # twice.
         bandwidth = min(bandwidth, net.cross * net.local / (1 if net.hosts == 2 else 2))
         latency += 2 * math.ceil(math.log2(net.hosts)) * (nccl.nvls_network + net.hop)
     return latency, bandwidth
+
+
+def _pat(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    """Parallel aggregated trees: all_gather and reduce_scatter among hosts with one rank each, in log
+    steps."""
+    if protocol != SIMPLE or net.hosts < 2 or net.local > 1:
+        return None
+    depth = math.ceil(math.log2(net.hosts))
+    latency = nccl.pat_base + depth * nccl.pat_network + net.ranks * nccl.pat_rank
+    return latency, net.ring * nccl.pat_bandwidth / bus_factor(kind, net.ranks)
 
 
 def _direct(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
@@ -239,8 +249,8 @@ Predict = Callable[[str, int, _Network, NcclParameters], tuple[float, float] | N
 _ALGORITHMS: dict[str, dict[str, Predict]] = {
     "all_reduce": {"ring": _ring, "tree": _tree, "nvls": _nvls},
     "barrier": {"ring": _ring, "tree": _tree},
-    "all_gather": {"ring": _ring},
-    "reduce_scatter": {"ring": _ring},
+    "all_gather": {"ring": _ring, "pat": _pat},
+    "reduce_scatter": {"ring": _ring, "pat": _pat},
     "broadcast": {"ring": _ring},
     "reduce": {"ring": _ring},
     "all_to_all": {"direct": _direct},

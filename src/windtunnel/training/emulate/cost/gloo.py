@@ -1,8 +1,9 @@
 """Seconds of a collective by gloo on CPU tensors.
 
-Gloo moves host memory over TCP, step by step: a ring for all_reduce, all_gather and reduce_scatter, a binomial
-tree for broadcast and the like. The model is alpha-beta a step. Where the machine was calibrated the measured
-times of two ranks are interpolated between sizes, and the model only scales them to other numbers of ranks.
+Gloo moves host memory over TCP, step by step: a ring for all_reduce, all_gather and reduce_scatter, a
+binomial tree for broadcast and the like. The model is alpha-beta a step. Where the machine was calibrated
+the measured times of two ranks are interpolated between sizes, and the model only scales them to other
+numbers of ranks.
 """
 
 from __future__ import annotations
