@@ -15,6 +15,7 @@ import argparse
 import os
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,32 +38,19 @@ class Config:
 
 
 M40 = 40_000_000
+# fmt: off
+CRITEO_ROWS = (
+    M40, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, M40, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14,
+    M40, M40, M40, 590152, 12973, 108, 36,
+)
+# fmt: on
 SIZES = {
     "debug": Config(
         rows=(1000, 10, 300, 2000, 5, 700, 50, 1500), dim=16, pooling=2, bottom=(32,), top=(64, 32)
     ),
     "small": Config(rows=(100_000,) * 26, dim=64, pooling=4, bottom=(512, 256), top=(512, 256)),
     "large": Config(
-        rows=(
-            M40,
-            39060,
-            17295,
-            7424,
-            20265,
-            3,
-            7122,
-            1543,
-            63,
-            M40,
-            3067956,
-            405282,
-            10,
-            2209,
-            11938,
-            155,
-            4,
-        )
-        + (976, 14, M40, M40, M40, 590152, 12973, 108, 36),
+        rows=CRITEO_ROWS,
         dim=128,
         pooling=20,
         bottom=(512, 256),
@@ -72,7 +60,7 @@ SIZES = {
 
 
 class Clicks(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Made-up samples: dense features, popular rows more often than others, and a click that depends on both."""
+    """Made-up samples: dense features, popular rows more often than others, a click that depends on both."""
 
     def __init__(self, config: Config, count: int, seed: int) -> None:
         self.rows, self.pooling = torch.tensor(config.rows), config.pooling
@@ -134,11 +122,13 @@ class PooledRows(torch.autograd.Function):
 class Tables(nn.Module):
     """All embedding tables, of which this rank holds some."""
 
-    def __init__(self, config: Config, lr: float, device: torch.device) -> None:
+    def __init__(self, config: Config, lr: float, seed: int, device: torch.device) -> None:
         super().__init__()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.shares = split_tables(config.rows, self.ranks)
-        self.order = [table for share in self.shares for table in share]
+        order = torch.tensor([table for share in self.shares for table in share])
+        self.register_buffer("by_owner", order.to(device), persistent=False)
+        self.register_buffer("by_number", order.argsort().to(device), persistent=False)
         mine = [config.rows[table] for table in self.shares[self.rank]]
         self.dim, self.pooling = config.dim, config.pooling
         # The loss is a mean over the samples of one rank, and the model's over all of them.
@@ -146,15 +136,17 @@ class Tables(nn.Module):
         starts = torch.tensor([0, *mine]).cumsum(0)[:-1]
         self.register_buffer("starts", starts.to(device), persistent=False)
         self.weight = nn.Parameter(torch.empty(sum(mine), config.dim, device=device))
-        nn.init.uniform_(self.weight, -(config.dim**-0.5), config.dim**-0.5)
+        for table, part in zip(self.shares[self.rank], self.weight.detach().split(mine), strict=True):
+            torch.manual_seed(seed + table)  # a table starts the same on whichever rank it is
+            nn.init.uniform_(part, -(len(part) ** -0.5), len(part) ** -0.5)
 
     def forward(self, indices: Tensor) -> Tensor:
         """``indices`` (batch, tables, pooling) of this rank's samples to their sums (batch, tables, dim)."""
         batch = len(indices)
         counts, mine = [len(share) for share in self.shares], len(self.shares[self.rank])
-        by_owner = indices.transpose(0, 1)[self.order].flatten()
+        sent = indices.transpose(0, 1)[self.by_owner].flatten()
         got = AllToAll.apply(
-            by_owner,
+            sent,
             [count * batch * self.pooling for count in counts],
             [mine * batch * self.pooling] * self.ranks,
         )
@@ -165,15 +157,15 @@ class Tables(nn.Module):
             [mine * batch * self.dim] * self.ranks,
             [count * batch * self.dim for count in counts],
         )
-        return back.view(len(self.order), batch, self.dim).transpose(0, 1)
+        return back.view(-1, batch, self.dim)[self.by_number].transpose(0, 1)
 
 
-def mlp(inputs: int, widths: tuple[int, ...], outputs: int) -> nn.Sequential:
+def mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for width in widths:
-        layers += [nn.Linear(inputs, width), nn.ReLU()]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        nn.init.xavier_normal_(layers[-2].weight)
+    return nn.Sequential(*layers[:-1])
 
 
 class Interaction(nn.Module):
@@ -182,8 +174,8 @@ class Interaction(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         vectors = len(config.rows) + 1
-        self.bottom = mlp(DENSE, config.bottom, config.dim)
-        self.top = mlp(config.dim + vectors * (vectors - 1) // 2, config.top, 1)
+        self.bottom = mlp(DENSE, *config.bottom, config.dim)
+        self.top = mlp(config.dim + vectors * (vectors - 1) // 2, *config.top, 1)
         self.register_buffer("pairs", torch.tril_indices(vectors, vectors, -1), persistent=False)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -202,7 +194,7 @@ def parse_arguments(world_size: int) -> argparse.Namespace:
     add("--size", choices=SIZES, default="debug", help="model size (default: debug)")
     add("--batch", type=int, help="samples a rank (default: 128 for debug, else 2048)")
     add("--dtype", choices=["bf16", "fp32"], default="bf16", help="of the MLPs' computation (default: bf16)")
-    add("--lr", type=float, default=0.1, help="learning rate of SGD (default: 0.1)")
+    add("--lr", type=float, default=0.5, help="learning rate of SGD (default: 0.5)")
     add("--steps", type=int, default=3, help="(default: 3)")
     add("--seed", type=int, default=0, help="of the initial weights and the data")
     args = parser.parse_args()
@@ -217,8 +209,8 @@ def parse_arguments(world_size: int) -> argparse.Namespace:
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size, config = dist.get_rank(), dist.get_world_size(), SIZES[args.size]
-    torch.manual_seed(args.seed + rank)  # tables differ; DDP gives all ranks the MLPs of rank 0
-    tables = Tables(config, args.lr, device)
+    tables = Tables(config, args.lr, args.seed, device)
+    torch.manual_seed(args.seed)
     model = DistributedDataParallel(
         Interaction(config).to(device), device_ids=[device.index] if device.type == "cuda" else None
     )

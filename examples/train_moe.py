@@ -172,7 +172,7 @@ def parse_arguments(world_size: int) -> argparse.Namespace:
     # fmt: off
     add("--size", choices=SIZES, default="debug", help="experts x their size (default: debug)")
     add("--ep", type=int, help="expert parallel ranks (default: as many as experts and ranks allow)")
-    add("--capacity", type=float, default=1.25, help="of an expert, over its fair share of tokens (default: 1.25)")
+    add("--capacity", type=float, default=1.25, help="of an expert, in fair shares of tokens (default: 1.25)")
     add("--ac", choices=["none", "full"], default="full", help="activation checkpointing (default: full)")
     add("--seq", type=int, help="sequence length (default: 256 for debug, else 4096)")
     add("--batch", type=int, default=1, help="sequences a rank (default: 1)")
