@@ -136,9 +136,14 @@ def provenance_sentence(summary: Summary) -> str:
     others: dict[str, list[str]] = {}
     for field, word in (summary.get("provenance") or {}).items():
         if word != "emulated":
-            others.setdefault(str(word), []).append(str(field).replace("_", " "))
+            others.setdefault(str(word), []).append(_words(str(field)))
     exceptions = "; ".join(f"{word}: {', '.join(fields)}" for word, fields in sorted(others.items()))
     return "All times and memory are emulated" + (f" ({exceptions})." if exceptions else ".")
+
+
+def _words(field: str) -> str:
+    """A field's name without its unit."""
+    return field.removesuffix("_s").removesuffix("_bytes").replace("_", " ").replace("rss", "RSS")
 
 
 def command_line(summary: Summary) -> str:

@@ -1,0 +1,171 @@
+"""The summary of a run on the terminal: what a reader asks first, on one screen of at most 100 columns.
+
+Emulated figures are never shown as measured: the last line says where the figures come from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.report import text
+from windtunnel.report.text import Summary
+
+WIDTH = 100
+_BAR = 30  # columns, at the full width
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_STYLES = {"compute": "blue", "pipeline_bubble": "magenta", "imbalance": "red", "launch": "cyan"}
+_VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
+_CLASSES = 12  # rank classes that are listed; of more, those with the least headroom
+
+
+def print_summary(summary: Summary, console: Console, report: Path | None = None) -> None:
+    """Print ``summary`` (the form of docs/summary.md); ``report`` is where the page lies, if there is one."""
+    width = min(console.width, WIDTH)
+
+    def show(item: Any, indent: int = 2) -> None:
+        console.print(Padding(item, (0, 0, 0, indent)), width=width, highlight=False)
+
+    show(Text(text.command_line(summary), "bold"), 0)
+    show(Text(text.cluster_line(summary), "dim"), 0)
+    console.print()
+    show(_headline(summary))
+    for title, body in (
+        (f"Where the iteration goes{_whose(summary)}", _path(summary, width)),
+        ("Device memory (peaks)", _memory(summary)),
+    ):
+        if body.row_count:
+            _title(console, title)
+            show(body)
+    for rank_class in summary.get("ranks") or ():
+        if rank_class.get("oom"):
+            show(Text(f"✗ ranks {rank_class['name']}: {_out_of_memory(rank_class['oom'])}", "red"))
+    waits = (summary.get("waits") or ())[:3]
+    if waits:
+        _title(console, "What it waits for")
+        for number, wait in enumerate(waits, start=1):
+            line = Text(f"{number}. ")
+            line.append(f"{text.seconds(wait['seconds'])} ({text.share(wait['share'])})", "bold")
+            line.append(f"  {wait['what']}")
+            show(line)
+            show(Text(f"→ {wait['remedy']}", "green"), 5)
+    warnings = summary.get("warnings") or ()
+    if warnings:
+        _title(console, "Warnings")
+        for warning in warnings:
+            show(Text(f"! {warning}", "yellow"))
+    console.print()
+    if report is not None:
+        # A path is never broken by the terminal's width: it is there to be clicked or copied.
+        console.print(Text.assemble("Report  ", (str(report), "bold")), soft_wrap=True, highlight=False)
+    run = f"Run {summary['run_id']}. " if summary.get("run_id") else ""
+    show(Text(run + text.provenance_sentence(summary), "dim"), 0)
+
+
+def _title(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, "bold"))
+
+
+def _whose(summary: Summary) -> str:
+    return (
+        f" (critical path, {text.seconds(summary['iteration_time_s'])})"
+        if "iteration_time_s" in summary
+        else ""
+    )
+
+
+def _headline(summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column(style="dim")
+    first = summary.get("first_iteration_time_s")
+    rows = (
+        ("iteration_time_s", "Iteration", text.seconds, f"first one {text.seconds(first)}" if first else ""),
+        ("tokens_per_second_per_device", "Tokens/s per device", text.count, _tokens(summary)),
+        ("mfu", "MFU", text.share, _flops(summary, "model_flops_per_iteration")),
+        ("hfu", "HFU", text.share, _flops(summary, "hardware_flops_per_iteration")),
+    )
+    for field, name, form, note in rows:
+        if summary.get(field):
+            words = [text.provenance(summary, field), note]
+            table.add_row(name, form(summary[field]), ", ".join(filter(None, words)))
+    wall = summary.get("wall_time_s")
+    if wall:
+        took = (
+            f"measured, with {text.size(summary['peak_rss_bytes'])}"
+            if "peak_rss_bytes" in summary
+            else "measured"
+        )
+        table.add_row("This run took", text.seconds(wall), took)
+    return table
+
+
+def _tokens(summary: Summary) -> str:
+    tokens = summary.get("tokens_per_iteration")
+    return f"{text.count(tokens)} tokens an iteration" if tokens else ""
+
+
+def _flops(summary: Summary, field: str) -> str:
+    flops = summary.get(field)
+    return f"{text.decimal(flops)}FLOP an iteration" if flops else ""
+
+
+def _path(summary: Summary, width: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    parts = text.path_parts(summary)
+    columns = max(6, _BAR - (WIDTH - width))
+    longest = max((share for _, _, share in parts), default=1.0)
+    for key, seconds, share in parts:
+        style = "yellow" if key.startswith("communication") else _STYLES.get(key, "bright_black")
+        bar = Text(_bar(share / longest, columns), style)
+        table.add_row(text.path_label(key), text.seconds(seconds), text.share(share), bar)
+    return table
+
+
+def _bar(share: float, columns: int) -> str:
+    eighths = max(1, round(share * columns * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _memory(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("ranks", overflow="fold", min_width=5)
+    for name in ("allocated", "reserved", "device", "headroom", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    classes = list(summary.get("ranks") or ())
+    shown = classes
+    if len(classes) > _CLASSES:
+        shown = sorted(classes, key=lambda one: one.get("headroom_bytes", 0))[:_CLASSES]
+    for one in shown:
+        word = text.verdict(one)
+        count = one.get("count", len(one.get("members") or ()))
+        table.add_row(
+            Text.assemble(str(one["name"]), (f" ({count:,})", "dim")),
+            text.size(one.get("peak_allocated_bytes")),
+            Text(text.size(one.get("peak_reserved_bytes")), "bold"),
+            text.size(one.get("memory_bytes")),
+            text.size(one.get("headroom_bytes")),
+            Text(word, _VERDICTS[word]),
+        )
+    if len(classes) > len(shown):
+        table.add_row(Text(f"{len(classes) - len(shown)} more, with more headroom", "dim"))
+    return table
+
+
+def _out_of_memory(oom: Any) -> str:
+    """In words what a summary says of the first refused allocation: a sentence, or fields."""
+    if not isinstance(oom, dict):
+        return str(oom)
+    where = f" in {oom['scope']}" if oom.get("scope") else ""
+    return f"out of memory{where}, asking for {text.size(oom.get('requested_bytes'))}"
