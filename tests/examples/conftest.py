@@ -1,4 +1,4 @@
-"""Run an example as a user would, on CPU with gloo, and read the losses that it prints."""
+"""Run the examples as a user would, on CPU with gloo, and read the losses that they print."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
 LOSS = re.compile(r"^step \d+  loss ([\d.]+|nan|inf)  ", re.MULTILINE)
 
-
-@pytest.fixture
-def run() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``run(script, world, *flags)``: under torchrun for a world above 1, else alone."""
-
-    def start(script: Path | str, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-        command = [sys.executable, *(launcher if world > 1 else []), str(EXAMPLES / script), *flags]
-        names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-        env = {key: value for key, value in os.environ.items() if key not in names}
-        return subprocess.run(
-            command, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-        )
-
-    return start
+sys.path.insert(0, str(EXAMPLES))  # as for the script of a user, its folder is where its modules are found
 
 
-@pytest.fixture
-def losses(run: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[float]]:
-    """The losses that ``run`` printed, after checking that it ended well."""
+def run(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    """``script`` under torchrun for a world above 1, else alone."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command = [sys.executable, *(launcher if world > 1 else []), str(script), *flags]
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    env = {key: value for key, value in os.environ.items() if key not in names}
+    # Port 0 lets the system choose a free one where nobody else has to know it.
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | ({"MASTER_PORT": "0"} if world == 1 else {})
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
-    def read(script: Path | str, world: int, *flags: str) -> list[float]:
-        done = run(script, world, *flags)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return [float(found) for found in LOSS.findall(done.stdout)]
 
-    return read
+def losses(script: Path, world: int, *flags: str) -> list[float]:
+    """What ``run`` printed, after checking that it ended well."""
+    done = run(script, world, *flags)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [float(found) for found in LOSS.findall(done.stdout)]
+
+
+def losses_by_layout(script: str, world: int, layouts: list[str]) -> dict[str, list[float]]:
+    """Losses of each command line of an example, all from the same initial weights."""
+    done = run(HERE / "layouts.py", world, script, *layouts)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, list[float]] = {}
+    for part in done.stdout.split("layout ")[1:]:
+        layout, _, printed = part.partition("\n")
+        found[layout] = [float(loss) for loss in LOSS.findall(printed)]
+    return found

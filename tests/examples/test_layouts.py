@@ -1,0 +1,90 @@
+"""However a job is laid out over ranks, it is the same training: the losses of one process are the truth."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from conftest import losses_by_layout
+
+pytest.importorskip("torch")
+
+STEPS, SEQ = 3, 64
+EXACT = f"--dtype fp32 --seq {SEQ} --steps {STEPS} "  # bf16 rounds differently for every way of summing
+
+# A process sees four sequences a step; so does every layout, over its data parallel ranks together.
+LLAMA = {
+    1: ["--ac full", "--ac selective --foreach", "--parallel none", "--batch 2 --grad-accum 2"],
+    2: [
+        "--batch 2",
+        "--batch 2 --parallel ddp",
+        "--batch 1 --parallel ddp --grad-accum 2",
+        "--tp 2",
+        "--tp 2 --parallel none --no-loss-parallel",
+        "--cp 2",
+        "--cp 2 --parallel ddp",
+        "--pp 2",
+        "--pp 2 --schedule gpipe --parallel ddp --microbatches 2",
+        "--pp 2 --schedule interleaved1f1b",
+        "--pp 2 --schedule zerobubble --ac none",
+        "--pp 2 --schedule zbv",
+    ],
+    4: [
+        "--pp 2 --tp 2",
+        "--pp 2 --cp 2",
+        "--cp 2 --tp 2",
+        "--batch 2 --pp 2 --schedule interleaved1f1b",
+        "--batch 2 --tp 2",
+    ],
+}
+MOE = {2: ["--ep 1", "--ep 2"], 4: ["--ep 2"]}
+
+
+def command(layout: str, default: str) -> str:
+    return EXACT + (layout if "--batch" in layout else f"{layout} {default}")
+
+
+@cache
+def llama(world: int) -> dict[str, list[float]]:
+    return losses_by_layout("train_llama", world, [command(x, "--batch 4") for x in LLAMA[world]])
+
+
+@cache
+def llama_truth() -> list[float]:
+    return next(iter(losses_by_layout("train_llama", 1, [EXACT + "--batch 4 --ac none"]).values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "layout"), [(w, layout) for w, ls in LLAMA.items() for layout in ls])
+def test_llama_trains_alike_in_every_layout(world: int, layout: str) -> None:
+    truth = llama_truth()
+    assert len(truth) == STEPS
+    assert truth[-1] < truth[0] - 1
+    assert llama(world)[command(layout, "--batch 4")] == pytest.approx(truth, abs=3e-4)
+
+
+@cache
+def moe(world: int) -> dict[str, list[float]]:
+    layouts = MOE.get(world, [""])
+    # capacity for every token, because which ones are dropped depends on the batch that a rank sees
+    flags = f"--capacity 4 --batch {4 // world}"
+    return losses_by_layout("train_moe", world, [f"{EXACT}{flags} {layout}" for layout in layouts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", MOE)
+def test_experts_train_alike_on_one_rank_and_on_several(world: int) -> None:
+    (truth,) = moe(1).values()
+    assert truth[-1] < truth[0] - 0.5
+    for layout, found in moe(world).items():
+        # the balance loss is a product of means over a rank's own batch, so not quite the same
+        assert found == pytest.approx(truth, abs=5e-3), layout
+
+
+@pytest.mark.slow
+def test_tables_train_alike_on_one_rank_and_on_several() -> None:
+    flags = "--dtype fp32 --steps 4 --batch"
+    (truth,) = losses_by_layout("train_dlrm", 1, [f"{flags} 128"]).values()
+    (found,) = losses_by_layout("train_dlrm", 4, [f"{flags} 32"]).values()
+    assert len(truth) == 4
+    assert found == pytest.approx(truth, abs=2e-4)

@@ -1,0 +1,36 @@
+"""The examples run as they are under torchrun and alone, learn, and refuse what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import EXAMPLES, losses, run
+
+pytest.importorskip("torch")
+
+SCRIPTS = {
+    "train_llama.py": ["--steps", "6", "--batch", "2", "--seq", "128"],
+    "train_moe.py": ["--steps", "6", "--batch", "2", "--seq", "128"],
+    "train_dlrm.py": ["--steps", "25"],
+    "train_resnet.py": ["--steps", "6", "--channels-last"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_loss_goes_down(script: str, world: int) -> None:
+    found = losses(EXAMPLES / script, world, *SCRIPTS[script])
+    assert len(found) == int(SCRIPTS[script][1])
+    assert sum(found[-2:]) < sum(found[:2]) - 0.1
+
+
+def test_examples_know_nothing_of_windtunnel() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        assert "windtunnel" not in path.read_text(), path.name
+
+
+@pytest.mark.slow
+def test_what_does_not_go_together_is_refused_by_the_script() -> None:
+    done = run(EXAMPLES / "train_llama.py", 1, "--tp", "3")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("a world of 1 does not divide into --pp 1 x --cp 1 x --tp 3")
