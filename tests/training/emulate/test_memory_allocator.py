@@ -95,27 +95,35 @@ def check_heap(path: Trajectory, expandable: bool) -> None:
     heap, free_blocks, backed = path.heap, set(), 0
     rows = len(heap.filled) // 2
     spare, block = set(), int(heap.totals[4])
-    while block < len(heap.size):
+    while block < len(heap.blocks):
         spare.add(block)
-        block = int(heap.after[block])
-    known = [b for b in range(len(heap.size)) if b not in spare]
+        block = int(heap.blocks[block]["after"])
+    known = [b for b in range(len(heap.blocks)) if b not in spare]
     assert len(known) == heap.totals[5]
     spans = []
-    for head in (b for b in known if heap.before[b] == NONE):
+    for head in (b for b in known if heap.blocks[b]["before"] == NONE):
         block, total = head, 0
         while block != NONE:
-            following = int(heap.after[block])
-            if heap.state[block] != UNMAPPED:
-                total += int(heap.size[block])
-                spans.append((int(heap.address[block]), int(heap.address[block] + heap.size[block])))
-            if heap.state[block] in (FREE, UNMAPPED):
+            following = int(heap.blocks[block]["after"])
+            if heap.blocks[block]["state"] != UNMAPPED:
+                total += int(heap.blocks[block]["size"])
+                spans.append(
+                    (
+                        int(heap.blocks[block]["address"]),
+                        int(heap.blocks[block]["address"] + heap.blocks[block]["size"]),
+                    )
+                )
+            if heap.blocks[block]["state"] in (FREE, UNMAPPED):
                 free_blocks.add(block)
-            assert heap.state[block] in (FREE, USED, PENDING, UNMAPPED)
-            assert heap.size[block] % 512 == 0 and heap.size[block] > 0
+            assert heap.blocks[block]["state"] in (FREE, USED, PENDING, UNMAPPED)
+            assert heap.blocks[block]["size"] % 512 == 0 and heap.blocks[block]["size"] > 0
             if following != NONE:
-                assert heap.before[following] == block
-                assert heap.address[following] == heap.address[block] + heap.size[block]
-                both = {int(heap.state[block]), int(heap.state[following])}
+                assert heap.blocks[following]["before"] == block
+                assert (
+                    heap.blocks[following]["address"]
+                    == heap.blocks[block]["address"] + heap.blocks[block]["size"]
+                )
+                both = {int(heap.blocks[block]["state"]), int(heap.blocks[following]["state"])}
                 assert both not in ({FREE}, {UNMAPPED})  # neighbours that could merge have merged
             block = following
         assert total % (2 * MIB) == 0
@@ -126,9 +134,11 @@ def check_heap(path: Trajectory, expandable: bool) -> None:
     filed = [int(b) for row in range(2 * rows) for b in heap.members[row, : heap.filled[row]]]
     assert len(filed) == len(set(filed)) and set(filed) == free_blocks
     for row in range(rows):
-        keys = [(heap.size[b], heap.address[b]) for b in heap.members[row, : heap.filled[row]]]
+        keys = [
+            (heap.blocks[b]["size"], heap.blocks[b]["address"]) for b in heap.members[row, : heap.filled[row]]
+        ]
         assert keys == sorted(keys)
-    assert expandable or not any(heap.state[b] == UNMAPPED for b in known)
+    assert expandable or not any(heap.blocks[b]["state"] == UNMAPPED for b in known)
 
 
 @pytest.mark.parametrize("text", CONFIGS)

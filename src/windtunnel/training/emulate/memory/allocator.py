@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
-
 from windtunnel.training.emulate.memory.blocks import (
     ALLOCATED,
     CACHED,
@@ -40,6 +38,7 @@ from windtunnel.training.emulate.memory.blocks import (
     USED,
     Heap,
     Int64,
+    compiled,
     cut_front,
     insert,
     lower_bound,
@@ -68,7 +67,7 @@ class Waiting(NamedTuple):
     event: Int64  # index of the event that freed it; -1 once the stream is known to be past it
 
 
-@njit(cache=True)
+@compiled
 def round_size(size: int, divisions: Int64) -> int:
     """Bytes that a request takes, before a segment is chosen (``round_size`` in the original)."""
     if size < MIN_BLOCK:
@@ -84,13 +83,15 @@ def round_size(size: int, divisions: Int64) -> int:
     return (size + unit - 1) // unit * unit
 
 
-@njit(cache=True)
+@compiled
 def reach(heap: Heap, block: int) -> int:
-    after = heap.after[block]
-    return heap.size[block] + (heap.size[after] if after != NONE and heap.state[after] == UNMAPPED else 0)
+    after = heap.blocks[block].after
+    return heap.blocks[block].size + (
+        heap.blocks[after].size if after != NONE and heap.blocks[after].state == UNMAPPED else 0
+    )
 
 
-@njit(cache=True)
+@compiled
 def take_cached(heap: Heap, rules: Rules, row: int, size: int) -> int:
     """Best fit among the free blocks of the row, or NONE (``get_free_block``)."""
     if rules.collect_above > 0:
@@ -108,15 +109,15 @@ def take_cached(heap: Heap, rules: Rules, row: int, size: int) -> int:
                 break
             block = following
             at += 1
-    if size < rules.max_split <= heap.size[block]:
+    if size < rules.max_split <= heap.blocks[block].size:
         return NONE
-    if size >= rules.max_split and heap.size[block] >= size + rules.non_split_rounding:
+    if size >= rules.max_split and heap.blocks[block].size >= size + rules.non_split_rounding:
         return NONE
     remove(heap, block)
     return block
 
 
-@njit(cache=True)
+@compiled
 def finish(heap: Heap, waiting: Waiting, stream: int, event: int, launch: int) -> None:
     """Other streams' uses are over: those on ``stream`` (-1: any) of blocks that were freed before ``event``
     and when at most ``launch`` kernels had been launched. A block without further uses becomes free."""
@@ -125,8 +126,8 @@ def finish(heap: Heap, waiting: Waiting, stream: int, event: int, launch: int) -
         block = waiting.block[index]
         same = stream == -1 or waiting.stream[index] == stream
         if same and waiting.event[index] < event and waiting.launch[index] <= launch:
-            heap.waits[block] -= 1
-            if heap.waits[block] == 0:
+            heap.blocks[block].waits -= 1
+            if heap.blocks[block].waits == 0:
                 settle(heap, block, FREE)
         else:
             waiting.block[kept] = block
@@ -137,7 +138,7 @@ def finish(heap: Heap, waiting: Waiting, stream: int, event: int, launch: int) -
     heap.totals[LAST] = kept
 
 
-@njit(cache=True)
+@compiled
 def allocate(heap: Heap, rules: Rules, waiting: Waiting, stream: int, size: int) -> tuple[int, bool]:
     """A USED block for ``size`` rounded bytes, and whether the device had too little for it. When it had, the
     device has no limit from then on, so that what the program would have needed is still found out."""
@@ -146,8 +147,8 @@ def allocate(heap: Heap, rules: Rules, waiting: Waiting, stream: int, size: int)
         if waiting.launch[oldest] > heap.totals[LAUNCHES] - rules.lag:
             break
         heap.totals[FIRST] += 1
-        heap.waits[waiting.block[oldest]] -= 1
-        if heap.waits[waiting.block[oldest]] == 0:
+        heap.blocks[waiting.block[oldest]].waits -= 1
+        if heap.blocks[waiting.block[oldest]].waits == 0:
             settle(heap, waiting.block[oldest], FREE)
     row = 2 * stream + (1 if size > SMALL_REQUEST else 0)
     out_of_memory = False
@@ -167,31 +168,31 @@ def allocate(heap: Heap, rules: Rules, waiting: Waiting, stream: int, size: int)
             heap.totals[REFUSED] = heap.totals[RESERVED]
             heap.totals[LIMIT] = UNLIMITED
             block = new_segment(heap, rules, row, size)
-    rest = heap.size[block] - size
+    rest = heap.blocks[block].size - size
     if rules.expandable or row & 1 == 0:
         split = rest >= MIN_BLOCK
     else:
         split = size < rules.max_split and rest > SMALL_REQUEST
     if split:
         front = cut_front(heap, block, size, USED)
-        heap.state[block] = FREE
+        heap.blocks[block].state = FREE
         insert(heap, block)
         block = front
-    heap.state[block] = USED
-    heap.totals[ALLOCATED] += heap.size[block]
+    heap.blocks[block].state = USED
+    heap.totals[ALLOCATED] += heap.blocks[block].size
     return block, out_of_memory
 
 
-@njit(cache=True)
+@compiled
 def release(
     heap: Heap, waiting: Waiting, block: int, event: int, uses: Int64, link: Int64, head: int
 ) -> None:
     """The host frees a USED block. ``head`` starts the chain (through ``link``) of its other streams."""
-    heap.totals[ALLOCATED] -= heap.size[block]
+    heap.totals[ALLOCATED] -= heap.blocks[block].size
     if head == NONE:
         settle(heap, block, FREE)
         return
-    heap.state[block] = PENDING
+    heap.blocks[block].state = PENDING
     while head != NONE:
         last = heap.totals[LAST]
         waiting.block[last] = block
@@ -199,12 +200,12 @@ def release(
         waiting.launch[last] = heap.totals[LAUNCHES]
         waiting.event[last] = event
         heap.totals[LAST] += 1
-        heap.waits[block] += 1
+        heap.blocks[block].waits += 1
         head = link[head]
 
 
-@njit(cache=True)
+@compiled
 def has_room(heap: Heap) -> bool:
     """Whether there are spare blocks for whatever the next event does: giving pages back cuts every cached
     block into three at most."""
-    return heap.totals[NODES] + 2 * heap.totals[CACHED] + 8 <= heap.size.size
+    return heap.totals[NODES] + 2 * heap.totals[CACHED] + 8 <= heap.blocks.size

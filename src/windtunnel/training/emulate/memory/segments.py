@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
-
 from windtunnel.training.emulate.memory.blocks import (
     FREE,
     LIMIT,
@@ -28,6 +26,7 @@ from windtunnel.training.emulate.memory.blocks import (
     UNMAPPED,
     Heap,
     Int64,
+    compiled,
     cut_front,
     drop_block,
     insert,
@@ -56,12 +55,12 @@ class Rules(NamedTuple):
     divisions: Int64
 
 
-@njit(cache=True)
+@compiled
 def page_size(row: int, rules: Rules) -> int:
     return rules.large_segment if row & 1 else SMALL_SEGMENT
 
 
-@njit(cache=True)
+@compiled
 def new_segment(heap: Heap, rules: Rules, row: int, size: int) -> int:
     """Ask the device for memory that holds ``size`` bytes; NONE when it has not enough (``alloc_block``)."""
     if rules.expandable:
@@ -80,7 +79,7 @@ def new_segment(heap: Heap, rules: Rules, row: int, size: int) -> int:
     return block
 
 
-@njit(cache=True)
+@compiled
 def extend_range(heap: Heap, rules: Rules, row: int, size: int) -> int:
     """Back enough pages at the lowest address of the row's range where ``size`` bytes fit."""
     unmapped = row + heap.filled.size // 2
@@ -92,69 +91,81 @@ def extend_range(heap: Heap, rules: Rules, row: int, size: int) -> int:
     block = NONE
     for index in range(heap.filled[unmapped]):
         block = heap.members[unmapped, index]
-        if heap.before[block] != NONE and heap.state[heap.before[block]] == FREE:
-            block = heap.before[block]
+        if heap.blocks[block].before != NONE and heap.blocks[heap.blocks[block].before].state == FREE:
+            block = heap.blocks[block].before
         room, piece = 0, block
-        while room < size and piece != NONE and (heap.state[piece] == FREE or heap.state[piece] == UNMAPPED):
-            room += heap.size[piece]
-            piece = heap.after[piece]
+        while (
+            room < size
+            and piece != NONE
+            and (heap.blocks[piece].state == FREE or heap.blocks[piece].state == UNMAPPED)
+        ):
+            room += heap.blocks[piece].size
+            piece = heap.blocks[piece].after
         if room >= size:
             break
-    if heap.state[block] == UNMAPPED and not back_pages(heap, rules, block, min(size, heap.size[block])):
+    if heap.blocks[block].state == UNMAPPED and not back_pages(
+        heap, rules, block, min(size, heap.blocks[block].size)
+    ):
         return NONE
-    while heap.size[block] < size:
-        following = heap.after[block]
-        if not back_pages(heap, rules, following, min(size - heap.size[block], heap.size[following])):
+    while heap.blocks[block].size < size:
+        following = heap.blocks[block].after
+        if not back_pages(
+            heap, rules, following, min(size - heap.blocks[block].size, heap.blocks[following].size)
+        ):
             return NONE
         block = following  # it has absorbed the block before it
     remove(heap, block)
     return block
 
 
-@njit(cache=True)
+@compiled
 def back_pages(heap: Heap, rules: Rules, block: int, size: int) -> bool:
     """Back the first ``size`` bytes (whole pages) of an UNMAPPED block; False when the device is full."""
-    page = page_size(heap.row[block], rules)
+    page = page_size(heap.blocks[block].row, rules)
     backed = (size + page - 1) // page * page
     if heap.totals[RESERVED] + backed > heap.totals[LIMIT]:
         return False
     heap.totals[RESERVED] += backed
     remove(heap, block)
-    if backed < heap.size[block]:
+    if backed < heap.blocks[block].size:
         # The block itself becomes the mapped front part, because a caller holds on to it.
         rest = new_block(
-            heap, heap.address[block] + backed, heap.size[block] - backed, heap.row[block], UNMAPPED
+            heap,
+            heap.blocks[block].address + backed,
+            heap.blocks[block].size - backed,
+            heap.blocks[block].row,
+            UNMAPPED,
         )
-        heap.before[rest] = block
-        heap.after[rest] = heap.after[block]
-        if heap.after[rest] != NONE:
-            heap.before[heap.after[rest]] = rest
-        heap.after[block] = rest
-        heap.size[block] = backed
+        heap.blocks[rest].before = block
+        heap.blocks[rest].after = heap.blocks[block].after
+        if heap.blocks[rest].after != NONE:
+            heap.blocks[heap.blocks[rest].after].before = rest
+        heap.blocks[block].after = rest
+        heap.blocks[block].size = backed
         insert(heap, rest)
     settle(heap, block, FREE)
     return True
 
 
-@njit(cache=True)
+@compiled
 def give_back(heap: Heap, rules: Rules, block: int) -> None:
     """Return a FREE block to the device: the whole segment, or the pages that lie within the block."""
     if not rules.expandable:
-        if heap.before[block] == NONE and heap.after[block] == NONE:
+        if heap.blocks[block].before == NONE and heap.blocks[block].after == NONE:
             remove(heap, block)
-            heap.totals[RESERVED] -= heap.size[block]
+            heap.totals[RESERVED] -= heap.blocks[block].size
             drop_block(heap, block)
         return
-    page = page_size(heap.row[block], rules)
-    start = heap.address[block] - (heap.row[block] << RANGE_BITS)
+    page = page_size(heap.blocks[block].row, rules)
+    start = heap.blocks[block].address - (heap.blocks[block].row << RANGE_BITS)
     first = (start + page - 1) // page * page
-    end = (start + heap.size[block]) // page * page
+    end = (start + heap.blocks[block].size) // page * page
     if first >= end:
         return
     remove(heap, block)
     if first > start:
         insert(heap, cut_front(heap, block, first - start, FREE))
-    if start + (first - start) + heap.size[block] > end:
+    if start + (first - start) + heap.blocks[block].size > end:
         pages = cut_front(heap, block, end - first, FREE)
         insert(heap, block)
         block = pages
@@ -162,7 +173,7 @@ def give_back(heap: Heap, rules: Rules, block: int) -> None:
     settle(heap, block, UNMAPPED)
 
 
-@njit(cache=True)
+@compiled
 def give_back_all(heap: Heap, rules: Rules) -> None:
     """Return everything that is cached and can be returned (``release_cached_blocks``)."""
     for row in range(heap.filled.size // 2):
@@ -170,7 +181,7 @@ def give_back_all(heap: Heap, rules: Rules) -> None:
             give_back(heap, rules, block)
 
 
-@njit(cache=True)
+@compiled
 def give_back_oversize(heap: Heap, rules: Rules, row: int, size: int) -> bool:
     """With a split limit: return oversize blocks, only as many as the request needs
     (``release_available_cached_blocks``)."""
@@ -184,14 +195,14 @@ def give_back_oversize(heap: Heap, rules: Rules, row: int, size: int) -> bool:
     returned = 0
     while returned < need and heap.filled[row] > 0:
         largest = heap.members[row, heap.filled[row] - 1]
-        if heap.size[largest] < rules.max_split:
+        if heap.blocks[largest].size < rules.max_split:
             break
-        returned += heap.size[largest]
+        returned += heap.blocks[largest].size
         give_back(heap, rules, largest)
     return returned >= need
 
 
-@njit(cache=True)
+@compiled
 def collect_garbage(heap: Heap, rules: Rules) -> None:
     """Above the threshold, return large segments that were not reused for longer than the average one is
     (``garbage_collect_cached_blocks``); the age of a block is in look-ups of its pool."""
@@ -202,8 +213,8 @@ def collect_garbage(heap: Heap, rules: Rules) -> None:
     age, found = 0, 0
     for row in range(1, heap.filled.size // 2, 2):
         for block in heap.members[row, : heap.filled[row]]:
-            if heap.before[block] == NONE and heap.after[block] == NONE:
-                age += now - heap.born[block]
+            if heap.blocks[block].before == NONE and heap.blocks[block].after == NONE:
+                age += now - heap.blocks[block].born
                 found += 1
     progress = True
     while excess > 0 and progress and found > 0:
@@ -211,10 +222,10 @@ def collect_garbage(heap: Heap, rules: Rules) -> None:
         progress = False
         for row in range(1, heap.filled.size // 2, 2):
             for block in heap.members[row, : heap.filled[row]].copy():
-                alone = heap.before[block] == NONE and heap.after[block] == NONE
-                if alone and now - heap.born[block] >= oldest:
+                alone = heap.blocks[block].before == NONE and heap.blocks[block].after == NONE
+                if alone and now - heap.blocks[block].born >= oldest:
                     progress = True
-                    excess -= heap.size[block]
-                    age -= now - heap.born[block]
+                    excess -= heap.blocks[block].size
+                    age -= now - heap.blocks[block].born
                     found -= 1
                     give_back(heap, rules, block)

@@ -62,6 +62,7 @@ class Trajectory:
     heap: Heap
 
 
+# Numba's cache notices changes of this file alone: touch it after changing what is called from here.
 @njit(cache=True)
 def _run(
     heap: Heap,
@@ -94,7 +95,7 @@ def _run(
                     return NO_ROOM, event, out_of_memory
                 rounded = round_size(value[event], rules.divisions)
                 place[block], failed = allocate(heap, rules, waiting, stream[event], rounded)
-                size[block] = heap.size[place[block]]
+                size[block] = heap.blocks[place[block]].size
                 if failed:
                     out_of_memory = event
         elif what == FREE:
@@ -105,7 +106,7 @@ def _run(
                 release(heap, waiting, place[block], event, use_stream, use_link, heads[block])
         elif what == STREAM_USE:
             if born[block] != NONE and place[block] != NONE and died[block] == kind.size:
-                fresh = stream[event] != heap.row[place[block]] >> 1
+                fresh = stream[event] != heap.blocks[place[block]].row >> 1
                 known = heads[block]
                 while known != NONE:
                     fresh = fresh and use_stream[known] != stream[event]
