@@ -1,12 +1,13 @@
 """The truth that the engine is held against: a plain simulator, and random jobs.
 
-It sweeps over all nodes of all ranks again and again, filling in every time whose causes are known, until nothing
-changes: no cursors, no wake-ups, no order of its own.
+It sweeps over all nodes of all ranks again and again, filling in every time whose causes are known, until
+nothing changes: no cursors, no wake-ups, no order of its own.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
 from windtunnel.engines.replay import Job, Program
 
 
@@ -71,8 +72,8 @@ def reference(
 def make_program(
     rng: np.random.Generator, kinds: list[tuple[bool, int]], *, deps: bool = True, coarse: bool = False
 ) -> Program:
-    """A program whose node i is a join if ``kinds[i][0]`` and runs on queue ``kinds[i][1]``. ``coarse`` times are
-    small integers, so that ties are common and sums exact."""
+    """A program whose node i is a join if ``kinds[i][0]`` and runs on queue ``kinds[i][1]``. ``coarse``
+    times are small integers, so that ties are common and sums exact."""
     n = len(kinds)
     ptr, dep = [0], []
     for i in range(n):
@@ -97,8 +98,8 @@ def make_program(
 def random_job(
     seed: int, ranks: int, joins: int, *, shuffle: bool = False, drop: bool = False, coarse: bool = False
 ) -> Job:
-    """Every rank has its own program. All meet their joins in one order, unless ``shuffle`` swaps neighbours in some
-    ranks; ``drop`` leaves one member out of some join."""
+    """Every rank has its own program. All meet their joins in one order, unless ``shuffle`` swaps
+    neighbours in some ranks; ``drop`` leaves one member out of some join."""
     rng = np.random.default_rng(seed)
     order: list[list[int]] = [[] for _ in range(ranks)]
     sizes = []

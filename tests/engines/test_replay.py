@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay_reference import random_job, reference
+
 from windtunnel.engines.replay import Job, Program, Stalled, replay
 from windtunnel.engines.replay.bench import events_per_second, synthetic_job
-
-from replay_reference import random_job, reference
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -1,9 +1,9 @@
 """Replay: from the execution graphs of many ranks to the time at which everything happens.
 
-Every rank has a host thread that issues nodes in order and device queues (streams) that run them first in, first
-out; *joins* (collectives and messages) start when all their members are ready. `replay` gives all times,
-`critical_path` what the job was waiting for, and `symmetry` shrinks a job to one rank of each kind without
-changing a time.
+Every rank has a host thread that issues nodes in order and device queues (streams) that run them first in,
+first out; *joins* (collectives and messages) start when all their members are ready. `replay` gives all
+times, `critical_path` what the job was waiting for, and `symmetry` shrinks a job to one rank of each kind
+without changing a time.
 """
 
 from windtunnel.engines.replay.data import Job, Program, Result, Stalled

@@ -15,10 +15,10 @@ from windtunnel.engines.replay.engine import replay
 def synthetic_job(
     ranks: int, nodes: int, *, group: int = 8, join_every: int = 20, programs: int = 1, slow: bool = True
 ) -> Job:
-    """``ranks`` ranks of ``nodes`` nodes each. Every ``join_every``-th node is a join on queue 2, in turn among
-    ``group`` neighbours and among the ranks of the same place in all groups; the compute queue waits for it two
-    nodes later, and the host for the compute queue once in 5,000 nodes. With ``slow`` every rank has its own
-    speed, so that joins really wait."""
+    """``ranks`` ranks of ``nodes`` nodes each. Every ``join_every``-th node is a join on queue 2, in turn
+    among ``group`` neighbours and among the ranks of the same place in all groups; the compute queue waits
+    for it two nodes later, and the host for the compute queue once in 5,000 nodes. With ``slow`` every rank
+    has its own speed, so that joins really wait."""
     rng = np.random.default_rng(0)
     queue = np.ones(nodes, np.int32)
     at = np.arange(join_every - 1, nodes, join_every)
@@ -62,8 +62,8 @@ def events_per_second(
 ) -> dict[str, float]:
     """Replay a `synthetic_job` ``repeats`` times after a first run that compiles.
 
-    Returns ``events_per_second`` (median), ``seconds`` (median), ``events`` and ``peak_bytes`` (the process's peak
-    resident memory, the job itself included). Packing the job is part of the time.
+    Returns ``events_per_second`` (median), ``seconds`` (median), ``events`` and ``peak_bytes`` (the
+    process's peak resident memory, the job itself included). Packing the job is part of the time.
     """
     replay(synthetic_job(2, 100), keep_times=keep_times)
     job = synthetic_job(ranks, nodes, join_every=join_every)

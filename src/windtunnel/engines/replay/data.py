@@ -23,12 +23,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Program:
-    """The nodes of one kind of rank, in issue order; all arrays but ``dep`` are of length n (``dep_ptr`` n+1).
+    """The nodes of one kind of rank, in issue order; all arrays but ``dep`` are of length n (``dep_ptr``
+    n+1).
 
     ``queue``: 0 is the host thread, 1 and up are device queues (streams), which are first in, first out.
-    ``duration``: seconds on the queue; ignored for a join node, whose time belongs to the join.
-    ``issue``: host seconds that issuing the node costs. ``dep[dep_ptr[i]:dep_ptr[i+1]]``: earlier nodes, of any
-    queue, that must have ended before node i starts. ``join``: -1, or this node's ordinal (0, 1, 2…) among the
+    ``duration``: seconds on the queue; ignored for a join node, whose time belongs to the join. ``issue``:
+    host seconds that issuing the node costs. ``dep[dep_ptr[i]:dep_ptr[i+1]]``: earlier nodes, of any queue,
+    that must have ended before node i starts. ``join``: -1, or this node's ordinal (0, 1, 2…) among the
     program's join nodes.
     """
 
@@ -47,12 +48,13 @@ class Program:
 class Job:
     """Programs, and the R ranks that run them.
 
-    ``rank_program[R]``: the program of each rank. ``compute_scale[R]`` multiplies the durations of its device
-    nodes that are no joins (a straggler), ``issue_scale[R]`` its issue times and host durations (a slow host).
-    ``rank_join[rank_join_ptr[r]:rank_join_ptr[r+1]]``: the join that each join node of rank r takes part in, by
-    ordinal. ``join_size[J]``: how many members must be ready; ``join_duration[J]``: seconds from the last
-    member's readiness to the end, for all members. ``jitter``: sigma of a lognormal factor of mean one on every
-    duration of a node that is no join, drawn from a hash of (``seed``, rank, node).
+    ``rank_program[R]``: the program of each rank. ``compute_scale[R]`` multiplies the durations of its
+    device nodes that are no joins (a straggler), ``issue_scale[R]`` its issue times and host durations (a
+    slow host). ``rank_join[rank_join_ptr[r]:rank_join_ptr[r+1]]``: the join that each join node of rank r
+    takes part in, by ordinal. ``join_size[J]``: how many members must be ready; ``join_duration[J]``:
+    seconds from the last member's readiness to the end, for all members. ``jitter``: sigma of a lognormal
+    factor of mean one on every duration of a node that is no join, drawn from a hash of (``seed``, rank,
+    node).
     """
 
     programs: list[Program]
@@ -87,11 +89,12 @@ class Job:
 class Result:
     """When everything happened.
 
-    Node i of rank r is at ``rank_ptr[r] + i`` of ``start``, ``end`` and ``ready``. A join node is ready when its
-    queue, its host and its dependencies are; it starts when all members are ready. For other nodes the two are
-    the same. Without times (``replay(…, keep_times=False)``) these arrays are empty. ``rank_end[R]`` is when the
-    rank's last node ends, ``queue_busy[R, Q]`` how long each of its queues worked: on the host that is issuing
-    and host nodes, on a device queue durations and transfers, waiting excluded. ``events`` counts nodes.
+    Node i of rank r is at ``rank_ptr[r] + i`` of ``start``, ``end`` and ``ready``. A join node is ready
+    when its queue, its host and its dependencies are; it starts when all members are ready. For other nodes
+    the two are the same. Without times (``replay(…, keep_times=False)``) these arrays are empty.
+    ``rank_end[R]`` is when the rank's last node ends, ``queue_busy[R, Q]`` how long each of its queues
+    worked: on the host that is issuing and host nodes, on a device queue durations and transfers, waiting
+    excluded. ``events`` counts nodes.
     """
 
     rank_ptr: Longs
@@ -119,13 +122,13 @@ class Result:
 
 @dataclass
 class Stalled(Exception):
-    """The job hangs. Row k says that ``rank[k]`` stands before ``node[k]``: a join node whose join ``join[k]`` lacks
-    members, or (-1) a node that waits for an earlier node of its rank. A rank has one row for each queue that
-    stands.
+    """The job hangs. Row k says that ``rank[k]`` stands before ``node[k]``: a join node whose join
+    ``join[k]`` lacks members, or (-1) a node that waits for an earlier node of its rank. A rank has one row
+    for each queue that stands.
 
     ``pending``: the joins that some rank stands in. The members of ``pending[p]`` that never came are
-    ``missing_rank`` and ``missing_node`` from ``missing_ptr[p]`` to ``missing_ptr[p+1]``; ``absent[p]`` more members
-    have no node for it in the job at all.
+    ``missing_rank`` and ``missing_node`` from ``missing_ptr[p]`` to ``missing_ptr[p+1]``; ``absent[p]``
+    more members have no node for it in the job at all.
     """
 
     rank: Ints

@@ -13,13 +13,14 @@ from windtunnel.engines.replay.pack import pack, starts
 def replay(job: Job, *, keep_times: bool = True) -> Result:
     """Replay every queue of every rank of ``job``.
 
-    A host node starts when the host is free and its dependencies have ended, and ends after issue and duration.
-    A device node costs the host its issue time, then starts when its queue is free and its dependencies have ended.
-    A join node gets ready in the same way (on the host, after its issue time), and starts when all members are
-    ready. A node behind a waiting join on the same queue waits, one on another queue does not.
+    A host node starts when the host is free and its dependencies have ended, and ends after issue and
+    duration. A device node costs the host its issue time, then starts when its queue is free and its
+    dependencies have ended. A join node gets ready in the same way (on the host, after its issue time), and
+    starts when all members are ready. A node behind a waiting join on the same queue waits, one on another
+    queue does not.
 
-    Takes 16 bytes a node of a rank with ``keep_times``; without, only what is proportional to ranks, queues, joins
-    and the nodes that others depend on.
+    Takes 16 bytes a node of a rank with ``keep_times``; without, only what is proportional to ranks,
+    queues, joins and the nodes that others depend on.
 
     Raises:
         Stalled: some ranks can never go on.

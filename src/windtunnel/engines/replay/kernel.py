@@ -1,12 +1,12 @@
 """The replay itself: one pass over all nodes of all ranks, each visited when its start is known.
 
-A rank runs in issue order for as long as everything it meets is settled. Where a join still lacks members the
-rank steps aside; the last member to come settles the join and wakes the others. Only when no rank can run are
-ranks that stepped aside sent *ahead* of what they wait for: their hosts go on issuing, one join further at a
-time, and nodes on standing queues keep their issue time until the queue moves. So the common job, in which
-ranks meet their joins in the same order, streams through memory, and a job that crosses joins on several queues
-is still replayed exactly as first-in-first-out queues would run it. When nobody can run or go ahead, the job has
-ended or hangs.
+A rank runs in issue order for as long as everything it meets is settled. Where a join still lacks members
+the rank steps aside; the last member to come settles the join and wakes the others. Only when no rank can
+run are ranks that stepped aside sent *ahead* of what they wait for: their hosts go on issuing, one join
+further at a time, and nodes on standing queues keep their issue time until the queue moves. So the common
+job, in which ranks meet their joins in the same order, streams through memory, and a job that crosses joins
+on several queues is still replayed exactly as first-in-first-out queues would run it. When nobody can run
+or go ahead, the job has ended or hangs.
 
 Which rank is taken first never changes a time: every time is a maximum and a sum over settled times.
 """
@@ -21,8 +21,8 @@ from windtunnel.engines.replay.layout import MOVES, Packed
 
 @jit_inline
 def jitter_factor(sigma: float, seed: np.uint64, rank: int, node: int) -> float:
-    """Lognormal factor of mean one. The hash is SplitMix64's finaliser (Steele et al., OOPSLA 2014), the normal
-    variate Box and Muller's."""
+    """Lognormal factor of mean one. The hash is SplitMix64's finaliser (Steele et al., OOPSLA 2014), the
+    normal variate Box and Muller's."""
     word = seed * np.uint64(0x9E3779B97F4A7C15) + (np.uint64(rank) << np.uint64(32)) + np.uint64(node)
     for _ in range(2):
         word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -86,7 +86,8 @@ def _join(data: Packed, top: int, r: int, i: int, ready: float) -> int:
 
 @jit_inline
 def _drain(data: Packed, top: int, r: int) -> int:
-    """Move the standing device queues of rank r as far as they go. Returns the height of the runnable stack."""
+    """Move the standing device queues of rank r as far as they go. Returns the height of the runnable
+    stack."""
     rank = data.ranks[r]
     moved = True
     while moved and rank.standing > 0:
@@ -133,8 +134,8 @@ def _drain(data: Packed, top: int, r: int) -> int:
 def _issue(data: Packed, top: int, r: int, ahead: bool) -> tuple[int, bool, bool]:
     """Let the host of rank r issue nodes until one must wait or, with ``ahead``, past one join.
 
-    Returns the height of the runnable stack, whether the host could issue more, and whether the last join that it
-    came to was settled at once.
+    Returns the height of the runnable stack, whether the host could issue more, and whether the last join
+    that it came to was settled at once.
     """
     rank = data.ranks[r]
     queues = data.queues[rank.queue_base : rank.queue_base + rank.queues]
@@ -144,10 +145,10 @@ def _issue(data: Packed, top: int, r: int, ahead: bool) -> tuple[int, bool, bool
     keep, sigma = data.keep, data.sigma
     clock = rank.clock
     standing = rank.standing
-    host_busy = 0.0
+    host_busy = queues[0].busy
     more = True
     settled_join = False
-    i = np.int64(rank.host_node)
+    i = int(rank.host_node)
     while i < len(nodes):
         node = nodes[i]
         q = node.queue
@@ -205,6 +206,7 @@ def _issue(data: Packed, top: int, r: int, ahead: bool) -> tuple[int, bool, bool
             continue
         queue.arrived = 1
         rank.clock = clock
+        queues[0].busy = host_busy
         if q == 0:
             rank.host_node = i
             begin += cost
@@ -212,15 +214,16 @@ def _issue(data: Packed, top: int, r: int, ahead: bool) -> tuple[int, bool, bool
             rank.host_node = i + 1
         top = _join(data, top, r, i, begin)
         clock = rank.clock
-        i = np.int64(rank.host_node)
-        more = queues[0].arrived == 0
+        host_busy = queues[0].busy
+        i = int(rank.host_node)
+        more = bool(queues[0].arrived == 0)
         settled_join = rank.standing < standing
         standing = rank.standing
         if ahead or not settled_join:
             break
     rank.clock = clock
     rank.host_node = i
-    queues[0].busy += host_busy
+    queues[0].busy = host_busy
     return top, more and i < len(nodes), settled_join
 
 

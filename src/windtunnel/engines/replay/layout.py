@@ -1,7 +1,7 @@
 """How a job lies in memory while it is replayed.
 
-Records, and not one array a field: a rank that takes its turn touches a few cache lines instead of thirty, and
-the kernel's functions pass a dozen arrays instead of forty.
+Records, and not one array a field: a rank that takes its turn touches a few cache lines instead of thirty,
+and the kernel's functions pass a dozen arrays instead of forty.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ Records = np.ndarray[Any, Any]
 class Packed(NamedTuple):
     """A job, the state of its replay, and where the times go.
 
-    ``nodes``, ``deps``: all programs, end to end. ``queues``: those of each rank, end to end. ``members``: one for
-    each join node of each rank, as in ``Job.rank_join``. ``join_node``: the join nodes of all programs.
-    ``start`` also holds the issue time of a node that waits for its queue.
+    ``nodes``, ``deps``: all programs, end to end. ``queues``: those of each rank, end to end. ``members``:
+    one for each join node of each rank, as in ``Job.rank_join``. ``join_node``: the join nodes of all
+    programs. ``start`` also holds the issue time of a node that waits for its queue.
     """
 
     nodes: Records

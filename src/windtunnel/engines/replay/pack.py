@@ -20,8 +20,8 @@ def pack(job: Job, keep: bool) -> Packed:
     """Check and lay out ``job``. With ``keep`` every node has a slot, else only those that others wait for.
 
     Raises:
-        ValueError: an array of the wrong length, a dependency on a later node, a negative time, a join out of range
-            or with more members than its size.
+        ValueError: an array of the wrong length, a dependency on a later node, a negative time, a join out
+            of range or with more members than its size.
     """
     parts = [_pack_program(number, program, keep) for number, program in enumerate(job.programs)]
     _check_ranks(job)
@@ -64,7 +64,8 @@ def pack(job: Job, keep: bool) -> Packed:
             [np.zeros(0, np.int32), *(nodes.astype(np.int32) for nodes in job.join_nodes)]
         ),
         runnable=np.arange(job.ranks, dtype=np.int32)[::-1].copy(),
-        # Memory that is never written is never taken: without times, `start` is touched only for nodes that wait.
+        # Memory that is never written is never taken: without times, `start` is touched only for nodes that
+        # wait.
         start=np.empty(int(job.rank_ptr[-1])),
         end=np.empty(int(slots[program].sum())),
         join_ready=np.empty(len(members) if keep else 0),

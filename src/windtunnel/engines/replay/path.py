@@ -1,21 +1,25 @@
 """The critical path: what the end of the job waited for, from its last instant back to its first.
 
-At every node the walk asks what bound its start: the node before it on its queue, a dependency, the host that
-issued it or, for a join, the member that was ready last, to whose rank it then moves. The answer is found in the
-times themselves, because a start *is* one of the times it is the maximum of. The pieces found follow each other
-without gap, so their lengths add up to the makespan.
+At every node the walk asks what bound its start: the node before it on its queue, a dependency, the host
+that issued it or, for a join, the member that was ready last, to whose rank it then moves. The answer is
+found in the times themselves, because a start *is* one of the times it is the maximum of. The pieces found
+follow each other without gap, so their lengths add up to the makespan.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.engines.replay.data import Floats, Ints, Job, Longs, Result
 from windtunnel.engines.replay.jit import jit, jit_inline
 from windtunnel.engines.replay.layout import Packed
 from windtunnel.engines.replay.pack import pack
+
+N = TypeVar("N", np.int32, np.float64)
 
 RUN = 0
 """The node's own duration, on its queue or on the host."""
@@ -27,9 +31,9 @@ TRANSFER = 2
 
 @dataclass(frozen=True)
 class Path:
-    """Pieces of the critical path in order of time: ``begin[0]`` is 0, ``end[-1]`` the makespan, and each piece begins
-    where the one before it ends. ``reason`` is RUN, ISSUE or TRANSFER, spent by ``rank`` on its ``node``; for a
-    TRANSFER the rank is one whose later nodes the path goes through."""
+    """Pieces of the critical path in order of time: ``begin[0]`` is 0, ``end[-1]`` the makespan, and each
+    piece begins where the one before it ends. ``reason`` is RUN, ISSUE or TRANSFER, spent by ``rank`` on
+    its ``node``; for a TRANSFER the rank is one whose later nodes the path goes through."""
 
     rank: Ints
     node: Ints
@@ -41,8 +45,9 @@ class Path:
 def critical_path(job: Job, result: Result) -> Path:
     """Walk back from the last end of ``result``, which must be the replay of ``job`` with times kept.
 
-    Where several things bound a start at the same instant, the queue is preferred to a dependency, a dependency to
-    the host, and at a join the rank at hand, then the lowest, to the others. Pieces of no length are left out.
+    Where several things bound a start at the same instant, the queue is preferred to a dependency, a
+    dependency to the host, and at a join the rank at hand, then the lowest, to the others. Pieces of no
+    length are left out.
 
     Raises:
         ValueError: the result has no times, or is not of this job.
@@ -50,7 +55,8 @@ def critical_path(job: Job, result: Result) -> Path:
     if len(result.end) != job.rank_ptr[-1]:
         raise ValueError("the critical path needs the times of all nodes of this job")
     if not len(result.end):
-        return Path(*(np.zeros(0, np.int32) for _ in range(3)), np.zeros(0), np.zeros(0))
+        nothing, never = np.zeros(0, np.int32), np.zeros(0)
+        return Path(nothing, nothing, nothing, never, never)
     data = pack(job, True)
     order = np.argsort(job.rank_join, kind="stable")
     member_ptr = np.concatenate(
@@ -60,7 +66,7 @@ def critical_path(job: Job, result: Result) -> Path:
     last = int(np.argmax(result.end))
     rank = int(np.searchsorted(job.rank_ptr, last, side="right")) - 1
     before = [_before(data, program, job) for program in range(len(job.programs))]
-    columns = _walk(
+    ranks, nodes, reasons, begins, ends = _walk(
         data,
         np.concatenate([np.zeros(0, np.int32), *before]),
         order,
@@ -72,7 +78,7 @@ def critical_path(job: Job, result: Result) -> Path:
         rank,
         last - int(job.rank_ptr[rank]),
     )
-    return Path(*(column[::-1] for column in columns))
+    return Path(ranks[::-1], nodes[::-1], reasons[::-1], begins[::-1], ends[::-1])
 
 
 def _before(data: Packed, program: int, job: Job) -> Ints:
@@ -105,7 +111,8 @@ def _walk(
     begins = np.empty(size)
     ends = np.empty(size)
     count = 0
-    clocks = np.empty(data.ranks["node_count"].max() + 2)
+    longest = data.ranks["node_count"].max()
+    clocks = np.empty(longest + 1)
     while True:
         rank = data.ranks[r]
         node = data.nodes[rank.node_base + i]
@@ -119,17 +126,18 @@ def _walk(
             reason = TRANSFER
             k = rank.member_base + node.join
             ready = join_ready[k]
+        elif node.queue == 0:
+            instant += node.issue * rank.issue_scale
+            ready = instant
         # Room for this piece, the issue of a host node, and a stretch of issues back to the last host node.
-        if count + i + 3 > size:
-            grown = 2 * size + i + 3
+        if count + longest + 2 > size:
+            grown = 2 * size + longest + 2
             ranks = _grow(ranks, grown)
             nodes = _grow(nodes, grown)
             reasons = _grow(reasons, grown)
             begins = _grow(begins, grown)
             ends = _grow(ends, grown)
             size = grown
-        if node.queue == 0 and node.join < 0:
-            instant = start[at] + node.issue * rank.issue_scale
         if finish > instant:
             ranks[count], nodes[count], reasons[count] = r, i, reason
             begins[count], ends[count] = instant, finish
@@ -193,7 +201,8 @@ def _walk(
 
 @jit_inline
 def _host_clocks(data: Packed, end: Floats, r: int, i: int, clocks: Floats) -> int:
-    """Fill ``clocks[x]``, when the host came to node x, for the nodes since the last host node before i, to i + 1.
+    """Fill ``clocks[x]``, when the host came to node x, for the nodes since the last host node before i, to
+    i + 1.
 
     Returns that host node, or -1. The sums are those of the replay, so they are equal to the bit.
     """
@@ -208,7 +217,7 @@ def _host_clocks(data: Packed, end: Floats, r: int, i: int, clocks: Floats) -> i
 
 
 @jit
-def _grow(values, size):  # type: ignore[no-untyped-def]
+def _grow(values: NDArray[N], size: int) -> NDArray[N]:
     grown = np.empty(size, values.dtype)
     grown[: len(values)] = values
     return grown

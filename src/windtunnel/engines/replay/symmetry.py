@@ -1,10 +1,10 @@
 """Ranks that cannot be told apart: the smallest job whose replay gives the same times.
 
-Two ranks that run the same program at the same speed, and whose k-th joins are with ranks that are alike in turn,
-do everything at the same instants, because a time is a maximum and a sum over times of their peers. Classes of
-such ranks are the coarsest equitable partition of ranks and groups, found by colour refinement (Weisfeiler and
-Leman 1968; Cardon and Crochemore 1982): start from what is given of each rank, and split for as long as the
-colours of its groups' members differ. A colour is a 64-bit hash while it is refined.
+Two ranks that run the same program at the same speed, and whose k-th joins are with ranks that are alike in
+turn, do everything at the same instants, because a time is a maximum and a sum over times of their peers.
+Classes of such ranks are the coarsest equitable partition of ranks and groups, found by colour refinement
+(Weisfeiler and Leman 1968; Cardon and Crochemore 1982): start from what is given of each rank, and split
+for as long as the colours of its groups' members differ. A colour is a 64-bit hash while it is refined.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def colour(rank_key: Longs, rank_group_ptr: Longs, rank_group: Longs, group_key:
     Args:
         rank_key: shape (R,), equal where ranks are alike by themselves (program, speed).
         rank_group_ptr, rank_group: the groups of rank r, slot by slot, are
-            ``rank_group[rank_group_ptr[r]:rank_group_ptr[r+1]]``. A group's members are the ranks that list it.
-        group_key: shape (G,), equal where groups are alike by themselves (placement, cost); all alike if None.
+            ``rank_group[rank_group_ptr[r]:rank_group_ptr[r+1]]``. A group's members are the ranks that list
+            it.
+        group_key: shape (G,), equal where groups are alike by themselves (placement, cost); all alike if
+            None.
 
     Returns:
-        Shape (R,): dense colours, numbered in the order of their first rank. Two ranks have the same colour if and
-        only if their keys are equal and, slot by slot, so are the keys of their groups and the multisets of
-        (colour, slot) of these groups' members.
+        Shape (R,): dense colours, numbered in the order of their first rank. Two ranks have the same colour
+        if and only if their keys are equal and, slot by slot, so are the keys of their groups and the
+        multisets of (colour, slot) of these groups' members.
     """
     if not len(rank_key):
         return np.zeros(0, np.int32)
@@ -61,14 +63,15 @@ def job_colours(job: Job) -> Ints:
 
 
 def quotient(job: Job, colours: Ints) -> Job:
-    """The job of one rank a colour, whose rank c does what every rank of colour c does in ``job``, at the same times.
+    """The job of one rank a colour, whose rank c does what every rank of colour c does in ``job``, at the
+    same times.
 
-    Joins whose members have the same colours at the same ordinals become one join, which has one member for each
-    colour and ordinal.
+    Joins whose members have the same colours at the same ordinals become one join, which has one member for
+    each colour and ordinal.
 
     Raises:
-        ValueError: ranks of one colour differ in program, scale or in what they join, or the job has jitter, which
-            tells all ranks apart.
+        ValueError: ranks of one colour differ in program, scale or in what they join, or the job has
+            jitter, which tells all ranks apart.
     """
     if job.jitter > 0:
         raise ValueError("jitter tells all ranks apart: take the quotient without it")
