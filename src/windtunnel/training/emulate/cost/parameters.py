@@ -84,7 +84,6 @@ class CpuParameters:
     memory: float = figure(0.70, "inference: streaming by one core")
     cache_speedup: float = figure(3.0, "inference: last-level cache against memory")
     operator_seconds: float = figure(3e-6, "inference: dispatch of one operator from Python")
-    half_penalty: float = figure(1.0, "inference: bfloat16 through oneDNN at the catalogue's peak")
 
 
 @dataclass(frozen=True)

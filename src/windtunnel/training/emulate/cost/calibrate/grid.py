@@ -81,8 +81,13 @@ def _attention(dtype: str, lengths: tuple[int, ...], gpu: bool) -> list[Operator
             # The CPU kernel keeps its sums as (batch, sequence, heads) turned.
             sums = TensorMeta((1, heads, length), "float32", (heads * length, 1, heads))
             found.append(Operator(f"{base}_for_cpu.default", (q, q, q, 0.0, causal, None, None), (q, sums)))
-            backward = (q, q, q, q, q, sums, 0.0, causal, None, None)
-            found.append(Operator(f"{base}_for_cpu_backward.default", backward, (q, q, q)))
+            found.append(
+                Operator(
+                    f"{base}_for_cpu_backward.default",
+                    (q, q, q, q, q, sums, 0.0, causal, None, None),
+                    (q, q, q),
+                )
+            )
     return found
 
 

@@ -36,8 +36,8 @@ class _Block(nn.Module):
         q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3 * HEADS, -1).transpose(1, 2).chunk(3, dim=1)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(x.shape))
-        y = self.down(nn.functional.silu(self.up(x)))
-        return x + y
+        z: torch.Tensor = self.down(nn.functional.silu(self.up(x)))
+        return x + z
 
 
 def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:

@@ -22,11 +22,11 @@ def describe(value: Any) -> Any:
     return value if isinstance(value, (int, float, bool, str)) else None
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects every operator dispatched while it is entered, in ``operators``, below autograd."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
 
     def __torch_dispatch__(
