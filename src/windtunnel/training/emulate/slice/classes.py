@@ -212,4 +212,6 @@ def _note(seen: Seen, slice_: Slice, members: Longs, rank_class: NDArray[np.int3
     if origin not in seen.digest_of or rank_class[origin] == rank_class[slice_.rank]:
         return ""
     base = seen.slice_of[seen.digest_of[origin]]
-    return f"{ranks_words(members)} {'differs' if len(members) == 1 else 'differ'} from rank {origin}: {difference(base, slice_, seen.families)}"
+    verb = "differs" if len(members) == 1 else "differ"
+    why = difference(base, slice_, seen.families)
+    return f"{ranks_words(members)} {verb} from rank {origin}: {why}"

@@ -101,8 +101,14 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
     others = [a for a in range(len(sizes)) if a not in positional]
     far = [_moved(origin, {a: at_ for a in others for at_ in [sizes[a] - 1]})]
     far.append(_moved(origin, {a: sizes[a] // 2 for a in others}))
-    ends = {a: [_moved(origin, {a: i}) for i in (sizes[a] // 2, sizes[a] - 1)] for a in positional}
-    if wanted := missing([origin, *far, *(point for points in ends.values() for point in points)]):
+    # The neighbour tells whether the place matters. Parts are captured in order, each after the one before it,
+    # because a pipeline stage learns the shapes of its inputs from the stage before.
+    near = {a: [_moved(origin, {a: 1})] for a in positional}
+    if wanted := missing([origin, *far, *(point for points in near.values() for point in points)]):
+        return wanted
+    alike = [a for a in positional if at(near[a][0]) == at(origin)]
+    ends = near | {a: [_moved(origin, {a: i}) for i in (sizes[a] // 2, sizes[a] - 1)] for a in alike}
+    if wanted := missing([point for points in ends.values() for point in points]):
         return wanted
 
     varied = [a for a in positional if any(at(point) != at(origin) for point in ends[a])]

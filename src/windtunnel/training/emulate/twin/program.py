@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.replay.data import Program
-from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Slice
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -62,6 +62,13 @@ class StepProgram:
         """Of every node of all copies: whether it is an operator (a host node on a CPU device)."""
         kinds = self.slice.events["kind"][self.event] == EventKind.OP
         return np.tile(kinds, self.copies)
+
+    @cached_property
+    def in_place(self) -> Bools:
+        """Of every node of all copies: whether it is a collective on a compute stream."""
+        streams = np.array(self.streams)[self.program.queue]
+        found: Bools = self.is_join & (streams < COMM_STREAM)
+        return found
 
     @cached_property
     def before_on_queue(self) -> Longs:
@@ -163,6 +170,9 @@ def _repeat(
     )
 
 
+Ends = dict[int, int]  # for each stream the node whose end is waited for; it implies those before it
+
+
 class _Order:
     """Reads the events that order nodes and finds what each node must wait for.
 
@@ -182,10 +192,11 @@ class _Order:
                 self.on_stream.setdefault(name, []).append(node)
         self.same_record = _counterparts(slice_, EventKind.RECORD, "ref")
         self.same_handle = _counterparts(slice_, EventKind.COLLECTIVE, "value")
-        self.records: dict[int, list[int]] = {}
+        self.records: dict[int, Ends] = {}
         self.handles: dict[int, int] = {}
-        # For each stream the waits that no node has taken up yet: the node that will, and for whom.
-        self.pending: dict[int, tuple[int, list[int]]] = {}
+        # For each stream the waits that no node has taken up yet: the node that will (None on a stream that
+        # never gets one), and for whom.
+        self.pending: dict[int, tuple[int | None, Ends]] = {}
 
     def dependencies(self) -> tuple[Longs, Longs]:
         """Pairs (node, node that must end before it); the latter may be negative."""
@@ -196,11 +207,14 @@ class _Order:
         return array[:, 0], array[:, 1]
 
     def _age(self) -> None:
-        n = self.n
-        self.records = {ref: [node - n for node in nodes] for ref, nodes in self.records.items()}
-        self.handles = {handle: node - n for handle, node in self.handles.items()}
+        def older(ends: Ends) -> Ends:
+            return {name: node - self.n for name, node in ends.items()}
+
+        self.records = {ref: older(ends) for ref, ends in self.records.items()}
+        self.handles = {handle: node - self.n for handle, node in self.handles.items()}
         self.pending = {
-            name: (target - n, [node - n for node in nodes]) for name, (target, nodes) in self.pending.items()
+            name: (None if target is None else target - self.n, older(ends))
+            for name, (target, ends) in self.pending.items()
         }
 
     def _read(self) -> list[tuple[int, int]]:
@@ -210,65 +224,61 @@ class _Order:
         columns = (positions, rows["kind"], rows["stream"], rows["ref"], rows["value"])
         pairs: list[tuple[int, int]] = []
         waited: dict[tuple[int, int], int] = {}
-        records, handles = self.records, self.handles
-        new_records: dict[int, list[int]] = {}
+        new_records: dict[int, Ends] = {}
         new_handles: dict[int, int] = {}
 
-        def record(ref: int) -> list[int]:
+        def recorded(ref: int) -> Ends:
             if ref in new_records:
                 return new_records[ref]
-            return records.get(self.same_record.get(ref, -1), [])
+            return self.records.get(self.same_record.get(ref, -1), {})
 
-        def handle(value: int) -> list[int]:
-            if value in new_handles:
-                return [new_handles[value]]
-            earlier = self.same_handle.get(value, -1)
-            return [handles[earlier]] if earlier in handles else []
+        def finished(handle: int) -> Ends:
+            node = new_handles.get(handle, self.handles.get(self.same_handle.get(handle, -1)))
+            return {} if node is None else {self.node_stream[node % self.n]: node}
 
-        def wait(name: int, position: int, nodes: list[int]) -> None:
+        def wait(name: int, position: int, ends: Ends) -> None:
             target = self._next(name, position)
-            if target is None:
-                return
-            for node in nodes:
-                source = self.node_stream[node % self.n]
-                if source in (name, HOST) or waited.get((name, source), node - 1) >= node:
+            for source, node in ends.items():
+                if target is None or source == name or waited.get((name, source), node - 1) >= node:
                     continue
                 waited[name, source] = node
                 pairs.append((target, node) if target < self.n else (target - self.n, node - self.n))
-            held = self.pending.get(name)
-            self.pending[name] = (target, [*(held[1] if held and held[0] == target else []), *nodes])
+            held, before = self.pending.get(name, (target, {}))
+            self.pending[name] = (target, _both(before, ends) if held == target else ends)
 
         for position, kind, name, ref, value in zip(*(column.tolist() for column in columns), strict=True):
             if kind == EventKind.RECORD:
                 new_records[ref] = self._given(name, position)
             elif kind == EventKind.WAIT:
-                wait(name, position, record(ref))
+                wait(name, position, recorded(ref))
             elif kind == EventKind.COLLECTIVE:
                 new_handles[value] = bisect_left(self.event, position)
             elif kind == EventKind.WORK_WAIT:
-                wait(name, position, handle(value))
+                wait(name, position, finished(value))
             else:
                 if ref == _DEVICE:
-                    streams = [other for other in self.on_stream if other < HOST_COMM_STREAM]
-                    nodes = [node for other in streams for node in self._given(other, position)]
+                    ends: Ends = {}
+                    for other in {*self.on_stream, *self.pending}:
+                        if other < HOST_COMM_STREAM:
+                            ends = _both(ends, self._given(other, position))
                 elif ref == _STREAM:
-                    nodes = self._given(name, position)
+                    ends = self._given(name, position)
                 else:
-                    nodes = handle(value) if ref == _HANDLE else record(ref)
+                    ends = finished(value) if ref == _HANDLE else recorded(ref)
                 target = bisect_left(self.event, position)
-                pairs.extend((target, node) for node in nodes if self.node_stream[node % self.n] != HOST)
+                pairs.extend((target, node) for node in ends.values())
         self.records, self.handles = new_records, new_handles
         return pairs
 
-    def _given(self, name: int, position: int) -> list[int]:
+    def _given(self, name: int, position: int) -> Ends:
         """What ends when everything that stream ``name`` was given up to ``position`` has ended."""
-        nodes = self.on_stream.get(name)
-        if not nodes:
-            return []
-        count = bisect_left(nodes, bisect_left(self.event, position))
-        last = nodes[count - 1] if count else nodes[-1] - self.n
-        held = self.pending.get(name)
-        return [last, *held[1]] if held and held[0] == self._next(name, position) else [last]
+        target = self._next(name, position)
+        held, waits = self.pending.get(name, (target, {}))
+        ends = dict(waits) if held == target else {}
+        if nodes := self.on_stream.get(name):
+            count = bisect_left(nodes, bisect_left(self.event, position))
+            ends[name] = nodes[count - 1] if count else nodes[-1] - self.n
+        return ends
 
     def _next(self, name: int, position: int) -> int | None:
         """The first node that stream ``name`` gets after ``position``, perhaps in the next copy."""
@@ -277,6 +287,11 @@ class _Order:
             return None
         count = bisect_left(nodes, bisect_left(self.event, position))
         return nodes[count] if count < len(nodes) else nodes[0] + self.n
+
+
+def _both(some: Ends, others: Ends) -> Ends:
+    """What ends when both have ended."""
+    return {**some, **{name: max(node, some.get(name, node)) for name, node in others.items()}}
 
 
 def _counterparts(slice_: Slice, kind: EventKind, column: str) -> dict[int, int]:

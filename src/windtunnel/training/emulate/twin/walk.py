@@ -1,8 +1,9 @@
 """Why the slowest rank did not compute: its idle time, explained instant by instant.
 
-The step of a rank is split over its compute streams. While an operator runs, the time is ``compute``. Every
-gap is explained by walking back from the operator that ends it: that operator waited for the one thing that
-came last, which waited in turn, until the gap's beginning is reached. A piece of the walk is
+The step of a rank is split over its compute streams. While an operator runs, the time is ``compute``; while
+only a collective on these streams is in transfer, it is ``communication:<label>``. Every gap is explained by
+walking back from what ends it: that waited for the one thing that came last, which waited in turn, until the
+gap's beginning is reached. A piece of the walk is
 
 * ``communication:<label>``: the transfer of a collective or message, all of whose members were ready;
 * ``launch``: the host thread, issuing work;
@@ -91,31 +92,51 @@ class Walker:
         split = Split(int(self.flight.leader[colour]))
         starts, stops = compute_spans(self.flight, self.result, colour, begin, end)
         split.add("compute", -1, -1, float((stops - starts).sum()))
-        row = self.flight.class_of(colour)
-        program = self.flight.programs[row]
+        starts, stops = self._transfers_in_place(split, colour, starts, stops, begin, end)
+
+        program = self.flight.programs[self.flight.class_of(colour)]
         start, stop = self.result.of(colour)
         issue = program.program.issue * self.flight.job.issue_scale[colour]
-        runs = np.flatnonzero(program.computes)
-        begins = np.where(program.program.queue == 0, start + issue, start)[runs]
+        nodes = np.flatnonzero(program.computes | program.in_place)
+        begins = np.where((program.program.queue == 0) & program.computes, start + issue, start)[nodes]
         order = np.argsort(begins, kind="stable")
-        runs, begins = runs[order], begins[order]
+        nodes, begins = nodes[order], begins[order]
         gap_starts = np.concatenate([[begin], stops])
         gap_ends = np.concatenate([starts, [end]])
         for low, high in zip(gap_starts.tolist(), gap_ends.tolist(), strict=True):
             if high <= low:
                 continue
             at = int(np.searchsorted(begins, high))
-            if high < end and at < len(runs) and begins[at] == high:
-                self._walk(split, colour, int(runs[at]), high, low)
-            else:
-                done = np.flatnonzero(stop <= high)
-                last = int(done[np.argmax(stop[done])]) if len(done) else -1
-                if last < 0 or stop[last] <= low:
-                    split.add("idle", -1, -1, high - low)
-                    continue
-                split.add("idle", -1, -1, high - float(stop[last]))
-                self._walk(split, colour, last, float(stop[last]), low, ended=True)
+            if high < end and at < len(nodes) and begins[at] == high:
+                self._walk(split, colour, int(nodes[at]), high, low)
+                continue
+            done = np.flatnonzero(stop <= high)
+            last = int(done[np.argmax(stop[done])]) if len(done) else -1
+            until = max(float(stop[last]), low) if last >= 0 else low
+            split.add("idle", -1, -1, high - until)
+            if until > low:
+                self._walk(split, colour, last, until, low, ended=True)
         return split
+
+    def _transfers_in_place(
+        self, split: Split, colour: int, starts: Floats, stops: Floats, begin: float, end: float
+    ) -> tuple[Floats, Floats]:
+        """Count the transfers on the compute streams themselves where nothing computes; join their spans."""
+        row = self.flight.class_of(colour)
+        program = self.flight.programs[row]
+        start, stop = self.result.of(colour)
+        nodes = np.flatnonzero(program.in_place & (stop > begin) & (start < end) & (stop > start))
+        nodes = nodes[np.argsort(start[nodes], kind="stable")]
+        walk = _Walk(self, split, colour, begin, end)
+        reach = begin
+        for node in nodes.tolist():
+            low, high = max(float(start[node]), reach), min(float(stop[node]), end)
+            first, last = np.searchsorted(stops, low, "right"), np.searchsorted(starts, high, "left")
+            inside = np.minimum(stops[first:last], high) - np.maximum(starts[first:last], low)
+            split.add(walk.transfer_kind(node), row, node % program.nodes, high - low - float(inside.sum()))
+            reach = max(reach, high)
+        low_ends, high_ends = np.maximum(start[nodes], begin), np.minimum(stop[nodes], end)
+        return intervals(np.concatenate([starts, low_ends]), np.concatenate([stops, high_ends]))
 
     def _walk(
         self, split: Split, colour: int, node: int, at: float, low: float, *, ended: bool = False
@@ -124,6 +145,8 @@ class Walker:
         walk = _Walk(self, split, colour, low, at)
         if ended:
             node = walk.through(node)
+        elif walk.program.is_join[node]:
+            node = walk.meet(node)
         elif walk.program.program.queue[node] == 0:
             # A host node's operator comes after its own issue.
             walk.spend("launch", node, walk.at - walk.issue(node))
@@ -181,9 +204,13 @@ class _Walk:
             else:
                 self.spend(self._run_kind(node), node, start)
             return node
-        self.spend(f"communication:{self._label(node)}", node, start)
-        if self.at > self.low and self.walker.ready[self.base + node] < start:
-            return self._late(node, start)
+        self.spend(self.transfer_kind(node), node, start)
+        return self.meet(node)
+
+    def meet(self, node: int) -> int:
+        """From the start of a join go to its member that came last."""
+        if self.at > self.low and self.walker.ready[self.base + node] < self.at:
+            return self._late(node)
         return node
 
     def issue(self, node: int) -> float:
@@ -195,18 +222,18 @@ class _Walk:
             return "launch"
         return "imbalance" if self.abroad else "compute"
 
-    def _label(self, node: int) -> str:
+    def transfer_kind(self, node: int) -> str:
         flight = self.walker.flight
         calls = flight.world.calls[self.row]
         family = calls.rows[int(calls.row[self._call(node)])].channel[0]
-        return flight.world.classes.families.families[family].name
+        return f"communication:{flight.world.classes.families.families[family].name}"
 
     def _call(self, node: int) -> int:
         """The number of a join node's call among the class's calls of one step."""
         calls = len(self.walker.flight.world.calls[self.row].event)
         return int(self.program.program.join[node]) % calls
 
-    def _late(self, node: int, start: float) -> int:
+    def _late(self, node: int) -> int:
         """Move to the member of the join that came last. A pipeline's bubble is not looked into."""
         flight = self.walker.flight
         job = flight.job
@@ -216,7 +243,7 @@ class _Walk:
         late = next(
             member
             for member in members
-            if self.walker.ready[self.walker.result.rank_ptr[colours[member]] + nodes[member]] == start
+            if self.walker.ready[self.walker.result.rank_ptr[colours[member]] + nodes[member]] == self.at
         )
         other = int(colours[late])
         if flight.pipelined and flight.class_of(other) != self.row:

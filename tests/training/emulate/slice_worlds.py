@@ -1,8 +1,9 @@
 """Slices of worlds that are known: what DDP, FSDP and TP x PP x DP (1F1B) jobs issue, written by hand.
 
-These are the truth that slicing, stitching and the twin are tested on. An operator's only input is the number
-of seconds it takes, and so is the number of "bytes" of a collective, so that every time can be worked out on
-paper. Events follow what PyTorch does: a collective on another stream waits for an event of the issuing stream.
+These are the truth that slicing, stitching and the twin are tested on. An operator's only input is the
+number of seconds it takes, and so is the number of "bytes" of a collective, so that every time can be worked
+out on paper. Events follow what PyTorch does: a collective on another stream waits for an event of the
+issuing stream.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from windtunnel.training.emulate.twin.emulate import Costs
 
 
 def mesh_groups(dims: dict[str, int]) -> list[Group]:
-    """The world group, then for each dimension (outermost first) its groups, as `init_device_mesh` makes them."""
+    """The world group, then for each dimension (outermost first) its groups, as a device mesh makes them."""
     size = int(np.prod(list(dims.values())))
     ranks = np.arange(size).reshape(tuple(dims.values()))
     groups = [Group("0", tuple(range(size)), "world")]
@@ -94,7 +95,7 @@ class Tracer:
         self, kind: str, label: str, nbytes: int = 0, *, peer: int = -1, on: int | None = None,
         batched: bool = True, backend: str = "nccl",
     ) -> int:  # fmt: skip
-        """A collective or message. ``on``: the stream it runs on, else its communicator's own. Returns the handle."""
+        """A call on stream ``on``, else on its communicator's own. Returns the handle."""
         group = self.group(label)
         sized = (nbytes if kind != "recv" else 0, nbytes if kind != "send" else 0)
         row = Collective(kind, group, *sized, peer=peer, backend=backend)
@@ -183,7 +184,7 @@ def ddp(buckets: int = 3, steps: int = 3, forward: float = 1.0, transfer: int = 
 def fsdp(
     world_size: int, layers: int = 3, steps: int = 3, rows: int | None = None, label: str = "world"
 ) -> Script:
-    """FSDP2: all_gather ahead on a stream of its own, reduce_scatter on another; shards of ``rows`` by chunks."""
+    """FSDP2 without prefetch: gather each layer, reduce its gradient; shards of ``rows`` by chunks."""
     rows = world_size if rows is None else rows
     chunk = -(-rows // world_size)
 
@@ -214,8 +215,9 @@ def pipeline(
     sizes: dict[str, int], microbatches: int, forward: float = 1.0, backward: float = 2.0,
     steps: int = 3, tensor: int = 0, data: int = 0, message: int = 0,
 ) -> Script:  # fmt: skip
-    """1F1B over "pp", each forward and backward with a synchronous all_reduce over "tp" of ``tensor`` seconds, and at
-    the end one over "dp" of ``data`` seconds. Messages of ``message`` seconds, batched."""
+    """1F1B over "pp", each forward and backward with an all_reduce over "tp" of ``tensor`` seconds in place,
+    and at the end one over "dp" of ``data`` seconds. Messages, batched, take ``message`` seconds.
+    """
     stages = sizes["pp"]
 
     def script(t: Tracer) -> None:
@@ -268,7 +270,7 @@ def pipeline(
 
 
 def costs_of(classes: Classes, host: float = 0.0) -> Costs:
-    """Operators take what their input says, collectives one second a byte, each issue of an operator ``host``."""
+    """Operators take what their input says, collectives a second a byte, issuing an operator ``host``."""
     slices = [cls.slice for cls in classes.classes]
     phases = len(Phase)
     return Costs(
