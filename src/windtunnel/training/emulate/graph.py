@@ -109,7 +109,9 @@ class EventKind(IntEnum):
     WORK_WAIT = 4  # value: work handle; `stream` waits for it (a blocking wait also has a SYNC after it)
     RECORD = 5  # ref: event record (unique), stream: where it was recorded
     WAIT = 6  # ref: event record that `stream` waits for
-    SYNC = 7  # host waits: ref -1 the device, -2 stream `stream`, -3 work handle `value`, >= 0 an event record
+    SYNC = (
+        7  # host waits: ref -1 the device, -2 stream `stream`, -3 work handle `value`, >= 0 an event record
+    )
     RECORD_STREAM = 8  # ref: block that `stream` uses too (Tensor.record_stream)
     STEP = 9  # an optimiser step has ended
     CALL = 10  # ref: row of the call-site table; what follows was called from there (sparse: only changes)

@@ -81,13 +81,18 @@ def fly(script: Script, cluster: Cluster, options: Options, progress: Progress =
     slow = [one for text in options.slow for one in parse_slow(text, cluster)]
     profile = find_profile(options.profile or cluster.host.device.name)
     if options.profile and profile is None:
-        raise UserError(f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate")
+        raise UserError(
+            f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
+        )
     classes = capture(script, cluster, options, progress)
     captured = time.monotonic() - began
     progress("stitch", 0.0)
     world = stitch(classes)
     progress("memory", 0.0)
-    memory = [device_memory(classes, row, cluster.host.device, allocator, options) for row in range(len(classes.classes))]
+    memory = [
+        device_memory(classes, row, cluster.host.device, allocator, options)
+        for row in range(len(classes.classes))
+    ]
     progress("replay", 0.0)
     costs = costs_of(classes, cluster, profile)
     timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
@@ -126,14 +131,18 @@ def costs_of(classes: Classes, cluster: Cluster, profile: Profile | None) -> Cos
         if call.kind in ("send", "recv"):
             sender, receiver = group.ranks
             issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
-            call = Collective(call.kind, call.group, call.in_bytes, call.out_bytes, call.dtype, peer, call.backend)
+            call = Collective(
+                call.kind, call.group, call.in_bytes, call.out_bytes, call.dtype, peer, call.backend
+            )
             return collective_seconds(call, group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile)
 
     return Costs(operators, host_operators, host_events, seconds)
 
 
-def device_memory(classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options) -> MemoryProfile:
+def device_memory(
+    classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
+) -> MemoryProfile:
     """Device memory of one class of ranks; a CPU's memory has no caching allocator and no reserve."""
     capacity = device.memory_bytes - (options.reserve_bytes if device.kind == "gpu" else 0.0)
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
@@ -151,4 +160,3 @@ def first_iteration(classes: Classes, costs: Costs) -> float:
         host = float(costs.host_operators[row][ops["ref"], ops["phase"]].sum())
         longest = max(longest, device, host)
     return longest
-

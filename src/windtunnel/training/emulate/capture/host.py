@@ -107,7 +107,12 @@ class OperatorMode(StorageMode):
 
 def _describe(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return {"t": str(value.dtype).removeprefix("torch."), "s": list(value.shape), "d": list(value.stride()), "c": 1}
+        return {
+            "t": str(value.dtype).removeprefix("torch."),
+            "s": list(value.shape),
+            "d": list(value.stride()),
+            "c": 1,
+        }
     if isinstance(value, list | tuple):
         return [_describe(item) for item in value]
     if isinstance(value, torch.dtype):

@@ -17,6 +17,7 @@ from typing import Any
 
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.002
+ANYBODY = -1
 
 
 @dataclass
@@ -28,19 +29,25 @@ class Mailbox:
     earlier: frozenset[int]
     counts: dict[str, int] = field(default_factory=dict)
 
-    def post(self, topic: str, content: Any) -> None:
-        """Say something under a topic; the k-th post of a topic is read by the k-th `read`."""
-        path = self._path(self.rank, topic, self._next(f"post {topic}"))
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_bytes(pickle.dumps(content))
-        os.replace(part, path)
+    def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
+        """Say something under a topic; the k-th post of a topic is read by the k-th `read`.
+
+        ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also answers
+        who asks a rank that is not captured.
+        """
+        number = self._next(f"post {topic}")
+        for path in [self._path(self.rank, topic, number)] + [self._path(ANYBODY, topic, number)] * for_all:
+            part = path.with_suffix(f".{os.getpid()}.part")
+            part.write_bytes(pickle.dumps(content))
+            os.replace(part, path)
 
     def read(self, sender: int, topic: str) -> tuple[bool, Any]:
         """The next thing that ``sender`` said under ``topic``: (True, content), or (False, None) when the sender
         is not captured before this rank or does not say it in time."""
         number = self._next(f"read {sender} {topic}")
         if sender not in self.earlier:
-            return False, None
+            said = self._path(ANYBODY, topic, number)
+            return (True, pickle.loads(said.read_bytes())) if said.exists() else (False, None)
         path = self._path(sender, topic, number)
         done = self.directory / f"done-{sender}"
         give_up = time.monotonic() + WAIT_SECONDS

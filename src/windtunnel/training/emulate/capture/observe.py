@@ -131,7 +131,9 @@ class Observer:
         self.repeats = digest == self._step_digest
         if self.repeats or len(self.steps) in (self.settled, self.max_steps):
             if not self.repeats and self.settled is None and len(self.steps) > 1:
-                self.note(f"the last two of {len(self.steps)} captured steps differ; the last one is reported")
+                self.note(
+                    f"the last two of {len(self.steps)} captured steps differ; the last one is reported"
+                )
             self.on_steady()
         self._step_digest = digest
 
@@ -234,7 +236,9 @@ class Observer:
     def _host_read(self, what: bytes) -> None:
         kind = what.decode()
         value = {"item": "1 (False for a boolean)", "equal": "True"}.get(kind, "zeros")
-        self.note(f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands for the value")
+        self.note(
+            f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands for the value"
+        )
 
     # -- the result
 
@@ -277,7 +281,11 @@ class Observer:
         recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
-        marks, total = self._marks[-1] if self._marks else (self.categories, int(self.native.wt_collective_block_count()))
+        marks, total = (
+            self._marks[-1]
+            if self._marks
+            else (self.categories, int(self.native.wt_collective_block_count()))
+        )
         if total:
             buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
             blocks = np.unique(np.frombuffer(buffer, np.int64))
@@ -300,7 +308,9 @@ def _operator(text: bytes) -> Operator:
 
 def _argument(value: Any) -> Any:
     if isinstance(value, dict):
-        return TensorMeta(tuple(value["s"]), value["t"], tuple(value["d"]), "cpu" if value.get("c") else "cuda")
+        return TensorMeta(
+            tuple(value["s"]), value["t"], tuple(value["d"]), "cpu" if value.get("c") else "cuda"
+        )
     if isinstance(value, list):
         return tuple(_argument(item) for item in value)
     return value

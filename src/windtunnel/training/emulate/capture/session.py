@@ -72,7 +72,9 @@ class Session:
         )  # fmt: skip
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._worker is not None:
             if kind is not None:
                 _kill_group(self._worker.pid)
@@ -138,7 +140,10 @@ def _failure(message: dict[str, Any], directory: Path, timeout: float) -> Script
     log = (directory / f"log-{rank}.txt").read_text(errors="replace")
     tail = "\n".join(log.strip().splitlines()[-120:])
     if status == -9 and message["seconds"] >= timeout:
-        return ScriptError(f"the script hung as rank {rank}: no end after {timeout:.0f} s; it stood where the trace above says", tail)
+        return ScriptError(
+            f"the script hung as rank {rank}: no end after {timeout:.0f} s; it stood where the trace above says",
+            tail,
+        )
     if status == -9:
         return ScriptError(f"rank {rank} was killed (SIGKILL; out of memory?)", tail)
     if status < 0:

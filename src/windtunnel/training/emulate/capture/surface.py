@@ -17,6 +17,7 @@ import torch
 
 from windtunnel.cluster.model import Device
 
+
 @dataclass
 class Surface:
     """What the script sees: how many devices a host has, of what kind, and which one the rank uses."""
@@ -36,7 +37,9 @@ def install(surface: Surface) -> None:
     _refuse_graphs()
     cuda: Any = torch.cuda
     cuda._initialized = True
-    cuda.is_bf16_supported = lambda including_emulation=True: device.capability >= (8, 0) or including_emulation
+    cuda.is_bf16_supported = lambda including_emulation=True: (
+        device.capability >= (8, 0) or including_emulation
+    )
     cuda.default_generators = tuple(torch.Generator() for _ in range(surface.count))
     torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
     torch.backends.cuda.is_built = lambda: True
@@ -78,8 +81,8 @@ def _supply_functions(surface: Surface) -> None:
         same = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         none = ("segment", "allocation", "active", "inactive_split", "inactive_split_bytes")
         return {
-            **{key: pair for key in same},
-            **{key: zero for key in none},
+            **dict.fromkeys(same, pair),
+            **dict.fromkeys(none, zero),
             "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1,
         }  # fmt: skip
 
@@ -178,7 +181,9 @@ def _replace_streams(native: ctypes.CDLL) -> None:
     class Event(torch.Event):
         """``torch.cuda.Event`` on the absent device. Elapsed time is not known while capturing: 1 ms."""
 
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> Event:
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+        ) -> Event:
             return super().__new__(cls, device="cuda", enable_timing=enable_timing)
 
         def record(self, stream: Any = None) -> None:

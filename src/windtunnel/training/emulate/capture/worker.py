@@ -67,7 +67,7 @@ def _import_torch() -> None:
     import torch.distributed.pipelining
     import torch.distributed.tensor.parallel
     import torch.utils.checkpoint
-    import torch.utils.data  # noqa: F401
+    import torch.utils.data
 
     torch.set_num_threads(1)
 
@@ -196,7 +196,9 @@ def _run_script(request: Request, rank: int, observer: Any) -> int:
 def _print_own_traceback() -> None:
     """The script's traceback as plain Python would print it: without the frames that run it."""
     kind, error, trace = sys.exc_info()
-    while trace is not None and ("windtunnel" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename):
+    while trace is not None and (
+        "windtunnel" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename
+    ):
         trace = trace.tb_next
     traceback.print_exception(kind, error, trace)
 

@@ -96,7 +96,9 @@ def _start_without_peers(world: World, device_type: str) -> None:
         for key, expected in (("world_size", world.size), ("rank", world.rank)):
             given = kwargs.get(key, -1)
             if given not in (-1, None, expected):
-                raise ValueError(f"init_process_group({key}={given}): the emulated world gives {key} {expected}")
+                raise ValueError(
+                    f"init_process_group({key}={given}): the emulated world gives {key} {expected}"
+                )
         kept = {key: kwargs[key] for key in ("timeout", "group_name") if key in kwargs}
         original(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size, **kept)
         world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
@@ -154,7 +156,9 @@ def _carry_objects(world: World) -> None:
             return own
         known, content = world.mailbox.read(sender, topic(kind, group))
         if not known:
-            world.note(f"{kind}: rank {sender} is not captured before this rank; this rank's own object stands for its")
+            world.note(
+                f"{kind}: rank {sender} is not captured before this rank; this rank's own object stands for its"
+            )
             return own
         return content
 
@@ -168,30 +172,55 @@ def _carry_objects(world: World) -> None:
         for index, rank in enumerate(ranks_of(group)):
             object_list[index] = hear(rank, "all_gather_object", group, obj)
 
-    def gather_object(obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None) -> None:
+    def gather_object(
+        obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    ) -> None:
         world.mailbox.post(topic("gather_object", group), obj)
         if source(dst, group, group_dst) == world.rank and object_gather_list is not None:
             for index, rank in enumerate(ranks_of(group)):
                 object_gather_list[index] = hear(rank, "gather_object", group, obj)
 
-    def broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **_: Any) -> None:
+    def broadcast_object_list(
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **_: Any,
+    ) -> None:
         sender = source(src, group, group_src)
         if sender == world.rank:
             world.mailbox.post(topic("broadcast_object_list", group), list(object_list))
         else:
             object_list[:] = hear(sender, "broadcast_object_list", group, list(object_list))
 
-    def scatter_object_list(output: list[Any], input_list: Any = None, src: Any = None, group: Any = None, group_src: Any = None) -> None:
+    def scatter_object_list(
+        output: list[Any], input_list: Any = None, src: Any = None, group: Any = None, group_src: Any = None
+    ) -> None:
         sender = source(src, group, group_src)
         if sender == world.rank:
             world.mailbox.post(topic("scatter_object_list", group), list(input_list))
         everything = hear(sender, "scatter_object_list", group, input_list)
         output[0] = everything[ranks_of(group).index(world.rank)] if everything else None
 
-    def send_object_list(object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None, **_: Any) -> None:
+    def send_object_list(
+        object_list: list[Any],
+        dst: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: Any = None,
+        **_: Any,
+    ) -> None:
         world.mailbox.post(f"object {source(dst, group, group_dst)} {ranks_of(group)}", list(object_list))
 
-    def recv_object_list(object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None, **_: Any) -> int:
+    def recv_object_list(
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **_: Any,
+    ) -> int:
         sender = source(src, group, group_src)
         known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
         if not known:
@@ -226,7 +255,7 @@ def _agree_on_shapes(world: World) -> None:
             one._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
 
     def send_meta(self: Any, meta: Any, dst_stage: int) -> None:
-        world.mailbox.post(f"shapes {self.stage_index} {dst_stage}", meta)
+        world.mailbox.post(f"shapes {self.stage_index} {dst_stage}", meta, for_all=True)
 
     def recv_meta(self: Any, src_stage: int) -> Any:
         if src_stage > self.stage_index:
@@ -255,6 +284,6 @@ def _trust_replicas() -> None:
 
     for module in (ddp, dist, c10d, torch.distributed.utils):
         if hasattr(module, "_verify_param_shape_across_processes"):
-            setattr(module, "_verify_param_shape_across_processes", verified)
+            module._verify_param_shape_across_processes = verified
     if hasattr(dist, "_verify_params_across_processes"):
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
