@@ -1,0 +1,37 @@
+# make demo: set up and emulate the main job.   make test: set up and pass all tests.   make lint: ruff and mypy.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+# Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
+export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
+
+.PHONY: demo test lint format native clean
+
+demo: $(VENV)/ready
+	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Rebuild the library of the absent device, which lies built beside its source.
+native: $(VENV)/ready
+	$(BIN)/python -m windtunnel.training.emulate.capture.native_library
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade 'pip>=24'
+	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)
