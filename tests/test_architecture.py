@@ -1,0 +1,87 @@
+"""Imports point one way, and deciding code is pure: what CONTRIBUTING.md promises, held by the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "windtunnel"
+CAPABILITIES = ("training", "serving", "agents", "data", "network", "control", "silicon", "trust", "edge")
+GROUND = ("engines", "cluster", "store", "report")
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def imports(path: Path, *, top_level: bool = False) -> set[str]:
+    """Full names of the modules that a file imports, anywhere in it or only at its top level."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in tree.body if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def inside(path: Path, *folder: str) -> bool:
+    return path.relative_to(SOURCE).parts[: len(folder)] == folder
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    used = {
+        name.removeprefix("windtunnel.").split(".")[0]
+        for name in imports(path)
+        if name.startswith("windtunnel.")
+    }
+    layer = path.relative_to(SOURCE).parts[0]
+    if layer in GROUND:
+        assert not used & {*CAPABILITIES, "cli"}
+    elif layer in CAPABILITIES:
+        assert "cli" not in used
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "training", "emulate")], ids=name_of)
+def test_rooms_of_emulate(path: Path) -> None:
+    """slice decides (policy), twin and memory and cost emulate, capture is live."""
+    used = imports(path)
+    room = path.relative_to(SOURCE).parts[2]
+    mine = "windtunnel.training.emulate."
+    if room == "slice":
+        assert not any(
+            name.startswith((mine + "capture", mine + "twin", mine + "cost", mine + "memory"))
+            for name in used
+        )
+    if room in ("slice", "twin", "memory"):
+        assert not used & {"torch", "time", "socket", "subprocess", "os", "threading"}
+    if room in ("twin", "memory"):
+        assert not any(name.startswith(mine + "capture") for name in used)
+    if room == "capture":
+        assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "cli")], ids=name_of)
+def test_command_line_starts_without_heavy_libraries(path: Path) -> None:
+    heavy = {"torch", "numba", "plotly", "sqlalchemy", "ray", "pandas"}
+    assert not {name.split(".")[0] for name in imports(path, top_level=True)} & heavy
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.name == "policy.py"], ids=name_of)
+def test_policies_are_pure(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & {
+        "torch",
+        "time",
+        "os",
+        "socket",
+        "subprocess",
+        "asyncio",
+    }
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert not any(isinstance(call.func, ast.Name) and call.func.id == "open" for call in calls)
