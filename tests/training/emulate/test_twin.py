@@ -17,6 +17,7 @@ from windtunnel.training.emulate.slice.classes import slice_world
 from windtunnel.training.emulate.slice.stitch import stitch
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world, step_ends
 from windtunnel.training.emulate.twin.slow import Slow, parse_slow
+from windtunnel.training.emulate.twin.timeline import timeline
 
 
 def fly(
@@ -375,3 +376,20 @@ def test_phases_have_host_costs_of_their_own() -> None:
     costs.host_operators[0][:, Phase.OPTIMIZER] = 100.0
     timing = replay_world(world, cluster_of(1, 1), costs)
     assert timing.iteration_time_s == 100
+
+
+def test_the_timeline_of_a_pipeline() -> None:
+    timing = fly(pipeline({"pp": 2}, 2, message=1), {"pp": 2})
+    drawn = timeline(timing, [0, 1])
+    tracks = {(track.rank, track.queue): track for track in drawn.tracks}
+    assert set(tracks) == {(r, q) for r in (0, 1) for q in ("compute", "nccl pp send", "nccl pp recv")}
+    for rank in (0, 1):
+        compute = tracks[rank, "compute"]
+        assert (compute.end - compute.start).sum() == timing.rank_busy_s[rank] == 6
+        assert compute.start.min() >= 0
+        assert max(track.end.max() for track in drawn.tracks) == timing.iteration_time_s
+    spans = tracks[0, "nccl pp recv"]
+    kinds = [drawn.kinds[kind] for kind in spans.kind]
+    lengths = (spans.end - spans.start).tolist()
+    assert sum(s for s, kind in zip(lengths, kinds, strict=True) if kind == "communication") == 2
+    assert {drawn.names[name] for name in spans.name} == {"recv pp", "wait for recv pp"}

@@ -49,25 +49,28 @@ class Axes:
 
 
 def find_axes(slice_: Slice, families: Families) -> Axes:
-    """Choose axes by what rank ``slice_.rank`` uses: those that cover the world, used and small first.
+    """Choose axes by what rank ``slice_.rank`` uses.
 
-    A family is taken when it tells ranks apart that those before it do not. Ranks that no family tells apart
-    (a job that never communicates between replicas) get a last axis of their own, ``"replica"``.
+    A family becomes an axis when it covers the world and every place in it occurs with every place on the axes
+    before it, so that the axes span a grid. Used families come first, then small ones, then the latest made (a
+    mesh after the default group). Ranks that no axis tells apart, such as replicas that never communicate,
+    get a last axis of their own, ``"replica"``.
     """
-    used = set(families.of_slice(slice_))
+    family_of = families.of_slice(slice_)
+    used = {family_of[row.group] for row in slice_.collectives}
     order = sorted(
-        range(len(families.families)),
-        key=lambda f: (not families.families[f].covers, f not in used, families.families[f].size, f),
+        (f for f, family in enumerate(families.families) if family.covers and family.size > 1),
+        key=lambda f: (f not in used, families.families[f].size, -f),
     )
     chosen: list[Family] = []
     cell = np.zeros(families.world_size, np.int64)
     cells = 1
     for f in order:
         family = families.families[f]
-        finer, count = _number(cell * (family.size + 1) + family.index_of + 1)
-        if count > cells:
+        finer, count = _number(cell * family.size + family.index_of)
+        if count == cells * family.size:
             chosen, cell, cells = [*chosen, family], finer, count
-    indices = [(family.name, family.size, np.maximum(family.index_of, 0)) for family in chosen]
+    indices = [(family.name, family.size, family.index_of) for family in chosen]
     if cells < families.world_size:
         place = _place_in_cell(cell)
         indices.append(("replica", int(place.max()) + 1, place))

@@ -3,9 +3,9 @@
 Rank 0 is captured first. Its slice tells the axes of the world, and which of them carry messages. Then, in
 rounds that the caller may capture in parallel:
 
-1. The middle and the last place of every positional axis, and two witnesses that are far from rank 0 on all
-   other axes at once. A positional axis on which these are alike is a ring (context parallel), not a
-   pipeline; it is treated like the others from here on.
+1. The neighbour on every positional axis, and two witnesses that are far from rank 0 on all other axes at
+   once. A positional axis on which the neighbour, the middle and the last place are alike is a ring (context
+   parallel), not a pipeline; it is treated like the others from here on.
 2. One rank for each *part*, a place on all axes that do vary, and a witness at the last part.
 3. Where a witness differs from its part, every axis is looked at alone and the places where the graph
    changes are found by bisection. Shards become uneven at the ends, and rank 0 is often special, so the
@@ -99,10 +99,12 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
 
     positional = [a for a, axis in enumerate(axes.axes) if axis.positional]
     others = [a for a in range(len(sizes)) if a not in positional]
-    far = [_moved(origin, {a: at_ for a in others for at_ in [sizes[a] - 1]})]
-    far.append(_moved(origin, {a: sizes[a] // 2 for a in others}))
-    # The neighbour tells whether the place matters. Parts are captured in order, each after the one before it,
-    # because a pipeline stage learns the shapes of its inputs from the stage before.
+    far = [
+        _moved(origin, {a: sizes[a] - 1 for a in others}),
+        _moved(origin, {a: sizes[a] // 2 for a in others}),
+    ]
+    # The neighbour tells whether the place matters. Parts are captured in order, each after the one before
+    # it, because a pipeline stage learns the shapes of its inputs from the stage before.
     near = {a: [_moved(origin, {a: 1})] for a in positional}
     if wanted := missing([origin, *far, *(point for points in near.values() for point in points)]):
         return wanted
