@@ -40,7 +40,7 @@ def host_seconds(
     if device.kind == "cpu":
         if kind != EventKind.OP or profile is None:
             return 0.0
-        return profile.host_overhead.get(phase.name.lower(), 0.0)
+        return profile.host_overhead.get("view" if view else phase.name.lower(), 0.0)
     if kind == EventKind.OP:
         extra = host.dtensor_operator if dtensor else 0.0
         if view and phase != Phase.BACKWARD:

@@ -1,0 +1,221 @@
+"""Calibration of the machine that the tests run on: what is measured exists and is found again."""
+
+import json
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from windtunnel.cli import calibrate as verb
+from windtunnel.errors import UserError
+from windtunnel.training.emulate.cost import calibrate as live
+from windtunnel.training.emulate.cost.calibrate.arguments import find_operator, make_tensor, plan_call
+from windtunnel.training.emulate.cost.calibrate.grid import grid
+from windtunnel.training.emulate.cost.calibrate.record import Recorder
+from windtunnel.training.emulate.cost.kinds import kind_of
+from windtunnel.training.emulate.cost.profile import read_profile
+from windtunnel.training.emulate.graph import Operator, TensorMeta
+
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 16)
+        self.conv = torch.nn.Conv1d(16, 16, 3, padding=1)
+        self.norm = torch.nn.LayerNorm(16)
+        self.head = torch.nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        x = self.conv(self.table(tokens).transpose(1, 2)).transpose(1, 2)
+        q = self.norm(x).view(4, 8, 2, 8).transpose(1, 2)
+        y = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return self.head(torch.nn.functional.gelu(y.transpose(1, 2).reshape(4, 8, 16)) + x)
+
+
+def record_step(fused):
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=not fused)
+    tokens = torch.randint(0, 50, (4, 8))
+    with Recorder() as recorder:
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [op for op in recorder.operators if kind_of(op) != "view"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_operator_of_a_training_step_can_be_measured(fused):
+    ops = record_step(fused)
+    profile = live.measure_operators(ops, seconds=0.2)
+    assert "skipped" not in profile.provenance
+    for op in ops:
+        assert profile.exact(op) > 0
+    assert torch.get_num_threads() >= 1
+
+
+def test_a_larger_product_takes_longer():
+    def mm(size):
+        x = TensorMeta((size, size), "float32", (size, 1))
+        return Operator("aten.mm.default", (x, x), (x,))
+
+    profile = live.measure_operators([mm(8), mm(512)], seconds=0.1)
+    assert profile.exact(mm(512)) > profile.exact(mm(8))
+
+
+def test_what_cannot_run_is_left_out_and_named():
+    x = TensorMeta((2, 3), "float32", (3, 1))
+    wrong = Operator("aten.mm.default", (x, x), (x,))
+    unknown = Operator("aten.no_such_operator.default", (x,), (x,))
+    good = Operator("aten.neg.default", (x,), (x,))
+    profile = live.measure_operators([wrong, unknown, good], seconds=0.05)
+    assert [op.name for op, _ in profile.operators] == ["aten.neg.default"]
+    assert profile.provenance["skipped"] == "aten.mm.default aten.no_such_operator.default"
+
+
+def test_tensors_are_made_as_told():
+    for meta in (
+        TensorMeta((3, 4), "bfloat16", (1, 3)),
+        TensorMeta((3, 4), "float32", (0, 1)),
+        TensorMeta((), "float32", ()),
+        TensorMeta((0, 4), "float32", (4, 1)),
+    ):
+        tensor = make_tensor(meta, "cpu")
+        assert (tuple(tensor.shape), tensor.stride()) == (meta.shape, meta.stride)
+        assert bool((tensor > 0).all())
+    indices = make_tensor(TensorMeta((1000,), "int64", (1,)), "cpu", 7)
+    assert int(indices.max()) == 6
+    assert int(indices.min()) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_grid_holds_operators_that_pytorch_has(device, quick):
+    parts = grid(quick, device)
+    assert set(parts) >= {"matmul", "attention", "norm", "elementwise", "embedding", "optimizer"}
+    for ops in parts.values():
+        assert ops
+        for op in ops:
+            schema = find_operator(op.name)._schema
+            required = [argument for argument in schema.arguments if not argument.has_default_value()]
+            assert len(required) <= len(op.inputs) <= len(schema.arguments), op.name
+
+
+def test_the_quick_grid_runs_on_a_cpu_without_leaving_anything_out():
+    ops = [op for part in grid(True, "cpu").values() for op in part]
+    # One of each operator and dtype is enough here: the smallest.
+    first = {}
+    for op in ops:
+        first.setdefault((op.name, op.outputs[0].dtype), op)
+    profile = live.measure_operators(list(first.values()), seconds=0.05)
+    assert "skipped" not in profile.provenance
+
+
+def test_plans_map_captured_values_to_the_schema():
+    x = TensorMeta((4,), "float32", (1,))
+    y = TensorMeta((4,), "bfloat16", (1,))
+    plan = plan_call(Operator("aten._to_copy.default", (x, 15, None, None, None, False, None), (y,)), "cpu")
+    assert plan.keywords["dtype"] is torch.bfloat16
+    result = plan.function(torch.ones(4), **plan.keywords)
+    assert result.dtype is torch.bfloat16
+    assert plan_call(Operator("aten.view.default", (), ()), "cpu") is None
+
+
+@pytest.mark.slow
+def test_gloo_is_measured_between_real_processes():
+    rows = live.measure_gloo(2, quick=True)
+    kinds = {kind for kind, _, _, _ in rows}
+    assert kinds == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "all_to_all",
+        "send",
+        "barrier",
+    }
+    assert all(world == 2 and seconds > 0 for _, world, _, seconds in rows)
+
+
+def fake_parts(monkeypatch, fail_at=""):
+    """Calibration with a grid of two parts, and nothing that takes long."""
+    x = TensorMeta((4,), "float32", (1,))
+    ops = {name: [Operator(f"aten.{name}.default", (x,), (x,))] for name in ("neg", "exp")}
+    monkeypatch.setattr(live, "grid", lambda quick, device: ops)
+    monkeypatch.setattr(live, "measure_overhead", lambda threads: {"forward": 1e-6})
+    monkeypatch.setattr(live, "measure_gloo", lambda world, threads, quick: [("barrier", 2, 0, 1e-4)])
+    real, measured = live.measure_operators, []
+
+    def measure(ops, *args, **more):
+        if fail_at and any(fail_at in op.name for op in ops):
+            raise KeyboardInterrupt
+        measured.extend(op.name for op in ops)
+        return real(ops, *args, **{**more, "seconds": 0.01})
+
+    monkeypatch.setattr(live, "measure_operators", measure)
+    return measured
+
+
+def test_an_interrupted_calibration_goes_on_and_a_finished_one_starts_again(tmp_path, monkeypatch):
+    path = tmp_path / "cpu.json"
+    with monkeypatch.context() as patch:
+        assert fake_parts(patch, fail_at="exp") == []
+        with pytest.raises(KeyboardInterrupt):
+            live.calibrate("cpu", "cpu", path, quick=True)
+    assert len(read_profile(path).operators) == 1
+    with monkeypatch.context() as patch:
+        measured = fake_parts(patch)
+        live.calibrate("cpu", "cpu", path, quick=True)
+        assert measured == ["aten.exp.default"]
+    profile = read_profile(path)
+    assert profile.provenance["state"] == "finished"
+    assert len(profile.operators) == 2
+    assert (profile.host_overhead, profile.collectives) == ({"forward": 1e-6}, [("barrier", 2, 0, 1e-4)])
+    with monkeypatch.context() as patch:
+        measured = fake_parts(patch)
+        live.calibrate("cpu", "cpu", path, quick=True)
+        assert measured == ["aten.neg.default", "aten.exp.default"]
+
+
+def run(*words):
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    verb.register(app)
+    return CliRunner().invoke(app, ["calibrate", *words])
+
+
+def test_the_verb_measures_given_operators_and_shows_parameters(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    fake_parts(monkeypatch)
+    more = tmp_path / "more.json"
+    more.write_text(
+        json.dumps([["aten.mul.Tensor", [{"t": "float32[8]"}, {"t": "float32[8]"}], ["float32[8]"]]])
+    )
+    result = run("cpu", "--quick", "--operators", str(more))
+    assert result.exit_code == 0, result.output
+    assert len(read_profile(tmp_path / "profiles" / "cpu.json").operators) == 3
+    shown = run("show", "cpu")
+    assert "3 operators measured" in shown.output
+    assert "gloo.step_seconds" in shown.output
+    assert "gpu.matmul_issue" in run("show", "h200").output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("no-such-device",), ("show", "no-such-device"), ("cpu", "cpu"), ("cpu", "--operators", "none.json")],
+)
+def test_wrong_words_are_refused_in_one_sentence(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    result = run(*words)
+    assert isinstance(result.exception, UserError)
+    assert "\n" not in str(result.exception)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+def test_a_device_that_is_not_there_is_refused():
+    result = run("h200")
+    assert isinstance(result.exception, UserError)
+    assert "h200" in str(result.exception)

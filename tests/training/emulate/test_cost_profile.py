@@ -1,0 +1,183 @@
+"""Profiles: what was measured is what an operator costs, neighbours are corrected, files survive."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.cluster.load import load_cluster
+from windtunnel.errors import UserError
+from windtunnel.training.emulate.cost.host import host_seconds, host_table
+from windtunnel.training.emulate.cost.operators import cost_of
+from windtunnel.training.emulate.cost.parameters import DEFAULT, parameter_rows
+from windtunnel.training.emulate.cost.profile import Profile, find_profile, read_profile, save_profile
+from windtunnel.training.emulate.cost.signature import contiguous, decode, encode, signature
+from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
+
+GPU = load_cluster("h100-sxm:1x1").host.device
+CPU = load_cluster("cpu:1x1").host.device
+
+
+def t(*shape, dtype="bfloat16", stride=None, device="cuda"):
+    return TensorMeta(shape, dtype, contiguous(shape) if stride is None else stride, device)
+
+
+def mm(m, n, k):
+    return Operator("aten.mm.default", (t(m, k), t(k, n)), (t(m, n),))
+
+
+def roofline(op):
+    return cost_of(op, GPU).seconds
+
+
+def test_a_measured_operator_costs_what_was_measured():
+    profile = Profile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
+    cost = cost_of(mm(64, 64, 64), GPU, profile)
+    assert (cost.seconds, cost.source) == (1.25e-3, "measured")
+    assert cost.flops == 2 * 64**3
+    # A learning rate or the device does not make it another operator; a stride does.
+    same = Operator("aten.mm.default", (t(64, 64, device="cpu"), t(64, 64)), (t(64, 64),))
+    assert cost_of(same, GPU, profile).source == "measured"
+    turned = Operator("aten.mm.default", (t(64, 64, stride=(1, 64)), t(64, 64)), (t(64, 64),))
+    assert cost_of(turned, GPU, profile).source == "interpolated"
+
+
+def test_measuring_again_replaces():
+    profile = Profile("h100-sxm", [(mm(64, 64, 64), 1.0), (mm(64, 64, 64), 2.0)])
+    assert len(profile.operators) == 1
+    assert profile.exact(mm(64, 64, 64)) == 2.0
+    assert profile.ratio(mm(64, 64, 64), GPU, DEFAULT) == pytest.approx(2.0 / roofline(mm(64, 64, 64)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 9000), slower=st.floats(0.2, 5.0))
+def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
+    points = [mm(a, b, c) for a in (16, 512, 8192) for b in (16, 8192) for c in (16, 8192)]
+    profile = Profile("h100-sxm", [(op, slower * roofline(op)) for op in points])
+    assert cost_of(mm(m, n, k), GPU, profile).seconds == pytest.approx(slower * roofline(mm(m, n, k)))
+
+
+def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():
+    small, large = mm(256, 256, 256), mm(8192, 8192, 8192)
+    profile = Profile("h100-sxm", [(small, 3 * roofline(small)), (large, roofline(large))])
+    ratios = [profile.ratio(mm(size, size, size), GPU, DEFAULT) for size in (257, 1024, 8000)]
+    assert 3.0 > ratios[0] > ratios[1] > ratios[2] > 1.0
+    assert ratios[0] > 2.9
+    assert ratios[2] < 1.1
+
+
+def test_other_operators_of_a_kind_are_corrected_and_other_kinds_and_dtypes_are_not():
+    x = t(1 << 20)
+    profile = Profile("h100-sxm", [(Operator("aten.exp.default", (x,), (x,)), 1.0)])
+    assert cost_of(Operator("aten.sin.default", (x,), (x,)), GPU, profile).source == "interpolated"
+    assert cost_of(mm(64, 64, 64), GPU, profile).source == "roofline"
+    y = t(1 << 20, dtype="float32")
+    assert cost_of(Operator("aten.exp.default", (y,), (y,)), GPU, profile).source == "roofline"
+
+
+dims = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+tensors = st.builds(
+    lambda shape, dtype, where, turned: TensorMeta(
+        shape, dtype, contiguous(shape)[::-1] if turned else contiguous(shape), where
+    ),
+    dims,
+    st.sampled_from(["bfloat16", "int64", "float8_e4m3fn"]),
+    st.sampled_from(["cuda", "cpu"]),
+    st.booleans(),
+)
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.floats(0, 1), st.sampled_from(["none", "tanh"])
+)
+lists = st.lists(st.one_of(tensors, plain), max_size=3).map(tuple)
+
+
+@given(inputs=st.lists(st.one_of(tensors, plain, lists), max_size=5), outputs=st.lists(tensors, max_size=2))
+def test_operators_survive_as_json(inputs, outputs):
+    op = Operator("aten.thing.default", tuple(inputs), tuple(outputs))
+    back = decode(*json.loads(json.dumps(encode(op))))
+    assert back == op
+    assert signature(back) == signature(op)
+
+
+def test_profiles_survive_as_files(tmp_path):
+    profile = Profile(
+        "h100-sxm",
+        [
+            (mm(64, 32, 16), 1.5e-6),
+            (Operator("aten._foreach_mul_.Scalar", ((t(3), t(4)), 0.5), (t(3),)), 2e-6),
+        ],
+        host_overhead={"forward": 5e-6},
+        collectives=[("all_reduce", 2, 1024, 1e-4)],
+        provenance={"machine": "a", "measured": "yes"},
+    )
+    save_profile(profile, tmp_path / "deep" / "h100-sxm.json")
+    back = read_profile(tmp_path / "deep" / "h100-sxm.json")
+    assert (back.operators, back.host_overhead, back.collectives, back.provenance) == (
+        profile.operators,
+        profile.host_overhead,
+        profile.collectives,
+        profile.provenance,
+    )
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["h100-sxm.json"]
+
+
+def test_profiles_are_found_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    assert find_profile("nothing-like-it") is None
+    save_profile(Profile("b200", [(mm(8, 8, 8), 1.0)]), tmp_path / "profiles" / "b200.json")
+    found = find_profile("b200")
+    assert found is not None
+    assert found.exact(mm(8, 8, 8)) == 1.0
+
+
+HEAD = '{"version": 1, "device": "x", "provenance": {}, "host_overhead": {}, "collectives": [], '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"version": 1}',
+        '{"version": 99}',
+        HEAD + '"operators": [["aten.mm.default", [{"t": "bad"}], [], 1]]}',
+    ],
+)
+def test_what_is_not_a_profile_is_refused_in_one_sentence(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        read_profile(path)
+    assert str(path) in str(error.value)
+    assert "accepted is" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_every_parameter_has_a_source():
+    for part in (GPU, CPU):
+        rows = parameter_rows(DEFAULT, part)
+        assert rows
+        assert all(source for _, _, source in rows)
+
+
+def test_a_cpu_host_pays_only_what_was_measured_and_a_gpu_host_pays_for_launches():
+    profile = Profile("cpu", host_overhead={"forward": 4e-6, "backward": 2e-6, "view": 1e-6})
+    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU) == 0.0
+    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile) == 4e-6
+    assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile, view=True) == 1e-6
+    assert host_seconds(EventKind.COLLECTIVE, Phase.BACKWARD, CPU, profile) == 0.0
+    forward = host_seconds(EventKind.OP, Phase.FORWARD, GPU)
+    assert 6e-6 <= forward <= 10e-6
+    assert forward > host_seconds(EventKind.OP, Phase.BACKWARD, GPU) > 0
+    assert forward > host_seconds(EventKind.OP, Phase.FORWARD, GPU, view=True) > 0
+    assert 20e-6 <= host_seconds(EventKind.COLLECTIVE, Phase.FORWARD, GPU) <= 30e-6
+
+
+def test_host_tables_hold_the_single_values():
+    ops = [mm(8, 8, 8), Operator("aten.view.default", (), ())]
+    rows, others = host_table(ops, GPU)
+    for phase in Phase:
+        assert rows[0, phase] == host_seconds(EventKind.OP, phase, GPU)
+        assert rows[1, phase] == host_seconds(EventKind.OP, phase, GPU, view=True)
+        assert others[EventKind.SYNC, phase] == host_seconds(EventKind.SYNC, phase, GPU)
