@@ -30,7 +30,18 @@ def summary() -> dict[str, Any]:
         "versions": {"windtunnel": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.7"},
         "command": {
             "script": "examples/train_llama.py",
-            "args": ["--size", "8b", "--parallel", "fsdp", "--seq", "8192", "--batch", "2", "--ac", "selective"],
+            "args": [
+                "--size",
+                "8b",
+                "--parallel",
+                "fsdp",
+                "--seq",
+                "8192",
+                "--batch",
+                "2",
+                "--ac",
+                "selective",
+            ],
             "options": {"cluster": "h100-96:16x8", "ranks": "auto", "steps": 2, "slow": None},
         },
         "cluster": {
@@ -93,7 +104,15 @@ def summary() -> dict[str, Any]:
             }
             for name, kind, count, flops, size, seconds, source in (
                 ("aten.mm.default", "matmul", 1540, 7.9e14, 4.1e11, 1.61, "profile h100-96"),
-                ("aten._scaled_dot_product_flash_attention", "attention", 64, 1.2e14, 3.1e10, 0.31, "roofline"),
+                (
+                    "aten._scaled_dot_product_flash_attention",
+                    "attention",
+                    64,
+                    1.2e14,
+                    3.1e10,
+                    0.31,
+                    "roofline",
+                ),
                 ("aten.mul.Tensor", "elementwise", 980, 1.1e11, 9.4e11, 0.29, "roofline"),
                 ("aten._fused_adamw_.default", "optimizer", 12, 6.3e9, 2.2e11, 0.07, "roofline"),
                 ("aten.embedding.default", "embedding", 1, 0.0, 2.7e8, 1.2e-4, "roofline"),

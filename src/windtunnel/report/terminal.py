@@ -44,7 +44,7 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
             show(body)
     for rank_class in summary.get("ranks") or ():
         if rank_class.get("oom"):
-            show(Text(f"✗ ranks {rank_class['name']}: {_out_of_memory(rank_class['oom'])}", "red"))
+            show(Text(f"✗ ranks {rank_class['name']}: {text.out_of_memory(rank_class['oom'])}", "red"))
     waits = (summary.get("waits") or ())[:3]
     if waits:
         _title(console, "What it waits for")
@@ -161,11 +161,3 @@ def _memory(summary: Summary) -> Table:
     if len(classes) > len(shown):
         table.add_row(Text(f"{len(classes) - len(shown)} more, with more headroom", "dim"))
     return table
-
-
-def _out_of_memory(oom: Any) -> str:
-    """In words what a summary says of the first refused allocation: a sentence, or fields."""
-    if not isinstance(oom, dict):
-        return str(oom)
-    where = f" in {oom['scope']}" if oom.get("scope") else ""
-    return f"out of memory{where}, asking for {text.size(oom.get('requested_bytes'))}"

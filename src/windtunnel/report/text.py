@@ -53,7 +53,7 @@ def decimal(value: float | None) -> str:
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if abs(value) >= 0.9995 * 10**power:
             return f"{_digits(value / 10**power)} {prefix}"
-    return f"{_digits(value)} "
+    return f"{_digits(value)} " if value else "0 "
 
 
 def share(value: float | None) -> str:
@@ -122,6 +122,14 @@ def verdict(rank_class: Mapping[str, Any]) -> str:
         return "does not fit"
     memory, headroom = rank_class.get("memory_bytes"), rank_class.get("headroom_bytes")
     return "tight" if memory and headroom is not None and headroom < 0.05 * memory else "fits"
+
+
+def out_of_memory(oom: Any) -> str:
+    """In words what a summary says of the first allocation that was refused: a sentence, or its fields."""
+    if not isinstance(oom, Mapping):
+        return str(oom)
+    where = f" in {oom['scope']}" if oom.get("scope") else ""
+    return f"out of memory{where}, asking for {size(oom.get('requested_bytes'))}"
 
 
 def provenance(summary: Summary, field: str) -> str:
