@@ -73,8 +73,10 @@ def problems(args: argparse.Namespace, world_size: int) -> Iterator[str]:
         yield f"a world of {world_size} does not divide into --pp {args.pp} x --cp {args.cp} x --tp {args.tp}"
     if args.parallel == "none" and args.dp * args.cp > 1:
         yield f"--parallel none would let {args.dp * args.cp} copies of the model drift apart; use fsdp"
-    if args.parallel == "ddp" and args.tp > 1:
-        yield "--parallel ddp does not go with --tp; use fsdp"
+    # DDP knows nothing of split parameters, and cannot set up its buckets when several microbatches come back
+    # before the next one goes forward.
+    if args.parallel == "ddp" and args.tp * args.pp > 1:
+        yield "--parallel ddp does not go with --tp and --pp; use fsdp"
     if config.kv_heads % args.tp:
         yield f"--tp {args.tp} does not divide the {config.kv_heads} key heads of --size {args.size}"
     share = 2 * args.cp * args.tp if args.cp > 1 else args.tp  # context parallel ranks take two pieces each
@@ -94,5 +96,3 @@ def problems(args: argparse.Namespace, world_size: int) -> Iterator[str]:
         yield f"--size {args.size} has {config.layers} layers, too few for {stages} pipeline stages"
     if args.split_backward and args.ac == "selective":
         yield f"--ac selective does not go with --schedule {args.schedule}; use full or none"
-    if args.split_backward and args.parallel == "ddp":
-        yield f"--parallel ddp does not go with --schedule {args.schedule}; use fsdp"

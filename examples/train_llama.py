@@ -70,7 +70,9 @@ def build_part(
         model.init_weights()
     if args.parallel == "ddp":
         ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, process_group=data_mesh.get_group())
+        # Not the buffers: with context parallelism each rank has its own part of the rotations.
+        group = data_mesh.get_group()
+        return DistributedDataParallel(model, device_ids=ids, process_group=group, broadcast_buffers=False)
     return model
 
 
@@ -113,7 +115,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         for micro in range(args.grad_accum):
             tokens, targets = (tensor.to(device) for tensor in next(batches))
             # FSDP reduces after every batch, which keeps its gradients sharded; DDP once, after the last.
-            quiet = args.parallel == "ddp" and pipeline is None and micro < args.grad_accum - 1
+            quiet = args.parallel == "ddp" and micro < args.grad_accum - 1
             with (
                 parts[0].no_sync() if quiet else nullcontext(),
                 loss_parallel() if args.tp > 1 and args.loss_parallel else nullcontext(),

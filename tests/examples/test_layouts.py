@@ -24,7 +24,7 @@ LLAMA = {
         "--cp 2",
         "--cp 2 --parallel ddp",
         "--pp 2",
-        "--pp 2 --schedule gpipe --parallel ddp --microbatches 2",
+        "--pp 2 --schedule gpipe --microbatches 2",
         "--pp 2 --schedule interleaved1f1b",
         "--pp 2 --schedule zerobubble --ac none",
         "--pp 2 --schedule zbv",
