@@ -51,10 +51,10 @@ class Axes:
 def find_axes(slice_: Slice, families: Families) -> Axes:
     """Choose axes by what rank ``slice_.rank`` uses.
 
-    A family becomes an axis when it covers the world and every place in it occurs with every place on the axes
-    before it, so that the axes span a grid. Used families come first, then small ones, then the latest made (a
-    mesh after the default group). Ranks that no axis tells apart, such as replicas that never communicate,
-    get a last axis of their own, ``"replica"``.
+    A family becomes an axis when it covers the world and every place in it occurs with every place on the
+    axes before it, so that the axes span a grid. Used families come first, then small ones, then the latest
+    made (a mesh after the default group). Ranks that no axis tells apart, such as replicas that never
+    communicate, get a last axis of their own, ``"replica"``.
     """
     family_of = families.of_slice(slice_)
     used = {family_of[row.group] for row in slice_.collectives}
