@@ -122,7 +122,7 @@ class Tracer:
             rank=self.rank,
             world_size=len(self.world[0].ranks),
             device="test",
-            operators=[Operator("op", (seconds,), ()) for seconds in self.operators],
+            operators=[Operator(f"op {seconds}", (seconds,), ()) for seconds in self.operators],
             collectives=list(self.collectives),
             groups=self.groups,
             world_groups=self.world,

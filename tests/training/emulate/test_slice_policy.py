@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from slice_worlds import Tracer, capture_of, ddp, fsdp, mesh_groups, pipeline
 
 from windtunnel.errors import UserError
-from windtunnel.training.emulate.graph import Category, Group
+from windtunnel.training.emulate.graph import Category, EventKind, Group, Operator, Slice
 from windtunnel.training.emulate.slice.classes import Classes, parse_ranks, slice_world
 from windtunnel.training.emulate.slice.deadlock import Deadlock, ranges
 from windtunnel.training.emulate.slice.families import find_families
@@ -110,6 +112,25 @@ def test_rank_zero_alone_may_be_special() -> None:
     classes = slice_world(capture_of(script, mesh_groups({"dp": 64}), log), 64)
     assert members(classes) == [[0], list(range(1, 64))]
     assert log == [0, 63, 32, 1]
+
+
+def test_numbers_and_late_frees_do_not_split() -> None:
+    """The first index of a rank's part of a vocabulary, and when the garbage collector ran."""
+
+    def script(t: Tracer) -> None:
+        t.alloc(512, Category.ACTIVATION)
+        if t.rank % 2:
+            t.add(EventKind.FREE, ref=t.names)
+        t.op(1.0)
+        if not t.rank % 2:
+            t.add(EventKind.FREE, ref=1)
+        t.step()
+
+    def capture(ranks: list[int]) -> list[Slice]:
+        slices = capture_of(script, mesh_groups({"tp": 8}))(ranks)
+        return [replace(s, operators=[Operator("lt", (s.rank * 16, True), ())]) for s in slices]
+
+    assert members(slice_world(capture, 8, "all")) == [list(range(8))]
 
 
 def test_a_shard_that_differs_on_one_stage_only() -> None:

@@ -3,8 +3,10 @@
 Two slices are alike when their events are equal after every name that belongs to one rank has been replaced
 by one that does not: a group by its family, the peer of a message by its distance in the group (round the
 end), a root by its place in the group, streams, blocks, event records and work handles by the order in which
-they first appear. Module paths and call sites are left out; bytes, operators and phases are not. Such a
-slice can stand for all ranks that are like it: memory, time and messages come out the same.
+they first appear. Left out is what changes neither time nor messages: module paths and call sites, plain
+numbers among an operator's arguments (the first index of a rank's part of the vocabulary), and the places of
+frees, which come early or late with Python's garbage collector. Such a slice can stand for all ranks that are
+like it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.emulate.graph import COMM_STREAM, Category, Collective, EventKind, Slice
+from windtunnel.training.emulate.graph import COMM_STREAM, Category, Collective, EventKind, Operator, Slice
 from windtunnel.training.emulate.slice.families import Families
 
 Longs = NDArray[np.int64]
 Events = np.ndarray[Any, np.dtype[Any]]
 
 POINT_TO_POINT = ("send", "recv")
-_BLOCKS = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM)
+_BLOCKS = (EventKind.ALLOC, EventKind.RECORD_STREAM)
 _HANDLES = (EventKind.COLLECTIVE, EventKind.WORK_WAIT)
 
 
@@ -33,8 +35,8 @@ def digest(slice_: Slice, families: Families) -> str:
 
 
 def canonical(slice_: Slice, families: Families) -> Longs:
-    """The slice's events without call sites, one row each, in names that belong to no rank; int64[n, 6]."""
-    events = slice_.events[slice_.events["kind"] != EventKind.CALL]
+    """The events that count, one row each, in names that belong to no rank; int64[n, 6]."""
+    events = _counted(slice_)
     kind = events["kind"]
     ref = events["ref"].astype(np.int64)
     value = np.zeros(len(events), np.int64)
@@ -42,7 +44,7 @@ def canonical(slice_: Slice, families: Families) -> Longs:
     out_ref = np.zeros(len(events), np.int64)
     operators = kind == EventKind.OP
     if operators.any():
-        names = np.array([_hash(repr(operator)) for operator in slice_.operators], np.int64)
+        names = np.array([_hash(_operator_text(operator)) for operator in slice_.operators], np.int64)
         out_ref[operators] = names[ref[operators]]
     collectives = kind == EventKind.COLLECTIVE
     if collectives.any():
@@ -76,9 +78,17 @@ def difference(one: Slice, other: Slice, families: Families) -> str:
     return f"another graph ({_words(other, int(unequal[0]))} instead of {_words(one, int(unequal[0]))})"
 
 
+def _counted(slice_: Slice) -> Events:
+    return slice_.events[~np.isin(slice_.events["kind"], (EventKind.CALL, EventKind.FREE))]
+
+
+def _operator_text(operator: Operator) -> str:
+    inputs = ["number" if type(arg) in (int, float) else arg for arg in operator.inputs]
+    return repr((operator.name, inputs, operator.outputs, operator.region))
+
+
 def _words(slice_: Slice, position: int) -> str:
-    events = slice_.events[slice_.events["kind"] != EventKind.CALL]
-    event = events[position]
+    event = _counted(slice_)[position]
     kind, ref = EventKind(int(event["kind"])), int(event["ref"])
     if kind == EventKind.OP:
         return slice_.operators[ref].name
