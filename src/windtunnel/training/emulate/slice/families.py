@@ -24,8 +24,8 @@ class Family:
     """Groups of one series.
 
     ``members[g, i]``: the rank at place i of group g. ``group_of[rank]`` and ``index_of[rank]``: the rank's
-    group (row of ``members``) and its place in it, -1 where the rank is in no group of the family. ``first``:
-    the position of the first group in the world's list. ``covers``: every rank is in some group.
+    group (row of ``members``) and its place in it, -1 where the rank is in no group of the family.
+    ``covers``: every rank is in some group.
     """
 
     label: str
@@ -33,7 +33,6 @@ class Family:
     members: Index
     group_of: Index
     index_of: Index
-    first: int
     covers: bool
 
     @property
@@ -43,12 +42,11 @@ class Family:
 
 @dataclass(frozen=True)
 class Families:
-    """All families of a world. ``family_of[g]`` and ``row_of[g]`` say where the world's g-th group went."""
+    """All families of a world. ``family_of[g]`` is that of the world's g-th group."""
 
     world_size: int
     families: list[Family]
     family_of: Index
-    row_of: Index
 
     def of_slice(self, slice_: Slice) -> list[int]:
         """For each of the slice's groups, its family.
@@ -82,7 +80,6 @@ def find_families(groups: Sequence[Group], world_size: int) -> Families:
     rows: list[list[int]] = []
     taken: list[NDArray[np.bool_]] = []
     family_of = np.full(len(groups), -1, np.int32)
-    row_of = np.full(len(groups), -1, np.int32)
     arrays = [np.array(group.ranks, np.int32) for group in groups]
     for i, group in enumerate(groups):
         candidates = open_.setdefault((group.label, len(group.ranks)), [])
@@ -92,11 +89,11 @@ def find_families(groups: Sequence[Group], world_size: int) -> Families:
             candidates.append(place)
             rows.append([])
             taken.append(np.zeros(world_size, np.bool_))
-        family_of[i], row_of[i] = place, len(rows[place])
+        family_of[i] = place
         rows[place].append(i)
         taken[place][arrays[i]] = True
     families = [_family(groups, arrays, chosen, world_size) for chosen in rows]
-    return Families(world_size, families, family_of, row_of)
+    return Families(world_size, families, family_of)
 
 
 def _family(groups: Sequence[Group], arrays: list[Index], chosen: list[int], world_size: int) -> Family:
@@ -107,4 +104,4 @@ def _family(groups: Sequence[Group], arrays: list[Index], chosen: list[int], wor
     index_of[members] = np.arange(members.shape[1], dtype=np.int32)
     covers = bool((group_of >= 0).all())
     label = groups[chosen[0]].label
-    return Family(label, members.shape[1], members, group_of, index_of, chosen[0], covers)
+    return Family(label, members.shape[1], members, group_of, index_of, covers)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.replay import Result
-from windtunnel.training.emulate.graph import COMM_STREAM, Phase
+from windtunnel.training.emulate.graph import COMM_STREAM
 from windtunnel.training.emulate.twin.job import Flight
 from windtunnel.training.emulate.twin.program import StepProgram
 
@@ -252,8 +252,3 @@ class _Walk:
         self.abroad = self.abroad or other != self.colour
         self._move(other)
         return int(nodes[late])
-
-
-def phase_of(program: StepProgram, node: int) -> str:
-    """``"forward"``, ``"backward"``, … for a node of one copy."""
-    return Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
