@@ -1,59 +1,103 @@
 """Capture of a job whose device is the CPU: it runs for real, and every operator is written down as it passes.
 
-Where the target's device is the host itself nothing needs to be absent: the script's tensors are real, one rank of the world
-runs, and only its peers are pretended. A dispatch mode sees every operator and the life of every storage.
+Where the target's device is the host itself nothing needs to be absent: the script's tensors are real, one rank of
+the world runs, and only its peers are pretended. A dispatch mode sees every operator and the life of every storage.
+Storages are counted by `Storages`, which also counts them in a real run: so the two can be held against each other.
 """
 
 from __future__ import annotations
 
+import array
 import ctypes
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.training.emulate.graph import EventKind
+from windtunnel.training.emulate.graph import EVENT, EventKind
+
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Operators that are recorded as collectives, where they arrive at a process group."""
 
 
 def install(native: ctypes.CDLL) -> None:
     """Record this process's CPU operators and storages from now on."""
+    _quiet_ddp()
     recorder = OperatorMode(native)
-    native.wt_storage_block = recorder.storages.block
+    native.wt_storage_block = recorder.storages.number
+    native.wt_region = recorder.enter_region
+    native.wt_collective_block_count = lambda: len(recorder.communicated)
+    native.wt_collective_blocks = lambda: recorder.communicated.buffer_info()[0]
     recorder.__enter__()
 
 
-class Storages:
-    """Tells the life of every CPU storage: ``on_alloc(number, bytes)`` when one is first seen, ``on_free(number)`` when it is gone.
+def _quiet_ddp() -> None:
+    """DDP's logger asks a gloo group for its network devices, which a group without peers has not."""
+    logger: Any = dist.Logger
+    module: Any = dist
+    silent = {"set_construction_data_and_log": lambda self, *args, **kwargs: None}
+    module.Logger = type("Logger", (logger,), silent)
 
-    Counts bytes as they are held (``storage.nbytes()``), each storage once however many tensors view it.
+
+class Storages:
+    """Tells the life of every CPU storage: ``on_alloc(bytes)``, which returns a number for it, when one is first seen or
+    has grown from nothing, and ``on_free(number)`` when it is gone or emptied.
+
+    Counts bytes as they are held (``storage.nbytes()``), each storage once however many tensors view it. `watch`
+    also sees storages that are resized in place, as FSDP does, which no operator tells.
     """
 
     def __init__(self, on_alloc: Callable[[int], int], on_free: Callable[[int], None]) -> None:
         self.on_alloc, self.on_free = on_alloc, on_free
-        self.numbers: dict[int, int] = {}
+        self.held: dict[int, tuple[int, int]] = {}  # address of the storage -> (its number, bytes)
+        self.known: set[int] = set()
 
-    def see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self.numbers or storage.device.type != "cpu" or storage.nbytes() == 0:
+    def watch(self) -> None:
+        """Follow `torch.UntypedStorage.resize_`. Call once."""
+        original = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            result = original(storage, size)
+            self.measure(storage)
+            return result  # type: ignore[return-value]
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+    def measure(self, storage: torch.UntypedStorage) -> None:
+        """Take note of how many bytes ``storage`` holds now."""
+        if storage.device.type != "cpu":
             return
-        number = self.numbers[key] = self.on_alloc(storage.nbytes())
-        weakref.finalize(storage, self._gone, key, number)
+        key, size = storage._cdata, storage.nbytes()
+        number, held = self.held.get(key, (-1, 0))
+        if size != held:
+            if held:
+                del self.held[key]
+                self.on_free(number)
+            if size:
+                self.held[key] = (self.on_alloc(size), size)
+        if key not in self.known:
+            self.known.add(key)
+            weakref.finalize(storage, self._gone, key)
 
-    def block(self, key: int) -> int:
-        return self.numbers.get(key, -1)
+    def number(self, key: int) -> int:
+        """The number of the storage at ``key``, or -1."""
+        return self.held.get(key, (-1, 0))[0]
 
-    def _gone(self, key: int, number: int) -> None:
-        self.numbers.pop(key, None)
-        self.on_free(number)
+    def _gone(self, key: int) -> None:
+        self.known.discard(key)
+        number, held = self.held.pop(key, (-1, 0))
+        if held:
+            self.on_free(number)
 
 
 class StorageMode(TorchDispatchMode):
-    """Shows every operator's tensors to `Storages`; the base of what records operators as well."""
+    """Shows every operator's results to `Storages`; the base of what records operators as well."""
 
     supports_higher_order_operators = True
 
@@ -64,14 +108,18 @@ class StorageMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # DTensor and the like come again as local operators
+        self.before(func)
         out = func(*args, **(kwargs or {}))
         self.after(func, args, kwargs or {}, out)
         return out
 
+    def before(self, func: Any) -> None:
+        """Called before each operator runs."""
+
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.storages.see(leaf)
+        """Called after each operator, with its arguments and results."""
+        for tensor in tensors_of(out):
+            self.storages.measure(tensor.untyped_storage())
 
 
 class OperatorMode(StorageMode):
@@ -79,8 +127,16 @@ class OperatorMode(StorageMode):
 
     def __init__(self, native: ctypes.CDLL) -> None:
         self.native = native
-        self.rows: dict[str, int] = {}
+        self.rows: dict[Any, int] = {}
+        self.communicated = array.array("q")
+        self.unwaited: list[int] = []
+        self.region = 0
         super().__init__(Storages(self._alloc, self._free))
+        self.storages.watch()
+
+    def enter_region(self, region: int) -> None:
+        """What follows is of this ``torch.compile`` region, 0 for none."""
+        self.region = region
 
     def _alloc(self, size: int) -> int:
         number = int(self.native.wt_new_block())
@@ -90,31 +146,112 @@ class OperatorMode(StorageMode):
     def _free(self, number: int) -> None:
         self.native.wt_event(int(EventKind.FREE), 0, number, 0)
 
+    def before(self, func: Any) -> None:
+        # DDP waits for its reductions through futures, of which nobody is told, when autograd has run its last node.
+        if self.unwaited and torch._C._current_autograd_node() is None:
+            for handle in self.unwaited:
+                self.native.wt_event(int(EventKind.SYNC), 0, -3, handle)
+            self.unwaited.clear()
+
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         super().after(func, args, kwargs, out)
-        if func.namespace == "c10d":
-            return  # recorded where they arrive
+        if func.namespace in COMMUNICATION:
+            self._communicated(func, args, kwargs)
+            return
         self.native.wt_note_node()
-        text = json.dumps({
-            "n": str(func), "i": [_describe(a) for a in (*args, *kwargs.values())],
-            "o": [_describe(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)], "r": 0,
-        })  # fmt: skip
-        row = self.rows.get(text)
+        view = func.is_view
+        # As on a device: one row for each view operator, whatever it views.
+        key = func if view else (func, _key(args), _key(kwargs), _key(out), self.region)
+        row = self.rows.get(key)
         if row is None:
-            row = self.rows[text] = int(self.native.wt_add_operator(text.encode()))
+            text = json.dumps(describe(func, args, kwargs, out, view, self.region))
+            row = self.rows.get(text)
+            if row is None:
+                row = self.rows[text] = int(self.native.wt_add_operator(text.encode()))
+            self.rows[key] = row
         self.native.wt_event(int(EventKind.OP), 0, row, 0)
 
+    def _communicated(self, func: Any, args: Any, kwargs: Any) -> None:
+        for tensor in tensors_of((args, kwargs)):
+            number = self.storages.number(tensor.untyped_storage()._cdata)
+            if number >= 0:
+                self.communicated.append(number)
+        if func.namespace == "c10d" and torch._C._current_autograd_node() is not None:
+            handle = self._last_handle()
+            if handle is not None:
+                self.unwaited.append(handle)
 
-def _describe(value: Any) -> Any:
+    def _last_handle(self) -> int | None:
+        """The handle of the collective that was recorded just now, unless the host waits for it already."""
+        count = self.native.wt_event_count()
+        for back in range(1, min(count, 4) + 1):
+            address = self.native.wt_events() + (count - back) * EVENT.itemsize
+            event = np.frombuffer((ctypes.c_char * EVENT.itemsize).from_address(address), EVENT)[0]
+            if event["kind"] == EventKind.SYNC:
+                return None
+            if event["kind"] == EventKind.COLLECTIVE:
+                return int(event["value"])
+        return None
+
+
+def describe(
+    func: Any, args: Any, kwargs: Any, out: Any, view: bool = False, region: int = 0
+) -> dict[str, Any]:
+    """A call as a row of the operator table: arguments in schema order, what is written where nothing is returned.
+
+    The value of a number that meets tensors (a learning rate, an index that the data loader counts up) changes no
+    shape and no cost, so it is written as one of its type, except for an exponent.
+    """
+    schema = func._schema
+    given: list[Any] = []
+    values: list[Any] = []
+    for position, argument in enumerate(() if view else schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+        number = (
+            isinstance(value, int | float) and not isinstance(value, bool) and str(argument.type) == "number"
+        )
+        if number and next(tensors_of(args), None) is not None and not schema.name.startswith("aten::pow"):
+            value = type(value)(1)
+        values.append(value)
+        given.append(_plain(value))
+    results = [_plain(tensor) for tensor in tensors_of(out)]
+    if not results:
+        written = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        results = [
+            _plain(tensor)
+            for value, is_written in zip(values, written, strict=False) if is_written
+            for tensor in tensors_of(value)
+        ]  # fmt: skip
+    return {"n": str(func), "i": given, "o": results, "r": 0 if view else region}
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a structure of lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return iter((value,))
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {
-            "t": str(value.dtype).removeprefix("torch."),
-            "s": list(value.shape),
-            "d": list(value.stride()),
-            "c": 1,
-        }
+            "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape), "d": list(value.stride()), "c": 1,
+        }  # fmt: skip
     if isinstance(value, list | tuple):
-        return [_describe(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return value if isinstance(value, int | float | bool | str | type(None)) else None
+        return 0  # PyTorch's own number, which Python does not see; the output tells the dtype
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if isinstance(value, int | float | bool | str) else None
+
+
+def _key(value: Any) -> Any:
+    """What tells calls apart, cheaply."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride()
+    if isinstance(value, list | tuple):
+        return tuple(_key(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    return (type(value), value) if isinstance(value, int | float | bool | str) else str(value)

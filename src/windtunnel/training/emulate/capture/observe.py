@@ -161,7 +161,7 @@ class Observer:
 
     def _block(self, tensor: Any) -> int:
         local = getattr(tensor, "_local_tensor", tensor)
-        if not isinstance(local, torch.Tensor) or local.device.type != "cuda":
+        if not isinstance(local, torch.Tensor) or local.device.type == "meta":
             return -1
         return int(self.native.wt_storage_block(local.untyped_storage()._cdata))
 
@@ -203,7 +203,7 @@ class Observer:
 
         def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = original(storage, size)
-            if size and storage.device.type == "cuda":
+            if size and storage.device.type != "meta":
                 block = int(self.native.wt_storage_block(storage._cdata))
                 if block >= 0:
                     self.categories[block] = int(Category.PARAMETER)  # a gathered parameter, in use
