@@ -70,7 +70,7 @@ def summary() -> dict[str, Any]:
                 "seconds": 0.1703,
                 "share": 0.1703 / iteration,
                 "remedy": "Prefetch parameters earlier, keep them after forward (reshard_after_forward=False)"
-                " where memory allows, shard within fewer hosts (HSDP), or use a faster network between hosts.",
+                " where memory allows, shard within fewer hosts (HSDP), or use a faster network.",
             },
             {
                 "what": "other pipeline stages (pipeline bubble)",

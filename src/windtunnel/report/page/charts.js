@@ -100,6 +100,7 @@
     const sparse = Math.ceil(26 / (cell + GAP));
     for (let host = 0; host < hosts; host++) {
       const x = (host % columns) * (cell + GAP), top = Math.floor(host / columns) * block;
+      g.globalAlpha = 1;
       if ((host % columns) % sparse === 0) {
         g.fillStyle = colour("soft");
         g.fillText(host, x + 1, top + 6);
