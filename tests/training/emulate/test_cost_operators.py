@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,10 +13,11 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.cost.calibrate.record import Recorder
 from windtunnel.training.emulate.cost.flops import counted_flops, executed_flops
 from windtunnel.training.emulate.cost.kinds import kind_of
-from windtunnel.training.emulate.cost.operators import cost_of, fuse
+from windtunnel.training.emulate.cost.operators import cost_of, fuse, operator_seconds
+from windtunnel.training.emulate.cost.parameters import DEFAULT, ISOLATED
 from windtunnel.training.emulate.cost.signature import contiguous
 from windtunnel.training.emulate.cost.traffic import moved_bytes
-from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.graph import EVENT, Operator, Phase, Slice, TensorMeta
 
 aten = torch.ops.aten
 
@@ -119,7 +121,8 @@ def test_causal_work_is_the_cells_that_are_seen(rows, columns):
     [
         ("aten.view.default", "view"), ("aten.empty.memory_format", "view"), ("aten.mm.default", "matmul"),
         ("aten._scaled_dot_product_cudnn_attention.default", "attention"),
-        ("aten.silu.default", "elementwise"), ("aten._fused_rms_norm.default", "norm"), ("aten._log_softmax.default", "softmax"),
+        ("aten.silu.default", "elementwise"),
+        ("aten._fused_rms_norm.default", "norm"), ("aten._log_softmax.default", "softmax"),
         ("aten.sum.dim_IntList", "reduction"), ("aten.embedding.default", "embedding"),
         ("aten._foreach_addcdiv_.ScalarList", "optimizer"), ("aten.split_with_sizes_copy.out", "copy"),
         ("aten.convolution_backward.default", "conv"), ("aten._chunk_cat.out", "copy"),
@@ -181,13 +184,13 @@ def test_fused_adamw_moves_28_bytes_a_parameter():
     ],
 )
 def test_rates_lie_where_published_ones_do(name, op, low, high):
-    cost = cost_of(op, device(name))
+    cost = cost_of(op, device(name), params=ISOLATED)
     assert low <= cost.flops / cost.seconds <= high
 
 
 def test_large_elementwise_reaches_the_measured_share_of_bandwidth():
     x = t(1 << 29)
-    cost = cost_of(Operator("aten.clone.default", (x, None), (x,)), device("h200"))
+    cost = cost_of(Operator("aten.clone.default", (x, None), (x,)), device("h200"), params=ISOLATED)
     assert cost.bytes / cost.seconds == pytest.approx(4.3e12, rel=0.03)  # device copy measured on an H200
 
 
@@ -228,25 +231,70 @@ def test_host_copies_go_over_pcie():
     assert across > 20 * inside
 
 
+def test_inside_a_job_operators_are_slower_than_by_themselves():
+    part, op = device("h100-sxm"), mm(4096, 4096, 4096)
+    alone = cost_of(op, part, params=ISOLATED).seconds
+    assert cost_of(op, part).seconds == pytest.approx(alone / DEFAULT.gpu.in_job)
+
+
 def test_fusion_drops_intermediates_and_launches_and_nothing_else():
-    x = t(1 << 24)
+    x, small = t(1 << 24), t(64, 64)
     part = device("h100-sxm")
 
-    def chain(region):
+    def ops(region):
         return [
             Operator("aten.mul.Tensor", (x, x), (x,), region),
             Operator("aten.view.default", (), (), region),
-            Operator("aten.neg.default", (x,), (x,), region),
-            Operator("aten.exp.default", (x,), (x,), region),
-            Operator("aten.mm.default", (t(64, 64), t(64, 64)), (t(64, 64),), region),
+            Operator("aten.neg.default", (t(1 << 12, 1 << 12),), (t(1 << 12, 1 << 12),), region),
+            Operator("aten.mm.default", (small, small), (small,), region),
             Operator("aten.exp.default", (x,), (x,), region),
         ]
 
-    apart, fused = fuse(chain(0), part), fuse(chain(1), part)
-    assert apart == [cost_of(op, part) for op in chain(0)]
-    # Two reads and one write are left of seven: x twice in, the last result out.
-    assert sum(cost.bytes for cost in fused[:4]) == 3 * x.nbytes
-    assert sum(cost.bytes for cost in apart[:4]) == 7 * x.nbytes
-    assert sum(cost.seconds for cost in fused[:4]) < 0.5 * sum(cost.seconds for cost in apart[:4])
-    # The product breaks the chain, and what stands alone behind it is not fused.
-    assert fused[4:] == [cost_of(op, part) for op in chain(1)[4:]]
+    apart, fused = fuse(ops(0), part), fuse(ops(1), part)
+    assert apart == [cost_of(op, part) for op in ops(0)]
+    # Two reads and one write are left of seven: x twice in, the last result out, the product passed by.
+    assert sum(cost.bytes for cost in fused if cost.kind == "elementwise") == 3 * x.nbytes
+    assert sum(cost.bytes for cost in apart if cost.kind == "elementwise") == 7 * x.nbytes
+    assert sum(cost.seconds for cost in fused) < 0.6 * sum(cost.seconds for cost in apart)
+    assert fused[3] == apart[3]
+
+
+def test_what_a_product_reads_is_written():
+    x = t(2048, 2048)
+    part = device("h100-sxm")
+    ops = [
+        Operator("aten.silu.default", (x,), (x,), 1),
+        Operator("aten.mm.default", (x, t(2048, 8)), (t(2048, 8),), 1),
+        Operator("aten.neg.default", (t(8, 8),), (t(8, 8),), 1),
+    ]
+    assert fuse(ops, part) == [cost_of(op, part) for op in ops]
+
+
+def test_regions_do_not_fuse_with_each_other():
+    x = t(1 << 20)
+    part = device("h100-sxm")
+    ops = [Operator("aten.neg.default", (x,), (x,), region) for region in (1, 2, 0, 0)]
+    assert fuse(ops, part) == [cost_of(op, part) for op in ops]
+
+
+def slice_of(operators, rows):
+    """A slice whose one step issues ``rows`` of (operator, phase, scope)."""
+    events = np.zeros(len(rows), EVENT)
+    events["ref"], events["phase"], events["scope"] = (list(column) for column in zip(*rows, strict=True))
+    return Slice(0, 1, "h100-sxm", operators, [], [], [], events, [(0, len(rows))], ["", "block", "head"])
+
+
+def test_the_backward_of_a_compiled_module_is_compiled_too():
+    x = t(1 << 24)
+    forward = Operator("aten.neg.default", (x,), (x,), 1)
+    backward = Operator("aten.exp.default", (x,), (x,))
+    f, b = Phase.FORWARD, Phase.BACKWARD
+    cluster = load_cluster("h100-sxm:1x1")
+    rows = [(0, f, 1), (0, f, 1), (1, b, 1), (1, b, 1), (1, b, 1)]
+    seconds = operator_seconds(slice_of([forward, backward], rows), cluster)
+    alone = cost_of(backward, cluster.host.device)
+    in_region = fuse([forward] * 3, cluster.host.device)
+    assert seconds[1] == pytest.approx(sum(cost.seconds for cost in in_region) / 3)
+    # The head is not compiled: its backward stays as it is.
+    rows = [(0, f, 1), (1, b, 2), (1, b, 2)]
+    assert operator_seconds(slice_of([forward, backward], rows), cluster)[1] == alone.seconds

@@ -10,7 +10,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.errors import UserError
 from windtunnel.training.emulate.cost.host import host_seconds, host_table
 from windtunnel.training.emulate.cost.operators import cost_of
-from windtunnel.training.emulate.cost.parameters import DEFAULT, parameter_rows
+from windtunnel.training.emulate.cost.parameters import DEFAULT, ISOLATED, parameter_rows
 from windtunnel.training.emulate.cost.profile import Profile, find_profile, read_profile, save_profile
 from windtunnel.training.emulate.cost.signature import contiguous, decode, encode, signature
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
@@ -28,12 +28,12 @@ def mm(m, n, k):
 
 
 def roofline(op):
-    return cost_of(op, GPU).seconds
+    return cost_of(op, GPU, params=ISOLATED).seconds
 
 
 def test_a_measured_operator_costs_what_was_measured():
     profile = Profile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
-    cost = cost_of(mm(64, 64, 64), GPU, profile)
+    cost = cost_of(mm(64, 64, 64), GPU, profile, ISOLATED)
     assert (cost.seconds, cost.source) == (1.25e-3, "measured")
     assert cost.flops == 2 * 64**3
     # A learning rate or the device does not make it another operator; a stride does.
@@ -55,7 +55,9 @@ def test_measuring_again_replaces():
 def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
     points = [mm(a, b, c) for a in (16, 512, 8192) for b in (16, 8192) for c in (16, 8192)]
     profile = Profile("h100-sxm", [(op, slower * roofline(op)) for op in points])
-    assert cost_of(mm(m, n, k), GPU, profile).seconds == pytest.approx(slower * roofline(mm(m, n, k)))
+    assert cost_of(mm(m, n, k), GPU, profile, ISOLATED).seconds == pytest.approx(
+        slower * roofline(mm(m, n, k))
+    )
 
 
 def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():

@@ -9,7 +9,6 @@ Patterson, "Roofline", CACM 2009.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import numpy as np
 
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.cost.flops import counted_flops
-from windtunnel.training.emulate.cost.fusion import traffic_of_fused
+from windtunnel.training.emulate.cost.fusion import regions_of, traffic_of_fused
 from windtunnel.training.emulate.cost.kinds import Kind, kind_of
 from windtunnel.training.emulate.cost.parameters import DEFAULT, CostParameters
 from windtunnel.training.emulate.cost.roofline import roofline_seconds
@@ -46,15 +45,16 @@ def cost_of(
 ) -> OpCost:
     """The cost of ``op`` on ``device``.
 
-    An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline.
-    A view costs nothing on a GPU; on a CPU the host thread itself runs it, so that a profile's time for it
-    counts.
+    An exact measurement in ``profile`` wins, then one interpolated from its neighbours, then the roofline;
+    views are free. All three tell the time of the operator by itself; on a GPU it is stretched by
+    ``params.gpu.in_job`` to what it takes inside a training job.
     """
     kind = kind_of(op)
+    slowdown = 1.0 / params.gpu.in_job if device.kind == "gpu" else 1.0
     if profile is not None:
         exact = profile.exact(op)
         if exact is not None:
-            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact, "measured")
+            return OpCost(kind, counted_flops(op), moved_bytes(op, kind), exact * slowdown, "measured")
     if kind == "view" or _is_empty(op):
         return OpCost(kind, 0.0, 0.0, 0.0, "free")
     model = roofline_seconds(op, kind, device, params)
@@ -63,7 +63,7 @@ def cost_of(
         ratio = profile.ratio(op, device, params)
         if ratio is not None:
             model, source = model * ratio, "interpolated"
-    return OpCost(kind, counted_flops(op), moved_bytes(op, kind), model, source)
+    return OpCost(kind, counted_flops(op), moved_bytes(op, kind), model * slowdown, source)
 
 
 def _is_empty(op: Operator) -> bool:
@@ -76,22 +76,26 @@ def fuse(
     device: Device,
     profile: Profile | None = None,
     params: CostParameters = DEFAULT,
+    regions: Sequence[int] | None = None,
 ) -> list[OpCost]:
-    """Costs of a sequence of operators in which ``torch.compile`` regions are fused.
+    """Costs of a sequence of operators, those inside ``torch.compile`` regions as the compiler would join
+    them.
 
-    Neighbours of one region that a compiler joins (elementwise, norms, reductions, softmax, copies) become
-    one kernel: what one of them writes and another reads stays on the chip, and only the first pays for the
-    launch. See `windtunnel.training.emulate.cost.fusion` for the approximation made. The result is aligned
-    with ``ops``.
+    ``regions``: the region of each operator, 0 for none (default: as the operators say). What stays on the
+    chip costs nothing, and an operator that joins an earlier one's kernel pays for no launch. See
+    `windtunnel.training.emulate.cost.fusion` for the approximation made. The result is aligned with
+    ``ops``.
     """
-    costs = [cost_of(op, device, profile, params) for op in ops]
+    known: dict[Operator, OpCost] = {}
+    costs = [known.get(op) or known.setdefault(op, cost_of(op, device, profile, params)) for op in ops]
     latency = params.gpu.kernel_seconds if device.kind == "gpu" else params.cpu.operator_seconds
-    for index, share in traffic_of_fused(ops).items():
+    for index, share in traffic_of_fused(ops, regions or [op.region for op in ops]).items():
         cost = costs[index]
         if cost.seconds <= 0.0 or cost.bytes <= 0.0:
             continue
-        work = max(0.0, cost.seconds - latency) * share.bytes / cost.bytes
-        costs[index] = replace(cost, bytes=share.bytes, seconds=work + (latency if share.first else 0.0))
+        launch = min(latency, cost.seconds)
+        work = (cost.seconds - launch) * share.bytes / cost.bytes
+        costs[index] = replace(cost, bytes=share.bytes, seconds=work + (launch if share.first else 0.0))
     return costs
 
 
@@ -100,8 +104,9 @@ def operator_seconds(
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of each row of a slice's operator table, float64[len(slice_.operators)].
 
-    Rows inside a compiled region get the mean of their fused costs over the steady step, since the same row
-    may stand in a chain or alone. The host's own PCIe link replaces the parameter's.
+    Where the script compiles, a row gets the mean of its fused costs over the steady step, since the same row
+    may be fused here and stand alone there: the sum over the step is what counts. The host's own PCIe link
+    replaces the parameter's.
     """
     params = replace(params, gpu=replace(params.gpu, pcie_bandwidth=cluster.host.pcie.bandwidth))
     device = cluster.host.device
@@ -110,20 +115,12 @@ def operator_seconds(
         return seconds
     first, last = slice_.steady
     events = slice_.events[first:last]
-    rows = events["ref"][events["kind"] == EventKind.OP]
-    fused = fuse([slice_.operators[row] for row in rows], device, profile, params)
-    total = np.zeros(len(seconds))
-    np.add.at(total, rows, [cost.seconds for cost in fused])
+    events = events[events["kind"] == EventKind.OP]
+    rows = events["ref"]
+    regions = regions_of(slice_, events)
+    fused = fuse([slice_.operators[row] for row in rows], device, profile, params, regions)
+    total = np.bincount(rows, [cost.seconds for cost in fused], minlength=len(seconds))
     count = np.bincount(rows, minlength=len(seconds))
-    seen = (count > 0) & np.array([op.region > 0 for op in slice_.operators])
+    seen = count > 0
     seconds[seen] = total[seen] / count[seen]
     return seconds
-
-
-def total_flops(slice_: Slice) -> float:
-    """Counted FLOPs of a slice's steady step (hardware FLOPs: recomputation counts each time)."""
-    first, last = slice_.steady
-    events = slice_.events[first:last]
-    rows = events["ref"][events["kind"] == EventKind.OP]
-    each = np.array([counted_flops(op) for op in slice_.operators], np.float64)
-    return math.fsum(each[rows]) if len(rows) else 0.0

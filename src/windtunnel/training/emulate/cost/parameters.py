@@ -26,6 +26,11 @@ def figure(value: Any, source: str) -> Any:
 class GpuParameters:
     """Device-side time of operators on a GPU. Efficiencies are fractions of the device's peak."""
 
+    in_job: float = figure(
+        0.80,
+        "fitted to torchtitan, 8B on 64 A100 (May 2024): 2,973 tokens/s/GPU; "
+        "a running job has lower clocks, colder caches and NCCL beside it",
+    )
     matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
     matmul_k_fill: float = figure(160.0, "inference: prologue and epilogue of a tile, in elements of K")
     float32_matmul: Literal["float32", "tf32"] = figure(
@@ -163,6 +168,7 @@ class CostParameters:
 
 
 DEFAULT = CostParameters()
+ISOLATED = CostParameters(gpu=GpuParameters(in_job=1.0))  # operators by themselves, as they are benchmarked
 
 
 def parameter_rows(params: CostParameters, device: Device) -> list[tuple[str, str, str]]:
