@@ -82,4 +82,5 @@ def _show(summary: dict[str, Any], as_json: bool) -> None:
 
     from windtunnel.report.terminal import print_summary
 
-    print_summary(summary, Console())
+    report = Path(summary["directory"]) / "report.html"
+    print_summary(summary, Console(), report if report.exists() else None)
