@@ -18,24 +18,40 @@ def register(app: typer.Typer) -> None:
 
 def emulate(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")] = None,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8, or a YAML file.")] = "h100-sxm:1x8",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8, or a YAML file.")
+    ] = "h100-sxm:1x8",
     ranks: Annotated[str, typer.Option(help="Ranks to capture: auto, all, or 0,17,120-127.")] = "auto",
-    slow: Annotated[list[str] | None, typer.Option(help="A straggler: host=3:1.3, rank=17:1.5, nic=3:2.")] = None,
+    slow: Annotated[
+        list[str] | None, typer.Option(help="A straggler: host=3:1.3, rank=17:1.5, nic=3:2.")
+    ] = None,
     jitter: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sigma of random operator times.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
-    alloc_conf: Annotated[str, typer.Option(envvar="PYTORCH_CUDA_ALLOC_CONF", help="As PYTORCH_CUDA_ALLOC_CONF.")] = "",
+    alloc_conf: Annotated[
+        str, typer.Option(envvar="PYTORCH_CUDA_ALLOC_CONF", help="As PYTORCH_CUDA_ALLOC_CONF.")
+    ] = "",
     max_split_size: Annotated[int | None, typer.Option(help="The allocator's max_split_size_mb.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=0, help="Tokens (or samples) of a step of the whole job.")] = None,
-    timeline: Annotated[str, typer.Option(help="Ranks in the timeline, as --ranks; default: one of each part.")] = "",
+    tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens (or samples) of a step of the whole job.")
+    ] = None,
+    timeline: Annotated[
+        str, typer.Option(help="Ranks in the timeline, as --ranks; default: one of each part.")
+    ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Ranks captured at once.")] = 2,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a script counts as hung.")] = 900.0,
-    reserve: Annotated[float | None, typer.Option(min=0, help="Device memory that no tensor can have, MiB.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a script counts as hung.")
+    ] = 900.0,
+    reserve: Annotated[
+        float | None, typer.Option(min=0, help="Device memory that no tensor can have, MiB.")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="A measured device profile to use, by name.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
-) -> None:  # fmt: skip
-    """Emulate SCRIPT on a cluster that is not there: iteration time, what it waits for, memory of every rank.
+) -> None:
+    """Emulate SCRIPT on a cluster that is not there: iteration time, its waits, the memory of every rank.
 
     The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before SCRIPT;
     what follows it is the script's own.
@@ -52,15 +68,23 @@ def emulate(
     if max_split_size is not None:
         if "max_split_size_mb" in alloc_conf:
             raise UserError(
-                "--max-split-size and max_split_size_mb in --alloc-conf are the same setting: give one of them"
+                "--max-split-size and max_split_size_mb of --alloc-conf are one setting: give one of them"
             )
         alloc_conf = ",".join(part for part in (alloc_conf, f"max_split_size_mb:{max_split_size}") if part)
     if ranks != "auto":
         parse_ranks(ranks, where.world_size)
     options = Options(
-        ranks=ranks, slow=tuple(slow or ()), jitter=jitter, seed=seed, allocator=alloc_conf, tokens=tokens, jobs=jobs,
-        timeout=timeout, profile=profile, **({} if reserve is None else {"reserve_bytes": reserve * 2**20}),
-    )  # fmt: skip
+        ranks=ranks,
+        slow=tuple(slow or ()),
+        jitter=jitter,
+        seed=seed,
+        allocator=alloc_conf,
+        tokens=tokens,
+        jobs=jobs,
+        timeout=timeout,
+        profile=profile,
+        **({} if reserve is None else {"reserve_bytes": reserve * 2**20}),
+    )
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
     with shown_progress(f"{script.name} on {where.name}") as progress:
         summary = emulate_and_store(

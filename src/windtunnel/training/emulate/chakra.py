@@ -1,9 +1,9 @@
 """The steady step of a class of ranks as the nodes of a Chakra execution trace.
 
-Every node of the replayed program becomes a node of the trace: an operator, a collective, a message, or a wait
-of the host. Its data dependencies are what the replay waits for: the node before it on its queue, and the waits
-on events. The attributes are those that ASTRA-sim's feeder reads (``comm_type``, ``comm_size``, ``pg_name``,
-``num_ops``, ``tensor_size``, ``is_cpu_op``, ``comm_src``, ``comm_dst``, ``comm_tag``).
+Every node of the replayed program becomes a node of the trace: an operator, a collective, a message, or a
+wait of the host. Its data dependencies are what the replay waits for: the node before it on its queue, and
+the waits on events. The attributes are those that ASTRA-sim's feeder reads (``comm_type``, ``comm_size``,
+``pg_name``, ``num_ops``, ``tensor_size``, ``is_cpu_op``, ``comm_src``, ``comm_dst``, ``comm_tag``).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Shape, dtype (``"bfloat16"``), stride (in elements) and device (``"cuda"`` or ``"cpu"``) of a tensor."""
+    """Shape, dtype (``"bfloat16"``), stride (elements) and device (``"cuda"`` or ``"cpu"``) of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -49,9 +49,9 @@ Arg = Any
 class Operator:
     """One distinct call of an operator: the name with overload, as in ``"aten.mm.default"``.
 
-    ``inputs`` are the arguments in schema order (keyword-only ones after the positional ones). ``outputs`` are
-    the tensors it returns; an in-place operator returns the tensors that it wrote. ``region`` is a positive
-    number for operators of one ``torch.compile`` region and 0 outside.
+    ``inputs`` are the arguments in schema order (keyword-only ones after the positional ones). ``outputs``
+    are the tensors it returns; an in-place operator returns the tensors that it wrote. ``region`` is
+    a positive number for operators of one ``torch.compile`` region and 0 outside.
     """
 
     name: str

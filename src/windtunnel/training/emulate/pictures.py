@@ -31,7 +31,7 @@ def write_pictures(
 ) -> None:
     """Write the report, the timeline and the graphs of ``outcome`` to ``directory``.
 
-    ``timeline_ranks``: the ranks in the timeline; by default the critical one and one of each of some classes.
+    ``timeline_ranks``: the ranks in the timeline; by default the critical one and one of some classes.
     """
     spans = timeline(outcome.timing, list(timeline_ranks) or shown_ranks(outcome))
     write_trace(directory / "timeline.json.gz", spans)

@@ -12,20 +12,27 @@ from windtunnel.errors import ScriptError, UserError
 from windtunnel.store import Store
 from windtunnel.training.emulate.capture.session import Script
 from windtunnel.training.emulate.pictures import write_pictures
-from windtunnel.training.emulate.run import Options, Progress, fly, no_progress
+from windtunnel.training.emulate.run import Capture, Options, Progress, fly, no_progress
 from windtunnel.training.emulate.summary import summarise
 
 CAPABILITY = "training.emulate"
 
 
 def emulate_and_store(
-    script: Script, cluster: Cluster, options: Options, *, progress: Progress = no_progress, store: Store | None = None,
-    pictures: bool = True, timeline_ranks: tuple[int, ...] = (),
-) -> dict[str, Any]:  # fmt: skip
+    script: Script,
+    cluster: Cluster,
+    options: Options,
+    *,
+    progress: Progress = no_progress,
+    store: Store | None = None,
+    pictures: bool = True,
+    timeline_ranks: tuple[int, ...] = (),
+    take: Capture | None = None,
+) -> dict[str, Any]:
     """Emulate, keep the run in the store with its files, and return the summary.
 
     ``pictures``: write report.html, the timeline and the graph besides summary.json. A run that fails is kept
-    as failed, with the reason.
+    as failed, with the reason. ``take``: as in `fly`.
 
     Raises:
         UserError, ScriptError: as `fly`.
@@ -33,13 +40,18 @@ def emulate_and_store(
     script.check()
     store = store or Store.open()
     inputs = {
-        "script": str(script.path), "args": list(script.arguments), "cluster": cluster.name,
-        "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
-        "jitter": options.jitter, "allocator": options.allocator,
-    }  # fmt: skip
+        "script": str(script.path),
+        "args": list(script.arguments),
+        "cluster": cluster.name,
+        "world_size": cluster.world_size,
+        "ranks": options.ranks,
+        "slow": list(options.slow),
+        "jitter": options.jitter,
+        "allocator": options.allocator,
+    }
     run = store.begin(CAPABILITY, inputs, options.seed)
     try:
-        outcome = fly(script, cluster, options, progress)
+        outcome = fly(script, cluster, options, progress, take)
         progress("write the report", 0.0)
         summary = summarise(outcome, run.id)
         summary["directory"] = str(run.directory)

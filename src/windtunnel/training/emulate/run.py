@@ -1,7 +1,7 @@
 """The whole of an emulation: capture, slice, stitch, cost, memory, replay, and the summary of it all.
 
-`fly` does it for one script on one cluster and returns an `Outcome`; `windtunnel.training.emulate.publish` writes it
-down. A captured world can be replayed on other costs (`Outcome.classes`), which is what a sweep over networks does.
+`fly` does it for one script on one cluster and returns an `Outcome`; `windtunnel.training.emulate.publish`
+writes it down. A captured world can be replayed on other costs, which is what a sweep over networks does.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def no_progress(what: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How to emulate. ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
-    ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
+    """How to emulate. ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``.
+    ``allocator``: as ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
     ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once."""
 
     ranks: str = "auto"
@@ -49,6 +49,10 @@ class Options:
     jobs: int = 2
     timeout: float = 900.0
     profile: str | None = None
+
+
+Capture = Callable[[Script, Cluster, Options, Progress], Classes]
+"""Runs the script as the ranks that are needed, and sorts all ranks into classes."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,14 @@ class Outcome:
     warnings: list[str] = field(default_factory=list)
 
 
-def fly(script: Script, cluster: Cluster, options: Options, progress: Progress = no_progress) -> Outcome:
-    """Emulate ``script`` on ``cluster``.
+def fly(
+    script: Script,
+    cluster: Cluster,
+    options: Options,
+    progress: Progress = no_progress,
+    take: Capture | None = None,
+) -> Outcome:
+    """Emulate ``script`` on ``cluster``. ``take`` may give an earlier capture again instead of taking one.
 
     Raises:
         UserError: an option, the script's path or the cluster is wrong.
@@ -84,7 +94,7 @@ def fly(script: Script, cluster: Cluster, options: Options, progress: Progress =
         raise UserError(
             f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
         )
-    classes = capture(script, cluster, options, progress)
+    classes = (take or capture)(script, cluster, options, progress)
     captured = time.monotonic() - began
     progress("stitch", 0.0)
     world = stitch(classes)
@@ -99,11 +109,19 @@ def fly(script: Script, cluster: Cluster, options: Options, progress: Progress =
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.warnings]
     return Outcome(
-        script=script, cluster=cluster, options=options, classes=classes, world=world, timing=timing,
-        first_iteration_s=first_iteration(classes, costs), memory=memory, work=work,
-        wall_time_s=time.monotonic() - began, capture_time_s=captured,
+        script=script,
+        cluster=cluster,
+        options=options,
+        classes=classes,
+        world=world,
+        timing=timing,
+        first_iteration_s=first_iteration(classes, costs),
+        memory=memory,
+        work=work,
+        wall_time_s=time.monotonic() - began,
+        capture_time_s=captured,
         warnings=list(dict.fromkeys([*classes.warnings, *timing.warnings, *notes])),
-    )  # fmt: skip
+    )
 
 
 def capture(script: Script, cluster: Cluster, options: Options, progress: Progress = no_progress) -> Classes:
@@ -149,8 +167,8 @@ def device_memory(
 
 
 def first_iteration(classes: Classes, costs: Costs) -> float:
-    """A lower bound of the first iteration: the operators of everything up to the end of the first step, set-up
-    included, on the busiest class. Compilation, allocation and communicator set-up are not in it."""
+    """A lower bound of the first iteration: the operators of everything up to the end of the first step,
+    set-up included, on the busiest class. Compilation, allocation and communicator set-up are not in it."""
     longest = 0.0
     for row, cls in enumerate(classes.classes):
         begin, end = cls.slice.steps[0]

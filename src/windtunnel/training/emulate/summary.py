@@ -38,13 +38,21 @@ def summarise(outcome: Outcome, run_id: str) -> Json:
         "schema": SCHEMA,
         "run_id": run_id,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("windtunnel", "torch")} | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in ("windtunnel", "torch")}
+        | {"python": platform.python_version()},
         "command": {
-            "script": str(outcome.script.path), "args": list(outcome.script.arguments), "options": _options(outcome),
+            "script": str(outcome.script.path),
+            "args": list(outcome.script.arguments),
+            "options": _options(outcome),
         },
         "cluster": {
-            "name": cluster.name, "hosts": cluster.hosts, "devices_per_host": cluster.devices_per_host, "device": device.name,
-            "topology": topology_text(cluster), "nic": cluster.host.nic.name, "intra": cluster.host.intra.name,
+            "name": cluster.name,
+            "hosts": cluster.hosts,
+            "devices_per_host": cluster.devices_per_host,
+            "device": device.name,
+            "topology": topology_text(cluster),
+            "nic": cluster.host.nic.name,
+            "intra": cluster.host.intra.name,
         },
         "world_size": world,
         "captured_ranks": outcome.classes.captured,
@@ -61,23 +69,37 @@ def summarise(outcome: Outcome, run_id: str) -> Json:
         "cost_per_iteration": _price(outcome),
         "critical_rank": timing.critical_rank,
         "critical_path": _split(timing.critical_path),
-        "waits": [{"what": w.what, "seconds": w.seconds, "share": w.share, "remedy": w.remedy} for w in timing.waits],
+        "waits": [
+            {"what": w.what, "seconds": w.seconds, "share": w.share, "remedy": w.remedy} for w in timing.waits
+        ],
         "ranks": [_rank_class(outcome, row) for row in range(len(outcome.classes.classes))],
         "collectives": [_collective(outcome, use) for use in timing.collectives],
         "operators": operator_table(outcome),
         "provenance": {
-            "iteration_time_s": "emulated", "first_iteration_time_s": "emulated", "tokens_per_second_per_device": "emulated",
-            "mfu": "emulated", "hfu": "emulated", "critical_path": "emulated", "ranks": "emulated", "collectives": "emulated",
+            "iteration_time_s": "emulated",
+            "first_iteration_time_s": "emulated",
+            "tokens_per_second_per_device": "emulated",
+            "mfu": "emulated",
+            "hfu": "emulated",
+            "critical_path": "emulated",
+            "ranks": "emulated",
+            "collectives": "emulated",
             "tokens_per_iteration": "declared" if outcome.options.tokens is not None else "emulated",
-            "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
+            "cluster": "published",
+            "wall_time_s": "measured",
+            "peak_rss_bytes": "measured",
         },
         "approximations": approximations,
         "warnings": [w for w in outcome.warnings if w not in approximations],
-        "replay": {"simulated_ranks": timing.simulated, "events": timing.events, "seed": outcome.options.seed},
+        "replay": {
+            "simulated_ranks": timing.simulated,
+            "events": timing.events,
+            "seed": outcome.options.seed,
+        },
         "capture_time_s": outcome.capture_time_s,
         "wall_time_s": outcome.wall_time_s,
         "peak_rss_bytes": peak_rss_bytes(),
-    }  # fmt: skip
+    }
 
 
 def peak_rss_bytes() -> int:
@@ -90,9 +112,14 @@ def peak_rss_bytes() -> int:
 def _options(outcome: Outcome) -> Json:
     options = outcome.options
     return {
-        "ranks": options.ranks, "slow": list(options.slow), "jitter": options.jitter, "seed": options.seed,
-        "allocator": options.allocator, "tokens": options.tokens, "reserve_bytes": options.reserve_bytes,
-    }  # fmt: skip
+        "ranks": options.ranks,
+        "slow": list(options.slow),
+        "jitter": options.jitter,
+        "seed": options.seed,
+        "allocator": options.allocator,
+        "tokens": options.tokens,
+        "reserve_bytes": options.reserve_bytes,
+    }
 
 
 def _price(outcome: Outcome) -> float | None:
@@ -136,10 +163,16 @@ def _rank_class(outcome: Outcome, row: int) -> Json:
         "fits": memory.fits,
         "fragmentation": memory.fragmentation,
         "peak_at": [{"scope": live.scope, "bytes": live.bytes} for live in steady.live[:12]],
-        "oom": None if oom is None else {"scope": oom.scope, "requested_bytes": oom.requested_bytes, "reserved_bytes": oom.reserved_bytes},
+        "oom": None
+        if oom is None
+        else {
+            "scope": oom.scope,
+            "requested_bytes": oom.requested_bytes,
+            "reserved_bytes": oom.reserved_bytes,
+        },
         "busy_s": float(timing.rank_busy_s[cls.members].mean()),
         "iteration_time_s": float(timing.rank_iteration_s[cls.members].max()),
-    }  # fmt: skip
+    }
 
 
 def _collective(outcome: Outcome, use: CollectiveUse) -> Json:
@@ -147,15 +180,30 @@ def _collective(outcome: Outcome, use: CollectiveUse) -> Json:
     placement = cluster.placement(use.ranks)
     nbytes = full_bytes(call, use.group_size)
     cost = collective_cost(
-        call.kind, nbytes, placement, cluster, backend=call.backend, sharing=sharing_of(cluster, placement),
+        call.kind,
+        nbytes,
+        placement,
+        cluster,
+        backend=call.backend,
+        sharing=sharing_of(cluster, placement),
         profile=find_profile(cluster.host.device.name),
-    )  # fmt: skip
+    )
     return {
-        "kind": call.kind, "group": use.label, "group_size": use.group_size, "hosts": placement.hosts, "backend": call.backend,
-        "dtype": call.dtype, "algorithm": cost.algorithm, "protocol": cost.protocol, "count": use.count, "bytes": nbytes,
-        "seconds_each": use.seconds_each, "seconds_total": use.seconds_each * use.count, "exposed_seconds": use.exposed_seconds,
+        "kind": call.kind,
+        "group": use.label,
+        "group_size": use.group_size,
+        "hosts": placement.hosts,
+        "backend": call.backend,
+        "dtype": call.dtype,
+        "algorithm": cost.algorithm,
+        "protocol": cost.protocol,
+        "count": use.count,
+        "bytes": nbytes,
+        "seconds_each": use.seconds_each,
+        "seconds_total": use.seconds_each * use.count,
+        "exposed_seconds": use.exposed_seconds,
         "bus_bandwidth": cost.bus_bandwidth,
-    }  # fmt: skip
+    }
 
 
 def operator_table(outcome: Outcome, most: int = 60) -> list[Json]:
@@ -173,7 +221,7 @@ def operator_table(outcome: Outcome, most: int = 60) -> list[Json]:
         cost = cost_of(op, device, profile)
         if cost.source == "free":
             continue
-        key = (op.name, cost.kind)
+        key = (op.name, str(cost.kind))
         entry = rows.setdefault(
             key, {"name": op.name, "kind": cost.kind, "count": 0, "flops": 0.0, "bytes": 0.0, "seconds": 0.0}
         )

@@ -20,8 +20,8 @@ REPLICATING = ("tp",)
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step of the whole world. ``model_flops`` leaves recomputation out, ``hardware_flops`` has it; both
-    count as ``torch.utils.flop_counter`` does. ``dtype``: that most FLOPs are done in."""
+    """Of one step of the whole world. ``model_flops`` leaves recomputation out, ``hardware_flops`` has it;
+    both count as ``torch.utils.flop_counter`` does. ``dtype``: that most FLOPs are done in."""
 
     tokens: int
     model_flops: float
@@ -32,7 +32,8 @@ class Work:
 def measure(classes: Classes, tokens: int | None = None) -> Work:
     """The work of a steady step of all ranks.
 
-    Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none, unless ``tokens`` gives the number of a step of the whole job.
+    Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none,
+    unless ``tokens`` gives the number of a step of the whole job.
     """
     model = hardware = counted = 0.0
     by_dtype: dict[str, float] = defaultdict(float)
@@ -69,8 +70,8 @@ def _dtype(op: Operator) -> str:
 
 
 def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
-    """Entries looked up, in the table that is asked most. On CUDA a look-up is an ``index_select`` like others, so
-    its gradient is counted."""
+    """Entries looked up, in the table that is asked most. On CUDA a look-up is an ``index_select`` like
+    others, so its gradient is counted."""
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
     asked: dict[tuple[str, object], float] = defaultdict(float)
     for row in np.flatnonzero(count):
