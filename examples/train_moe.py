@@ -231,6 +231,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         )
         # Their gradient is a sum over the tokens of all ranks, of which "edp" counts one in every --ep.
         unit.set_gradient_divide_factor(world_size)
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum that also divides
         fully_shard(block, mesh=everyone, mp_policy=policy)
     fully_shard(model, mesh=everyone, mp_policy=policy)
     model.to_empty(device=device)

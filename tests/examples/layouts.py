@@ -50,17 +50,25 @@ def main() -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "0")
-    store, rank, world_size = next(dist.rendezvous("env://"))
-    initialise = dist.init_process_group
     for layout in layouts:
-        own = dist.PrefixStore(layout, store)
-        dist.init_process_group = lambda backend, own=own: initialise(
-            backend, store=own, rank=rank, world_size=world_size
-        )
-        if rank == 0:
-            print(f"layout {layout}", flush=True)
-        sys.argv = [script, *layout.split()]
-        importlib.import_module(script).main()
+        # Each in its own process, since DTensor remembers the groups of an earlier mesh that looks the same.
+        child = os.fork()
+        if child == 0:
+            train(script, layout)
+            sys.exit()
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
+            sys.exit(f"failed: {layout}")
+
+
+def train(script: str, layout: str) -> None:
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    own = dist.PrefixStore(layout, store)
+    initialise = dist.init_process_group
+    dist.init_process_group = lambda backend: initialise(backend, store=own, rank=rank, world_size=world_size)
+    if rank == 0:
+        print(f"layout {layout}", flush=True)
+    sys.argv = [script, *layout.split()]
+    importlib.import_module(script).main()
 
 
 if __name__ == "__main__":

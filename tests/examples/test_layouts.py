@@ -9,7 +9,7 @@ from conftest import losses_by_layout
 
 pytest.importorskip("torch")
 
-STEPS, SEQ = 3, 64
+STEPS, SEQ = 2, 64
 EXACT = f"--dtype fp32 --seq {SEQ} --steps {STEPS} "  # bf16 rounds differently for every way of summing
 
 # A process sees four sequences a step; so does every layout, over its data parallel ranks together.
@@ -17,7 +17,6 @@ LLAMA = {
     1: ["--ac full", "--ac selective --foreach", "--parallel none", "--batch 2 --grad-accum 2"],
     2: [
         "--batch 2",
-        "--batch 2 --parallel ddp",
         "--batch 1 --parallel ddp --grad-accum 2",
         "--tp 2",
         "--tp 2 --parallel none --no-loss-parallel",
@@ -31,13 +30,11 @@ LLAMA = {
     ],
     4: [
         "--pp 2 --tp 2",
-        "--pp 2 --cp 2",
-        "--cp 2 --tp 2",
         "--batch 2 --pp 2 --schedule interleaved1f1b",
         "--batch 2 --tp 2",
     ],
 }
-MOE = {2: ["--ep 1", "--ep 2"], 4: ["--ep 2"]}
+MOE = ["--ep 1", "--ep 2", "--ep 4"]
 
 
 def command(layout: str, default: str) -> str:
@@ -59,24 +56,19 @@ def llama_truth() -> list[float]:
 def test_llama_trains_alike_in_every_layout(world: int, layout: str) -> None:
     truth = llama_truth()
     assert len(truth) == STEPS
-    assert truth[-1] < truth[0] - 1
+    assert truth[-1] < truth[0] - 0.3
     assert llama(world)[command(layout, "--batch 4")] == pytest.approx(truth, abs=3e-4)
 
 
-@cache
-def moe(world: int) -> dict[str, list[float]]:
-    layouts = MOE.get(world, [""])
-    # capacity for every token, because which ones are dropped depends on the batch that a rank sees
-    flags = f"--capacity 4 --batch {4 // world}"
-    return losses_by_layout("train_moe", world, [f"{EXACT}{flags} {layout}" for layout in layouts])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("world", MOE)
-def test_experts_train_alike_on_one_rank_and_on_several(world: int) -> None:
-    (truth,) = moe(1).values()
-    assert truth[-1] < truth[0] - 0.5
-    for layout, found in moe(world).items():
+def test_experts_train_alike_on_one_rank_and_on_several() -> None:
+    # capacity for every token, because which ones are dropped depends on the batch that a rank sees
+    flags = f"{EXACT} --capacity 4 --batch"
+    (truth,) = losses_by_layout("train_moe", 1, [f"{flags} 4"]).values()
+    assert truth[-1] < truth[0] - 0.2
+    several = losses_by_layout("train_moe", 4, [f"{flags} 1 {layout}" for layout in MOE])
+    assert len(several) == len(MOE)
+    for layout, found in several.items():
         # the balance loss is a product of means over a rank's own batch, so not quite the same
         assert found == pytest.approx(truth, abs=5e-3), layout
 
@@ -85,6 +77,6 @@ def test_experts_train_alike_on_one_rank_and_on_several(world: int) -> None:
 def test_tables_train_alike_on_one_rank_and_on_several() -> None:
     flags = "--dtype fp32 --steps 4 --batch"
     (truth,) = losses_by_layout("train_dlrm", 1, [f"{flags} 128"]).values()
-    (found,) = losses_by_layout("train_dlrm", 4, [f"{flags} 32"]).values()
+    (found,) = losses_by_layout("train_dlrm", 2, [f"{flags} 64"]).values()
     assert len(truth) == 4
     assert found == pytest.approx(truth, abs=2e-4)

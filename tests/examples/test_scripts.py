@@ -8,10 +8,10 @@ from conftest import EXAMPLES, losses, run
 pytest.importorskip("torch")
 
 SCRIPTS = {
-    "train_llama.py": ["--steps", "6", "--batch", "2", "--seq", "128"],
-    "train_moe.py": ["--steps", "6", "--batch", "2", "--seq", "128"],
+    "train_llama.py": ["--steps", "5", "--batch", "2", "--seq", "64"],
+    "train_moe.py": ["--steps", "5", "--batch", "2", "--seq", "64"],
     "train_dlrm.py": ["--steps", "25"],
-    "train_resnet.py": ["--steps", "6", "--channels-last"],
+    "train_resnet.py": ["--steps", "5", "--batch", "16", "--channels-last"],
 }
 
 
