@@ -51,6 +51,7 @@ def summary() -> dict[str, Any]:
             "device": "h100-96",
             "topology": "rail-optimised",
             "nic": "ib-400",
+            "intra": "nvlink-4",
         },
         "world_size": 128,
         "captured_ranks": [0, 63, 64, 127],
@@ -61,6 +62,9 @@ def summary() -> dict[str, Any]:
         "tokens_per_second_per_device": 2_097_152 / 128 / iteration,
         "model_flops_per_iteration": 1.19e17,
         "hardware_flops_per_iteration": 1.34e17,
+        "flops_dtype": "bfloat16",
+        "cost_per_iteration": None,
+        "critical_rank": 63,
         "mfu": 0.3331,
         "hfu": 0.3751,
         "critical_path": path,
@@ -128,6 +132,9 @@ def summary() -> dict[str, Any]:
         },
         "approximations": ["torch.compile regions are taken as one fused kernel for each elementwise chain."],
         "warnings": ["train_llama.py:212 reads loss.item(): the value is a stand-in, 1.0 <not computed>."],
+        "replay": {"simulated_ranks": 2, "events": 84_120, "seed": 0},
+        "directory": "/runs/20261121-030405-ab12",
+        "capture_time_s": 33.1,
         "wall_time_s": 41.7,
         "peak_rss_bytes": 2.31 * GIB,
     }
@@ -143,9 +150,12 @@ def _rank_class(name: str, first: int, allocated: float, reserved: float) -> dic
         "captured": [first, first + 63],
         "peak_allocated_bytes": allocated * GIB,
         "peak_reserved_bytes": reserved * GIB,
+        "first_step_peak_allocated_bytes": 1.01 * allocated * GIB,
+        "first_step_peak_reserved_bytes": 1.02 * reserved * GIB,
+        "fragmentation": 1 - allocated / reserved,
         "by_category": {key: value * allocated * GIB for key, value in parts.items()},
         "memory_bytes": memory,
-        "headroom_bytes": memory - reserved * GIB,
+        "headroom_bytes": memory - 1.02 * reserved * GIB - 500 * 2**20,
         "fits": reserved * GIB <= memory,
         "peak_at": [
             {"scope": "layers.15.attention", "bytes": 0.21 * allocated * GIB},
@@ -154,7 +164,7 @@ def _rank_class(name: str, first: int, allocated: float, reserved: float) -> dic
         ],
         "oom": None
         if reserved * GIB <= memory
-        else {"scope": "layers.15.feed_forward", "requested_bytes": 2.0 * GIB},
+        else {"scope": "layers.15.feed_forward", "requested_bytes": 2.0 * GIB, "reserved_bytes": 92.9 * GIB},
         "busy_s": 2.31,
         "iteration_time_s": 2.8242,
     }
@@ -169,6 +179,7 @@ def _collective(
         "group_size": size,
         "hosts": hosts,
         "backend": "nccl",
+        "dtype": "bfloat16",
         "algorithm": "ring",
         "protocol": "Simple",
         "count": count,

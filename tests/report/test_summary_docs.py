@@ -18,7 +18,7 @@ def _documented() -> dict[str, set[str]]:
 def test_every_field_is_documented_and_no_other() -> None:
     known, documented = summary(), _documented()
     assert documented["Top level"] == set(known)
-    for name in ("versions", "command", "cluster"):
+    for name in ("versions", "command", "cluster", "replay"):
         assert documented[name] == set(known[name])
     for name in ("waits", "ranks", "collectives", "operators"):
         assert documented[name] == set(known[name][0])

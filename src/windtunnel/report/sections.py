@@ -102,7 +102,7 @@ def critical_path(summary: Summary) -> str:
         )
     whole = text.seconds(summary.get("iteration_time_s"))
     return (
-        f"<h2>Where the iteration goes <small>critical path, {whole} in all, emulated</small></h2>"
+        f"<h2>Where the iteration goes <small>critical path{text.critical(summary)}, {whole} in all, emulated</small></h2>"
         f'<div class="bar" aria-hidden="true">{"".join(bar)}</div><ul class="legend">{"".join(legend)}</ul>'
     )
 

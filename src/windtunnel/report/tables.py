@@ -48,6 +48,7 @@ def memory(summary: Summary, curves: Sequence[Mapping[str, Any]]) -> str:
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
     rows = []
+    has_first = any(text.first_step(one) for one in classes)
     for one in classes:
         word = text.verdict(one)
         oom = one.get("oom")
@@ -68,14 +69,16 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
             f"<td>{who}</td>",
             f'<td class="number">{text.size(one.get("peak_allocated_bytes"))}</td>',
             f'<td class="number"><b>{text.size(one.get("peak_reserved_bytes"))}</b></td>',
+            *((f'<td class="number">{text.size(text.first_step(one))}</td>',) if has_first else ()),
             f"<td>{_stack(one.get('by_category') or {})}</td>",
             f'<td class="number">{text.size(one.get("memory_bytes"))}</td>',
             f'<td class="number">{text.size(one.get("headroom_bytes"))}</td>',
             f'<td class="verdict {VERDICT_STYLES[word]}">{word}</td>',
         )
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    names = ("class", "ranks", "allocated", "reserved", "at the peak", "device", "headroom", "")
-    numbers = {"allocated", "reserved", "device", "headroom"}
+    first = ("first step",) if has_first else ()
+    names = ("class", "ranks", "allocated", "reserved", *first, "at the peak", "device", "headroom", "")
+    numbers = {"allocated", "reserved", "first step", "device", "headroom"}
     head = "".join(
         f'<th scope="col"{" class=number" if name in numbers else ""}>{name}</th>' for name in names
     )

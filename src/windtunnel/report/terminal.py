@@ -73,11 +73,7 @@ def _title(console: Console, title: str) -> None:
 
 
 def _whose(summary: Summary) -> str:
-    return (
-        f" (critical path, {text.seconds(summary['iteration_time_s'])})"
-        if "iteration_time_s" in summary
-        else ""
-    )
+    return f" (critical path{text.critical(summary)}, {text.seconds(summary.get('iteration_time_s'))})"
 
 
 def _headline(summary: Summary) -> Table:
@@ -141,12 +137,14 @@ def _bar(share: float, columns: int) -> str:
 def _memory(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("ranks", overflow="fold", min_width=5)
-    for name in ("allocated", "reserved", "device", "headroom", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     classes = list(summary.get("ranks") or ())
     shown = classes
     if len(classes) > _CLASSES:
         shown = sorted(classes, key=lambda one: one.get("headroom_bytes", 0))[:_CLASSES]
+    has_first = any(text.first_step(one) for one in shown)
+    first = ("first step",) if has_first else ()
+    for name in ("allocated", "reserved", *first, "device", "headroom", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in shown:
         word = text.verdict(one)
         count = one.get("count", len(one.get("members") or ()))
@@ -154,6 +152,7 @@ def _memory(summary: Summary) -> Table:
             Text.assemble(str(one["name"]), (f" ({count:,})", "dim")),
             text.size(one.get("peak_allocated_bytes")),
             Text(text.size(one.get("peak_reserved_bytes")), "bold"),
+            *((text.size(text.first_step(one)),) if has_first else ()),
             text.size(one.get("memory_bytes")),
             text.size(one.get("headroom_bytes")),
             Text(word, _VERDICTS[word]),

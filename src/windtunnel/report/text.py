@@ -102,6 +102,12 @@ def path_parts(summary: Summary) -> list[tuple[str, float, float]]:
     return [(key, parts[key], parts[key] / total) for key in sorted(parts, key=place)]
 
 
+def critical(summary: Summary) -> str:
+    """`` of rank 17``: whose critical path it is; nothing where that is not said."""
+    rank = summary.get("critical_rank")
+    return "" if rank is None else f" of rank {rank}"
+
+
 def ranks(members: list[int], most: int = 4) -> str:
     """Rank numbers in few words: ``0-7, 16, 24-31``; beyond ``most`` ranges ``0-7, 16, … 120-127``."""
     runs: list[list[int]] = []
@@ -129,7 +135,15 @@ def out_of_memory(oom: Any) -> str:
     if not isinstance(oom, Mapping):
         return str(oom)
     where = f" in {oom['scope']}" if oom.get("scope") else ""
-    return f"out of memory{where}, asking for {size(oom.get('requested_bytes'))}"
+    return f"out of memory{where}, asking for {size(oom.get('requested_bytes'))}" + (
+        f" with {size(oom['reserved_bytes'])} reserved" if oom.get("reserved_bytes") else ""
+    )
+
+
+def first_step(rank_class: Mapping[str, Any]) -> float | None:
+    """Peak reserved bytes of the whole run, where set-up or the first step needs more than the steady one."""
+    whole, steady = rank_class.get("first_step_peak_reserved_bytes"), rank_class.get("peak_reserved_bytes")
+    return whole if whole and steady is not None and whole > steady else None
 
 
 def provenance(summary: Summary, field: str) -> str:

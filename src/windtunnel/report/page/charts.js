@@ -87,14 +87,19 @@
   const data = DATA.heat;
   if (!data) return;
   const canvas = document.querySelector("#heat canvas"), value = unpack(data.value, Float32Array);
-  const { hosts, devices, low, high } = data, GAP = 3, LABEL = 16;
+  const { hosts, devices, low, high } = data, GAP = 2, LABEL = 16;
   let cell = 0, columns = 1;
 
   function draw() {
     const room = canvas.parentElement.clientWidth;
-    cell = Math.max(5, Math.min(26, Math.floor(room / Math.min(hosts, 64)) - GAP));
-    columns = Math.min(hosts, Math.max(1, Math.floor(room / (cell + GAP))));
-    const block = devices * (cell + 1) + LABEL, [g] = prepare(canvas, Math.ceil(hosts / columns) * block);
+    // The largest squares of which all hosts fit into a picture that is not taller than a screen.
+    let height = Infinity;
+    for (cell = 26; cell >= 4 && height > 420; cell--) {
+      columns = Math.min(hosts, Math.max(1, Math.floor(room / (cell + GAP))));
+      height = Math.ceil(hosts / columns) * (devices * (cell + 1) + LABEL);
+    }
+    cell++;
+    const block = devices * (cell + 1) + LABEL, [g] = prepare(canvas, height);
     const [cold, hot] = [colour("cold"), colour("hot")];
     g.font = "10px system-ui, sans-serif";
     const sparse = Math.ceil(26 / (cell + GAP));
