@@ -11,8 +11,10 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 import torch
+import torch._dynamo  # FSDP and the optimisers import it when first used, which takes seconds in each process
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -50,25 +52,26 @@ def main() -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "0")
+    example = importlib.import_module(script)
     for layout in layouts:
         # Each in its own process, since DTensor remembers the groups of an earlier mesh that looks the same.
         child = os.fork()
         if child == 0:
-            train(script, layout)
+            train(example, layout)
             sys.exit()
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             sys.exit(f"failed: {layout}")
 
 
-def train(script: str, layout: str) -> None:
+def train(example: ModuleType, layout: str) -> None:
     store, rank, world_size = next(dist.rendezvous("env://"))
     own = dist.PrefixStore(layout, store)
     initialise = dist.init_process_group
     dist.init_process_group = lambda backend: initialise(backend, store=own, rank=rank, world_size=world_size)
     if rank == 0:
         print(f"layout {layout}", flush=True)
-    sys.argv = [script, *layout.split()]
-    importlib.import_module(script).main()
+    sys.argv = [example.__name__, *layout.split()]
+    example.main()
 
 
 if __name__ == "__main__":
