@@ -1,0 +1,55 @@
+"""``windtunnel sweep``: the same script over a grid of clusters and arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A sweep file (YAML), see docs/sweep.md.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Processes; each captures in one or two more.")] = 1,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ray: HOST:PORT, auto, local.")] = None,
+    resume: Annotated[bool, typer.Option(help="Keep the points that an earlier call has done.")] = True,
+    report: Annotated[bool, typer.Option(help="Write the report of each run, too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the points as one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Emulate a script over a grid of clusters and arguments: which is fastest, smallest, cheapest?
+
+    Each point is a run in the store, remembered as it ends: after a kill, the same command goes on.
+    """
+    from rich.console import Console
+
+    from windtunnel.cli.progress import shown_progress
+    from windtunnel.errors import ScriptError
+    from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
+    from windtunnel.training.emulate.sweep.result import as_json as json_of
+
+    what = load_sweep(spec)
+    with shown_progress(f"sweep {what.name}") as progress:
+        folder, rows = fly_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
+    found = result(rows)
+    page = folder / "sweep.html"
+    write_page(page, found, f"Sweep {what.name}")
+    if as_json:
+        typer.echo(
+            json.dumps(
+                json_of(found, sweep_id=what.id, name=what.name, left_out=what.left_out, page=str(page))
+            )
+        )
+    else:
+        console = Console()
+        print_sweep(found, console, f"Sweep {what.name}")
+        if what.left_out:
+            console.print(f"{what.left_out} more points are left out by the conditions.", style="dim")
+        console.print(f"Page  [bold]{page}[/]", soft_wrap=True, highlight=False)
+    if not found.done:
+        raise ScriptError(f"all {len(rows)} points failed, the first because: {rows[0]['error']}")

@@ -1,0 +1,141 @@
+"""``sweep.html``: time against memory of every point, coloured by cost, and the table, in one file."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from windtunnel.report import text
+from windtunnel.training.emulate.sweep.folder import Row, write_whole
+from windtunnel.training.emulate.sweep.result import Result
+from windtunnel.training.emulate.sweep.table import value_text
+
+GIB = 2.0**30
+GREEN, RED = "#1a7f37", "#b3261e"
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733 }
+body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem; margin-bottom: 0 } p { color: #55606e; margin: .3rem 0 1rem }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
+th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #e3e7ec }
+th { color: #55606e; font-weight: 600 } td.text, th.text { text-align: left }
+tr.front { font-weight: 600; background: #f0f8f2 } .bad { color: #b3261e }
+"""
+
+
+def write_page(path: Path, found: Result, title: str) -> None:
+    """Write the page of a sweep, whole or not at all."""
+    lead = (
+        f"{len(found.rows)} points, {len(found.failed)} failed. Green rings: no point that fits is better in "
+        "time, memory and cost. All figures are emulated"
+        + ("; cost is from the price given." if found.cost_unit == "price" else "; no price was given.")
+    )
+    body = f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>{_plot(found) if found.done else ''}{_table(found)}"
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
+    )
+    write_whole(path, page)
+
+
+def _plot(found: Result) -> str:
+    import plotly.graph_objects as plotly
+
+    figure = plotly.Figure()
+    costs = [found.cost(row) for row in found.done]
+    scale = {"cmin": min(costs), "cmax": max(costs), "colorscale": "Viridis", "reversescale": True}
+    bar = {"title": {"text": found.cost_title, "side": "right"}, "thickness": 14}
+    front = sorted((row for row in found.done if row["pareto"]), key=found.time)
+    fits = [row for row in found.done if row["fits"]]
+    misfits = [row for row in found.done if not row["fits"]]
+    marks: tuple[tuple[str, list[Row], dict[str, Any]], ...] = (
+        ("Pareto front", front, {"size": 19, "symbol": "circle-open", "color": GREEN, "line": {"width": 2}}),
+        ("fits", fits, {"size": 11, "symbol": "circle"} | scale),
+        ("does not fit", misfits, {"size": 11, "symbol": "x"} | scale),
+    )  # fmt: skip
+    for name, rows, marker in marks:
+        if not rows:
+            continue
+        coloured = "cmin" in marker
+        if coloured:
+            marker |= {
+                "color": [found.cost(row) for row in rows],
+                "colorbar": bar,
+                "showscale": rows is (fits or misfits),
+            }
+        figure.add_scatter(
+            x=[found.time(row) for row in rows], y=[row["peak_reserved_bytes"] / GIB for row in rows],
+            mode="markers", name=name, marker=marker, text=[_hover(found, row) for row in rows],
+            hovertemplate="%{text}<extra></extra>", hoverinfo="text" if coloured else "skip",
+        )  # fmt: skip
+    for size in sorted({row["memory_bytes"] for row in found.done}):
+        figure.add_hline(
+            y=size / GIB, line={"dash": "dot", "color": RED, "width": 1},
+            annotation={"text": f"device memory {text.size(size)}", "font": {"color": RED, "size": 11}},
+        )  # fmt: skip
+    figure.update_layout(
+        template="plotly_white", height=560, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest",
+        xaxis={"title": {"text": found.time_title}, "type": _scale([found.time(row) for row in found.done])},
+        yaxis={"title": {"text": "worst peak reserved memory, GiB"}, "rangemode": "tozero"},
+        legend={"orientation": "h", "y": 1.06, "x": 0},
+    )  # fmt: skip
+    return str(figure.to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False}))
+
+
+def _scale(values: list[float]) -> str:
+    """Over a wide range small differences would vanish."""
+    return "log" if min(values) > 0 and max(values) > 20 * min(values) else "linear"
+
+
+def _chosen(row: Row) -> str:
+    return " ".join(f"{option} {value_text(value)}" for option, value in row["chosen"].items())
+
+
+def _hover(found: Result, row: Row) -> str:
+    lines = [
+        f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"]),
+        f"iteration {text.seconds(row['iteration_time_s'])}",
+        f"{text.count(row['tokens_per_second_per_device'])} tokens/s per device",
+        f"MFU {text.share(row['mfu'])}",
+        f"reserved {text.size(row['peak_reserved_bytes'])} of {text.size(row['memory_bytes'])}",
+        f"{found.cost_title}: {found.cost(row):.4g}", f"run {row['run_id']}",
+    ]  # fmt: skip
+    return "<br>".join(lines)
+
+
+def _table(found: Result) -> str:
+    texts = ("cluster", "arguments", "run")
+    heads = (
+        "#",
+        "cluster",
+        "arguments",
+        "iteration",
+        "tokens/s/device",
+        "MFU",
+        "reserved",
+        "headroom",
+        "fits",
+    )
+    head = "".join(
+        f"<th{' class=text' if name in texts else ''}>{escape(name)}</th>"
+        for name in (*heads, found.cost_title, "run")
+    )
+    return f"<table><tr>{head}</tr>{''.join(_line(found, row) for row in found.rows)}</table>"
+
+
+def _line(found: Result, row: Row) -> str:
+    what = f"<td>{row['point']}</td>" + "".join(
+        f'<td class="text">{escape(words)}</td>' for words in (row["cluster"], _chosen(row))
+    )
+    if row["status"] == "failed":
+        return f'<tr>{what}<td class="text bad" colspan="8">{escape(row["error"])}</td></tr>'
+    cells = (
+        text.seconds(row["iteration_time_s"]), text.count(row["tokens_per_second_per_device"]),
+        text.share(row["mfu"]), text.size(row["peak_reserved_bytes"]), text.size(row["headroom_bytes"]),
+        "yes" if row["fits"] else "no",
+        f"{found.cost(row):.4g}",
+    )  # fmt: skip
+    figures = "".join(f"<td{' class=bad' if cell == 'no' else ''}>{escape(cell)}</td>" for cell in cells)
+    front = ' class="front"' if row["pareto"] else ""
+    return f'<tr{front}>{what}{figures}<td class="text">{escape(row["run_id"])}</td></tr>'

@@ -1,0 +1,228 @@
+"""From a sweep file to its points: what is emulated, on what, and under which id it is remembered.
+
+The id is a hash of all that decides the results: the file's content, the script's, and the clusters as they
+were resolved. A sweep whose id has been seen before goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.cluster.load import load_cluster
+from windtunnel.cluster.model import Cluster, Device
+from windtunnel.errors import UserError
+from windtunnel.store.table import versions
+from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.cost.profile import find_profile
+from windtunnel.training.emulate.memory import AllocatorConfig
+from windtunnel.training.emulate.run import Options
+from windtunnel.training.emulate.slice.classes import parse_ranks
+from windtunnel.training.emulate.sweep import constraint, grid
+from windtunnel.training.emulate.sweep.constraint import Value
+from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec
+from windtunnel.training.emulate.twin.slow import parse_slow
+
+MOST_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One emulation of a sweep. ``chosen``: what the grid set, by option."""
+
+    index: int
+    script: Script
+    cluster: Cluster
+    options: Options
+    chosen: dict[str, Value] = field(hash=False)
+
+    @property
+    def seen_by_script(self) -> tuple[tuple[str, ...], int, int, Device]:
+        """All of the point that a capture depends on: where this is equal, only the network differs."""
+        cluster = self.cluster
+        return self.script.arguments, cluster.world_size, cluster.devices_per_host, cluster.host.device
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``left_out``: combinations for which a condition does not hold."""
+
+    id: str
+    name: str
+    points: list[Point]
+    left_out: int
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Read a sweep file and lay out its points.
+
+    Raises `UserError` with one sentence for anything in it that is wrong.
+    """
+    spec = read_spec(path)
+    folder = path.parent
+    script = Script(folder / spec.script, ())
+    try:
+        script.check()
+    except UserError as error:
+        raise UserError(
+            f"{path}: field script is {spec.script!r}, but {error}; paths start at the file's folder"
+        ) from None
+    fixed, varied = _arguments(path, spec)
+    clusters = _clusters(path, spec)
+    size = len(clusters) * math.prod(len(values) for values in varied.values())
+    if size > MOST_POINTS:
+        raise UserError(f"{path}: the grid has {size:,} points, accepted are at most {MOST_POINTS:,}")
+    options = _options(path, spec.options, clusters)
+
+    conditions = _Conditions(path, spec.where)
+    points: list[Point] = []
+    for cluster in clusters:
+        for chosen in grid.combinations(varied):
+            if conditions.hold(cluster, grid.argument_names(fixed, chosen)):
+                one = Script(script.path, grid.command_line(fixed, chosen))
+                points.append(Point(len(points), one, cluster, options, chosen))
+    if not points:
+        raise UserError(f"{path}: field where leaves none of the {size:,} points, accepted is one that does")
+    name = spec.name or path.stem
+    return Sweep(_id(spec, script.path, clusters), name, points, size - len(points))
+
+
+def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[Value]]]:
+    """The fixed arguments, and what is varied; in ``args`` first, then in ``grid``."""
+    if isinstance(spec.args, list):
+        fixed, varied = list(spec.args), dict[str, list[Value]]()
+    else:
+        try:
+            fixed, varied = grid.split_arguments(spec.args)
+        except ValueError as error:
+            reason = str(error) if "accepted" in str(error) else f"{error}; accepted are words as in a shell"
+            raise UserError(f"{path}: field args is {spec.args!r}, {reason}") from None
+    given = {word.partition("=")[0] for word in fixed if word.startswith("-")}
+    for option, values in spec.grid.items():
+        where = f"{path}: field grid.{option}"
+        if not option.startswith("-") or not grid.name_of(option).isidentifier():
+            raise UserError(f"{where} is no option of a script, accepted is such as --tp")
+        if option in varied:
+            raise UserError(f"{where} is varied in args too, accepted is once")
+        varied[option] = values
+    for option, values in varied.items():
+        if option in given:
+            raise UserError(f"{path}: option {option} is both fixed in args and varied, accepted is one")
+        _once(f"{path}: option {option}", [repr(value) for value in values])
+    return fixed, varied
+
+
+def _once(what: str, values: Sequence[str]) -> None:
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            raise UserError(f"{what} has {value} twice, accepted is once")
+
+
+def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
+    """The clusters, files found from the sweep's folder, with the sweep's price where they have none."""
+    found = []
+    names = [name for text in spec.clusters for name in grid.expand(text)]
+    _once(f"{path}: field clusters", names)
+    for name in names:
+        head = name.partition(",")[0].strip()
+        here = "/" in head or head.endswith((".yaml", ".yml"))
+        try:
+            cluster = load_cluster(str(path.parent / name) if here else name)
+        except UserError as error:
+            raise UserError(f"{path}: field clusters: {error}") from None
+        if cluster.price_per_device_hour is None:
+            price = spec.price_per_device_hour
+            price = price.get(cluster.host.device.name) if isinstance(price, dict) else price
+            cluster = dataclasses.replace(cluster, price_per_device_hour=price)
+        found.append(cluster)
+    unpriced = [cluster.name for cluster in found if cluster.price_per_device_hour is None]
+    if unpriced and len(unpriced) < len(found):
+        raise UserError(
+            f"{path}: cluster {unpriced[0]} has no price and another has one, accepted is "
+            "price_per_device_hour for all of them or for none"
+        )
+    if isinstance(spec.price_per_device_hour, dict):
+        devices = {cluster.host.device.name for cluster in found}
+        for device in spec.price_per_device_hour:
+            if device not in devices:
+                raise UserError(
+                    f"{path}: field price_per_device_hour names {device!r}, accepted are the devices of the "
+                    f"clusters: {', '.join(sorted(devices))}"
+                )
+    return found
+
+
+def _options(path: Path, spec: OptionsSpec, clusters: Iterable[Cluster]) -> Options:
+    """The options of every point; what depends on the cluster is checked on each."""
+    options = Options(
+        ranks=spec.ranks, slow=tuple(spec.slow), jitter=spec.jitter, seed=spec.seed,
+        allocator=spec.alloc_conf, tokens=spec.tokens, timeout=spec.timeout, profile=spec.profile,
+    )  # fmt: skip
+    if spec.reserve is not None:
+        options = dataclasses.replace(options, reserve_bytes=spec.reserve * 2**20)
+    try:
+        AllocatorConfig.parse(options.allocator)
+        if options.profile and find_profile(options.profile) is None:
+            raise UserError(f"profile: there is no profile {options.profile!r}")
+        for cluster in clusters:
+            if options.ranks != "auto":
+                parse_ranks(options.ranks, cluster.world_size)
+            for text in options.slow:
+                parse_slow(text, cluster)
+    except UserError as error:
+        raise UserError(f"{path}: field options: {error}") from None
+    return options
+
+
+class _Conditions:
+    """The conditions of field ``where``, which all have to hold."""
+
+    def __init__(self, path: Path, texts: Sequence[str]) -> None:
+        self.path = path
+        self.trees = []
+        for text in texts:
+            try:
+                self.trees.append((text, constraint.parse(text)))
+            except ValueError as error:
+                raise self._wrong(text, str(error)) from None
+
+    def hold(self, cluster: Cluster, arguments: dict[str, Value]) -> bool:
+        values: dict[str, Value] = arguments | {
+            "cluster": cluster.name, "device": cluster.host.device.name, "hosts": cluster.hosts,
+            "devices_per_host": cluster.devices_per_host, "world_size": cluster.world_size,
+        }  # fmt: skip
+        return all(self._holds(text, tree, values) for text, tree in self.trees)
+
+    def _holds(self, text: str, tree: Any, values: dict[str, Value]) -> bool:
+        for name in constraint.names(tree):
+            if name not in values:
+                raise self._wrong(text, f"{name!r} is unknown, accepted are {', '.join(sorted(values))}")
+        try:
+            return constraint.holds(tree, values)
+        except ValueError as error:
+            raise self._wrong(text, str(error)) from None
+
+    def _wrong(self, text: str, why: str) -> UserError:
+        return UserError(f"{self.path}: field where has {text!r}: {why}")
+
+
+def _id(spec: SweepSpec, script: Path, clusters: Sequence[Cluster]) -> str:
+    """Twelve hexadecimal digits of all that decides the results of the points."""
+    profiles = [find_profile(spec.options.profile or one.host.device.name) for one in clusters]
+    content = {
+        "spec": spec.model_dump(mode="json"),
+        "script": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "clusters": [dataclasses.asdict(dataclasses.replace(one, name="")) for one in clusters],
+        "profiles": [None if one is None else one.provenance for one in profiles],
+        "versions": {
+            name: version for name, version in versions().items() if name in ("windtunnel", "torch")
+        },
+    }
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,70 @@
+"""A sweep on the terminal: one line for each point, those on the Pareto front marked."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from windtunnel.report import text
+from windtunnel.training.emulate.sweep.folder import Row
+from windtunnel.training.emulate.sweep.result import Result
+
+
+def print_sweep(found: Result, console: Console, title: str) -> None:
+    """Print the table of a sweep, and below it why points failed."""
+    options = list(dict.fromkeys(option for row in found.rows for option in row["chosen"]))
+    clusters = {row["cluster"] for row in found.rows}
+    if len(clusters) == 1:
+        title = f"{title} on {clusters.pop()}"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("#", justify="right", no_wrap=True)
+    if clusters:
+        table.add_column("cluster", overflow="fold")
+    for option in options:
+        table.add_column(option.lstrip("-"), justify="right", overflow="fold")
+    for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(found)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        where = [escape(row["cluster"])] if clusters else []
+        chosen = [escape(value_text(row["chosen"].get(option))) for option in options]
+        table.add_row(
+            "[green]★[/]" if row["pareto"] else "", str(row["point"]), *where, *chosen, *_figures(found, row),
+            style="bold" if row["pareto"] else "dim" if row["status"] == "failed" else None,
+        )  # fmt: skip
+    console.print(escape(title), style="bold", highlight=False)
+    console.print(table, highlight=False)
+    for row in found.failed:
+        console.print(f"[red]✗ {row['point']}[/] {escape(row['error'])}", highlight=False)
+    console.print(
+        "★ no point that fits is better in time, memory and cost. Figures are emulated"
+        + ("; cost is from the price given." if found.cost_unit == "price" else "; a device hour costs 1."),
+        style="dim", highlight=False,
+    )  # fmt: skip
+
+
+def value_text(value: object) -> str:
+    """A value of an option: a flag is ``yes`` or ``no``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _cost_name(found: Result) -> str:
+    what = "dev-h" if found.cost_unit == "device-hours" else "cost"
+    return f"{what}/Mtok" if found.cost_per_token else f"{what}/iter"
+
+
+def _figures(found: Result, row: Row) -> list[str]:
+    if row["status"] == "failed":
+        return ["[red]failed[/]", *[text.NONE] * 5]
+    return [
+        text.seconds(row["iteration_time_s"]),
+        text.count(row["tokens_per_second_per_device"]),
+        text.share(row["mfu"]),
+        text.size(row["peak_reserved_bytes"]),
+        "[green]yes[/]" if row["fits"] else "[red]no[/]",
+        f"{found.cost(row):.4g}",
+    ]
