@@ -52,12 +52,11 @@ def measure_operators(
     try:
         with torch.no_grad():
             runner = _Runner(ops, device)
+            wanted = list(order) if order is not None else list(range(len(ops)))
             if device == "cuda":
                 times = runner.on_gpu(progress)
             else:
-                times = runner.in_order(
-                    list(order) if order is not None else list(range(len(ops))), seconds, progress
-                )
+                times = runner.in_order(wanted, seconds, progress)
     finally:
         torch.set_num_threads(before)
     profile = Profile(
@@ -66,7 +65,7 @@ def measure_operators(
     for op, samples in zip(ops, times, strict=True):
         if samples:
             profile.add(op, statistics.median(samples))
-    skipped = sorted({op.name for op, samples in zip(ops, times, strict=True) if not samples})
+    skipped = sorted({ops[row].name for row in wanted if not times[row]})
     if skipped:
         profile.provenance["skipped"] = " ".join(skipped)
     return profile
