@@ -2,7 +2,9 @@
 
 import base64
 import json
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,11 @@ def test_memory_keeps_its_peak_and_the_tightest_comes_first(tmp_path: Path) -> N
         3333 / 4999
     )
     assert (np.diff(time) > 0).all() and time[0] == 0 and time[-1] == 1
+
+
+def test_a_device_without_a_known_limit_keeps_the_data_readable(tmp_path: Path) -> None:
+    _, data = _page(tmp_path / "r.html", summary(), None, [replace(memory_curves()[0], capacity=math.inf)])
+    assert data["memory"][0]["capacity"] is None
 
 
 def test_the_heat_map_has_every_rank_and_holes(tmp_path: Path) -> None:

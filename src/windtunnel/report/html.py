@@ -110,7 +110,7 @@ def _stamp(summary: Summary) -> str:
 
 def _json(data: object) -> str:
     """JSON that cannot end the element it stands in."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _resource(name: str) -> str:

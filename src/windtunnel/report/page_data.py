@@ -7,6 +7,7 @@ each the greatest of those that it stands for, so that no peak is lost.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -147,7 +148,7 @@ def _curve(curve: MemoryCurve, most: int) -> dict[str, Any]:
     return {
         "label": curve.label,
         "axis": curve.axis,
-        "capacity": curve.capacity,
+        "capacity": curve.capacity if math.isfinite(curve.capacity) else None,
         "peak": float(curve.reserved.max()),
         "categories": [key for key, value in curve.by_category.items() if value.any()],
         "columns": {key: _base64(value[kept], np.float32) for key, value in columns.items()},

@@ -101,8 +101,9 @@ def critical_path(summary: Summary) -> str:
             f" <b>{text.seconds(seconds)}</b> {text.share(share)}</li>"
         )
     whole = text.seconds(summary.get("iteration_time_s"))
+    which = f"critical path{text.critical(summary)}, {whole} in all, emulated"
     return (
-        f"<h2>Where the iteration goes <small>critical path{text.critical(summary)}, {whole} in all, emulated</small></h2>"
+        f"<h2>Where the iteration goes <small>{which}</small></h2>"
         f'<div class="bar" aria-hidden="true">{"".join(bar)}</div><ul class="legend">{"".join(legend)}</ul>'
     )
 

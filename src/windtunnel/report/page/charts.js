@@ -12,7 +12,9 @@
   function draw() {
     const n = choice ? +choice.value : 0, curve = curves[n], column = columns[n];
     const [g, total] = prepare(canvas, HEIGHT), time = column.time, last = time.length - 1;
-    const most = 1.06 * Math.max(curve.capacity, curve.peak), begin = time[0], span = time[last] - begin || 1;
+    // A device that is mostly empty would press the curve flat: then its capacity is only named.
+    const far = curve.capacity === null || curve.capacity > 2 * curve.peak, most = far ? 1.2 * curve.peak : 1.06 * Math.max(curve.capacity, curve.peak);
+    const begin = time[0], span = time[last] - begin || 1;
     const x = (i) => LEFT + ((time[i] - begin) / span) * (total - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - (value / most) * (HEIGHT - TOP - BOTTOM);
     const unit = 1024 ** Math.min(4, Math.max(0, Math.floor(Math.log2(most) / 10)));
@@ -51,12 +53,18 @@
     }
     g.stroke();
     g.strokeStyle = g.fillStyle = colour("bad");
-    g.setLineDash([6, 4]);
-    g.beginPath();
-    g.moveTo(LEFT, y(curve.capacity));
-    g.lineTo(total - RIGHT, y(curve.capacity));
-    g.stroke();
-    g.setLineDash([]);
+    if (far) {
+      g.textAlign = "right";
+      g.fillText(curve.capacity === null ? "" : `↑ device: ${bytes(curve.capacity)}`, total - RIGHT, TOP + 2);
+      g.textAlign = "left";
+    } else {
+      g.setLineDash([6, 4]);
+      g.beginPath();
+      g.moveTo(LEFT, y(curve.capacity));
+      g.lineTo(total - RIGHT, y(curve.capacity));
+      g.stroke();
+      g.setLineDash([]);
+    }
     if (at !== null && at <= last) {
       g.fillStyle = colour("soft");
       g.fillRect(x(at), TOP, 1, HEIGHT - TOP - BOTTOM);
