@@ -28,7 +28,7 @@ class GpuParameters:
 
     in_job: float = figure(
         0.80,
-        "fitted to torchtitan, 8B on 64 A100 (May 2024): 2,973 tokens/s/GPU; "
+        "fitted to one row: torchtitan, docs/performance.md at 0413364, 8B on 64 A100: 2,973 tokens/s; "
         "a running job has lower clocks, colder caches and NCCL beside it",
     )
     matmul_issue: float = figure(0.97, "inference: what a full wave reaches of the sustained tensor rate")
