@@ -51,10 +51,10 @@ def emulate(
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
-    """Emulate SCRIPT on a cluster that is not there: iteration time, its waits, the memory of every rank.
+    """Emulate SCRIPT on a cluster that is not there: iteration time, waits, memory of every rank.
 
-    The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before SCRIPT;
-    what follows it is the script's own.
+    The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before
+    SCRIPT; what follows it is the script's own.
     """
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster

@@ -35,9 +35,12 @@ def no_progress(what: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How to emulate. ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``.
-    ``allocator``: as ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
-    ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once."""
+    """How to emulate.
+
+    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
+    ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once.
+    """
 
     ranks: str = "auto"
     slow: tuple[str, ...] = ()
