@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733 }
 body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.4rem; margin-bottom: 0 } p { color: #55606e; margin: .3rem 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
+td.text { overflow-wrap: anywhere } a { color: #0b57d0 }
 th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #e3e7ec }
 th { color: #55606e; font-weight: 600 } td.text, th.text { text-align: left }
 tr.front { font-weight: 600; background: #f0f8f2 } .bad { color: #b3261e }
@@ -31,7 +33,8 @@ def write_page(path: Path, found: Result, title: str) -> None:
         "time, memory and cost. All figures are emulated"
         + ("; cost is from the price given." if found.cost_unit == "price" else "; no price was given.")
     )
-    body = f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>{_plot(found) if found.done else ''}{_table(found)}"
+    plot = _plot(found) if found.done else ""
+    body = f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>{plot}{_table(found, path.parent)}"
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
@@ -69,7 +72,10 @@ def _plot(found: Result) -> str:
             mode="markers", name=name, marker=marker, text=[_hover(found, row) for row in rows],
             hovertemplate="%{text}<extra></extra>", hoverinfo="text" if coloured else "skip",
         )  # fmt: skip
+    highest = max(row["peak_reserved_bytes"] for row in found.done)
     for size in sorted({row["memory_bytes"] for row in found.done}):
+        if size > 2 * highest:
+            continue  # the limit is far away, and showing it would press all points to the bottom
         figure.add_hline(
             y=size / GIB, line={"dash": "dot", "color": RED, "width": 1},
             annotation={"text": f"device memory {text.size(size)}", "font": {"color": RED, "size": 11}},
@@ -104,7 +110,7 @@ def _hover(found: Result, row: Row) -> str:
     return "<br>".join(lines)
 
 
-def _table(found: Result) -> str:
+def _table(found: Result, folder: Path) -> str:
     texts = ("cluster", "arguments", "run")
     heads = (
         "#",
@@ -121,10 +127,10 @@ def _table(found: Result) -> str:
         f"<th{' class=text' if name in texts else ''}>{escape(name)}</th>"
         for name in (*heads, found.cost_title, "run")
     )
-    return f"<table><tr>{head}</tr>{''.join(_line(found, row) for row in found.rows)}</table>"
+    return f"<table><tr>{head}</tr>{''.join(_line(found, row, folder) for row in found.rows)}</table>"
 
 
-def _line(found: Result, row: Row) -> str:
+def _line(found: Result, row: Row, folder: Path) -> str:
     what = f"<td>{row['point']}</td>" + "".join(
         f'<td class="text">{escape(words)}</td>' for words in (row["cluster"], _chosen(row))
     )
@@ -138,4 +144,12 @@ def _line(found: Result, row: Row) -> str:
     )  # fmt: skip
     figures = "".join(f"<td{' class=bad' if cell == 'no' else ''}>{escape(cell)}</td>" for cell in cells)
     front = ' class="front"' if row["pareto"] else ""
-    return f'<tr{front}>{what}{figures}<td class="text">{escape(row["run_id"])}</td></tr>'
+    run = f'<td class="text">{_run_link(row, folder)}</td>'
+    return f"<tr{front}>{what}{figures}{run}</tr>"
+
+
+def _run_link(row: Row, folder: Path) -> str:
+    report = Path(row["directory"], "report.html")
+    if not report.is_file():
+        return escape(row["run_id"])
+    return f'<a href="{escape(os.path.relpath(report, folder))}">{escape(row["run_id"])}</a>'

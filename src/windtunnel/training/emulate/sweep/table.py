@@ -15,26 +15,30 @@ from windtunnel.training.emulate.sweep.result import Result
 def print_sweep(found: Result, console: Console, title: str) -> None:
     """Print the table of a sweep, and below it why points failed."""
     options = list(dict.fromkeys(option for row in found.rows for option in row["chosen"]))
-    clusters = {row["cluster"] for row in found.rows}
-    if len(clusters) == 1:
-        title = f"{title} on {clusters.pop()}"
+    # Names of clusters are long: they stand above the table, and it says c1, c2.
+    names = list(dict.fromkeys(row["cluster"] for row in found.rows))
+    short = {name: f"c{place}" for place, name in enumerate(names, start=1)} if len(names) > 1 else {}
+    if not short:
+        title = f"{title} on {names[0]}"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("#", justify="right", no_wrap=True)
-    if clusters:
-        table.add_column("cluster", overflow="fold")
+    if short:
+        table.add_column("on", no_wrap=True)
     for option in options:
         table.add_column(option.lstrip("-"), justify="right", overflow="fold")
     for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(found)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
-        where = [escape(row["cluster"])] if clusters else []
+        where = [short[row["cluster"]]] if short else []
         chosen = [escape(value_text(row["chosen"].get(option))) for option in options]
         table.add_row(
             "[green]★[/]" if row["pareto"] else "", str(row["point"]), *where, *chosen, *_figures(found, row),
             style="bold" if row["pareto"] else "dim" if row["status"] == "failed" else None,
         )  # fmt: skip
     console.print(escape(title), style="bold", highlight=False)
+    for name, place in short.items():
+        console.print(f"  [cyan]{place}[/] {escape(name)}", highlight=False)
     console.print(table, highlight=False)
     for row in found.failed:
         console.print(f"[red]✗ {row['point']}[/] {escape(row['error'])}", highlight=False)
