@@ -1,8 +1,9 @@
-"""Capture of a job whose device is the CPU: it runs for real, and every operator is written down as it passes.
+"""Capture of a job whose device is the CPU: it runs for real, and every operator is written down.
 
-Where the target's device is the host itself nothing needs to be absent: the script's tensors are real, one rank of
-the world runs, and only its peers are pretended. A dispatch mode sees every operator and the life of every storage.
-Storages are counted by `Storages`, which also counts them in a real run: so the two can be held against each other.
+Where the target's device is the host itself nothing needs to be absent: the script's tensors are real, one
+rank of the world runs, and only its peers are pretended. A dispatch mode sees every operator and the life of
+every storage. Storages are counted by `Storages`, which can count them in a real run too: so the two can be
+held against each other.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Operators that are recorded as collectives, where they arrive at a process group."""
 
 
-def install(native: ctypes.CDLL) -> None:
-    """Record this process's CPU operators and storages from now on."""
+def install(native: Any) -> None:
+    """Record this process's CPU operators and storages from now on, with the native library ``native``."""
     _quiet_ddp()
     recorder = OperatorMode(native)
     native.wt_storage_block = recorder.storages.number
@@ -39,18 +40,17 @@ def install(native: ctypes.CDLL) -> None:
 
 def _quiet_ddp() -> None:
     """DDP's logger asks a gloo group for its network devices, which a group without peers has not."""
-    logger: Any = dist.Logger
     module: Any = dist
     silent = {"set_construction_data_and_log": lambda self, *args, **kwargs: None}
-    module.Logger = type("Logger", (logger,), silent)
+    module.Logger = type("Logger", (module.Logger,), silent)
 
 
 class Storages:
-    """Tells the life of every CPU storage: ``on_alloc(bytes)``, which returns a number for it, when one is first seen or
-    has grown from nothing, and ``on_free(number)`` when it is gone or emptied.
+    """Tells the life of every CPU storage: ``on_alloc(bytes)``, which returns a number for it, when one is
+    first seen or has grown from nothing, and ``on_free(number)`` when it is gone or emptied.
 
-    Counts bytes as they are held (``storage.nbytes()``), each storage once however many tensors view it. `watch`
-    also sees storages that are resized in place, as FSDP does, which no operator tells.
+    Counts bytes as they are held (``storage.nbytes()``), each storage once however many tensors view it.
+    `watch` also sees storages that are resized in place, as FSDP does, which no operator tells.
     """
 
     def __init__(self, on_alloc: Callable[[int], int], on_free: Callable[[int], None]) -> None:
@@ -60,14 +60,15 @@ class Storages:
 
     def watch(self) -> None:
         """Follow `torch.UntypedStorage.resize_`. Call once."""
-        original = torch.UntypedStorage.resize_
+        kind: Any = torch.UntypedStorage
+        original = kind.resize_
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
             self.measure(storage)
-            return result  # type: ignore[return-value]
+            return result
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        kind.resize_ = resize_
 
     def measure(self, storage: torch.UntypedStorage) -> None:
         """Take note of how many bytes ``storage`` holds now."""
@@ -125,7 +126,7 @@ class StorageMode(TorchDispatchMode):
 class OperatorMode(StorageMode):
     """Writes operators and storages to the native event list."""
 
-    def __init__(self, native: ctypes.CDLL) -> None:
+    def __init__(self, native: Any) -> None:
         self.native = native
         self.rows: dict[Any, int] = {}
         self.communicated = array.array("q")
@@ -147,7 +148,7 @@ class OperatorMode(StorageMode):
         self.native.wt_event(int(EventKind.FREE), 0, number, 0)
 
     def before(self, func: Any) -> None:
-        # DDP waits for its reductions through futures, of which nobody is told, when autograd has run its last node.
+        # DDP waits for its reductions through futures, of which nobody is told, after autograd's last node.
         if self.unwaited and torch._C._current_autograd_node() is None:
             for handle in self.unwaited:
                 self.native.wt_event(int(EventKind.SYNC), 0, -3, handle)
@@ -158,6 +159,8 @@ class OperatorMode(StorageMode):
         if func.namespace in COMMUNICATION:
             self._communicated(func, args, kwargs)
             return
+        if any(tensor.device.type != "cpu" for tensor in tensors_of((args, out))):
+            return  # shapes that PyTorch works out on its meta device (DTensor does) are no work
         self.native.wt_note_node()
         view = func.is_view
         # As on a device: one row for each view operator, whatever it views.
@@ -186,7 +189,7 @@ class OperatorMode(StorageMode):
         count = self.native.wt_event_count()
         for back in range(1, min(count, 4) + 1):
             address = self.native.wt_events() + (count - back) * EVENT.itemsize
-            event = np.frombuffer((ctypes.c_char * EVENT.itemsize).from_address(address), EVENT)[0]
+            event = np.frombuffer(ctypes.string_at(address, EVENT.itemsize), EVENT)[0]
             if event["kind"] == EventKind.SYNC:
                 return None
             if event["kind"] == EventKind.COLLECTIVE:
@@ -197,20 +200,20 @@ class OperatorMode(StorageMode):
 def describe(
     func: Any, args: Any, kwargs: Any, out: Any, view: bool = False, region: int = 0
 ) -> dict[str, Any]:
-    """A call as a row of the operator table: arguments in schema order, what is written where nothing is returned.
+    """A call as a row of the operator table: arguments in schema order, and as results what is written where
+    nothing is returned.
 
-    The value of a number that meets tensors (a learning rate, an index that the data loader counts up) changes no
-    shape and no cost, so it is written as one of its type, except for an exponent.
+    The value of a number that meets tensors (a learning rate, an index that the data loader counts up)
+    changes no shape and no cost, so it is written as one of its type, except for an exponent.
     """
     schema = func._schema
+    met = not schema.name.startswith("aten::pow") and next(tensors_of(args), None) is not None
     given: list[Any] = []
     values: list[Any] = []
     for position, argument in enumerate(() if view else schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-        number = (
-            isinstance(value, int | float) and not isinstance(value, bool) and str(argument.type) == "number"
-        )
-        if number and next(tensors_of(args), None) is not None and not schema.name.startswith("aten::pow"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and met and str(argument.type) in ("number", "Tensor"):
             value = type(value)(1)
         values.append(value)
         given.append(_plain(value))
@@ -235,7 +238,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {
-            "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape), "d": list(value.stride()), "c": 1,
+            "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape),
+            "d": list(value.stride()), "c": 1,
         }  # fmt: skip
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -1,0 +1,117 @@
+"""The example job on this machine's cores: run for real, or as one captured rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.cluster.load import load_cluster
+from windtunnel.errors import ScriptError, UserError
+from windtunnel.training.emulate.capture.session import Script, Session
+from windtunnel.training.emulate.graph import EventKind, Slice
+
+PACKAGE = "windtunnel.training.emulate.bench"
+TIMEOUT = 900.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """``world`` ranks of train_llama.py, each on one core with one thread."""
+
+    parallel: str
+    world: int
+    seq: int = 256
+    batch: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.parallel} x{self.world}"
+
+    def arguments(self, steps: int) -> list[str]:
+        """What the script is given."""
+        return [
+            "--size", "debug", "--parallel", self.parallel, "--ac", "none", "--dtype", "fp32",
+            "--seq", str(self.seq), "--batch", str(self.batch), "--steps", str(steps),
+        ]  # fmt: skip
+
+
+def example(name: str = "train_llama.py") -> Path:
+    """An example script of the checkout.
+
+    Raises `UserError` where the package is installed without its examples.
+    """
+    path = Path(__file__).resolve().parents[5] / "examples" / name
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: the comparison runs from a checkout, with its examples")
+    return path
+
+
+def launch(world: int, module: str, *arguments: str) -> None:
+    """Run ``bench.module`` as ``world`` processes under torchrun, one thread each.
+
+    Raises `ScriptError` with the output when it fails or takes longer than `TIMEOUT` seconds.
+    """
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
+        "-m", f"{PACKAGE}.{module}", *arguments,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired as error:
+        raise ScriptError(f"{module}: no end after {TIMEOUT:.0f} s") from error
+    if done.returncode:
+        raise ScriptError(
+            f"{module}: exit status {done.returncode}", done.stdout[-2000:] + done.stderr[-4000:]
+        )
+
+
+def run_for_real(job: Job, mode: str, steps: int) -> list[list[float]]:
+    """Figures of each step (`tracked`: ``time`` or ``memory``) of each rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch(job.world, "tracked", mode, folder, str(example()), *job.arguments(steps))
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(job.world)]
+
+
+def capture_one(job: Job) -> Slice:
+    """Rank 0 of the job, captured with pretended peers."""
+    script = Script(example(), tuple(job.arguments(5)))
+    with Session(script, load_cluster(f"cpu:1x{job.world}"), jobs=1) as session:
+        return session.capture([0])[0]
+
+
+def step_order(slice_: Slice) -> list[int]:
+    """Rows of the operator table in the order of the steady step."""
+    events = slice_.events[slice(*slice_.steady)]
+    rows: list[int] = events["ref"][events["kind"] == EventKind.OP].tolist()
+    return rows
+
+
+def peak_bytes(slice_: Slice) -> int:
+    """The most bytes that the storages of the steady step held at one time, without any rounding.
+
+    A CPU has no caching allocator, so this and not an allocator's view is what a real run is held against.
+    """
+    events = slice_.events
+    kind, value = events["kind"], events["value"]
+    size = np.zeros(int(events["ref"].max(initial=0)) + 1, np.int64)
+    born = kind == EventKind.ALLOC
+    size[events["ref"][born]] = value[born]
+    change = np.where(born, value, 0)
+    gone = kind == EventKind.FREE
+    change[gone] = -size[events["ref"][gone]]
+    begin, end = slice_.steady
+    return int(np.cumsum(change)[max(begin - 1, 0) : end].max())
+
+
+def save(slice_: Slice, path: Path) -> None:
+    """Write a slice for another process of the same run."""
+    path.write_bytes(pickle.dumps(slice_, protocol=pickle.HIGHEST_PROTOCOL))

@@ -1,0 +1,88 @@
+"""Runs a training script as it is, one rank of a real job, and notes its steps' times or memory.
+
+    torchrun ... -m windtunnel.training.emulate.bench.tracked MODE FOLDER SCRIPT [ARGS...]
+
+PyTorch's global optimiser hook marks the end of each step: the script is not changed. MODE ``time`` notes the
+seconds between the ends of consecutive steps, ``memory`` the greatest number of bytes that all storages held
+within each step. A step's memory is counted by the same rule as in a capture on the CPU. Each rank writes
+``FOLDER/RANK.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+# What these keep for themselves from their import on is no part of the job.
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+import torch.utils.checkpoint
+import torch.utils.data
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from windtunnel.training.emulate.capture.host import StorageMode, Storages
+
+
+class Held:
+    """Bytes held by all storages now, and the most since the last step ended."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self.sizes: list[int] = []
+
+    def alloc(self, size: int) -> int:
+        self.sizes.append(size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return len(self.sizes) - 1
+
+    def free(self, number: int) -> None:
+        self.now -= self.sizes[number]
+
+    def take_peak(self) -> int:
+        """The peak of the step that ends here; the next one begins with what is held."""
+        peak, self.peak = self.peak, self.now
+        return peak
+
+
+def main() -> None:
+    """The program: see the module."""
+    mode, folder, script, *arguments = sys.argv[1:]
+    figures: list[float] = []
+    first: list[Any] = []  # with several optimisers the first one that steps marks the step, as in a capture
+    held = Held()
+    begin = perf_counter()
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal begin
+        first.append(optimizer) if not first else None
+        if first[0] is not optimizer:
+            return
+        now = perf_counter()
+        figures.append(float(held.take_peak()) if mode == "memory" else now - begin)
+        begin = now
+
+    register_optimizer_step_post_hook(stepped)
+    if mode == "memory":
+        storages = Storages(held.alloc, held.free)
+        storages.watch()
+        StorageMode(storages).__enter__()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        Path(folder, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
