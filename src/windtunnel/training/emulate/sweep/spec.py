@@ -42,7 +42,11 @@ def _words(value: object) -> object:
 
 
 def _ranks(value: object) -> object:
-    return ",".join(str(one) for one in value) if isinstance(value, list) else value
+    """One rank, or a list of them, as the text that ``--ranks`` takes."""
+    several = value if isinstance(value, list) else [value]
+    if several and all(isinstance(one, int) and not isinstance(one, bool) for one in several):
+        return ",".join(str(one) for one in several)
+    return value
 
 
 Texts = Annotated[list[str], BeforeValidator(_some)]

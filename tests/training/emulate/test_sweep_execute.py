@@ -1,0 +1,178 @@
+"""Sweeps as they run: failures, resuming, showing. Emulation itself is stood in for, so that this is quick;
+test_sweep_real.py does it with a real script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer import Typer
+from typer.testing import CliRunner
+
+from windtunnel.cli.sweep import register
+from windtunnel.errors import ScriptError
+from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
+from windtunnel.training.emulate.sweep import group as group_module
+from windtunnel.training.emulate.sweep.folder import Row
+
+GIB = 2**30
+
+
+class Emulator:
+    """Stands in for capture and emulation: figures are made up from the arguments, calls are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: set[int]) -> None:
+        self.failing = failing
+        self.captured: list[tuple[str, ...]] = []
+        self.emulated: list[str] = []
+        monkeypatch.setattr(group_module, "capture", self.capture)
+        monkeypatch.setattr(group_module, "emulate_and_store", self.emulate)
+
+    def capture(self, script: Any, cluster: Any, options: Any, progress: Any) -> str:
+        self.captured.append(script.arguments)
+        if int(script.arguments[1]) in self.failing:
+            raise ScriptError("the script failed as rank 0 (exit status 1)", "Traceback\nValueError: odd\n")
+        return "classes"
+
+    def emulate(self, script: Any, cluster: Any, options: Any, *, take: Any, **_: Any) -> dict[str, Any]:
+        assert take(script, cluster, options, None) == "classes"
+        self.emulated.append(cluster.name)
+        tp = int(script.arguments[1])
+        seconds = 1 / tp + (0.5 if "ib-100" in cluster.name else 0)
+        ranks = [
+            {
+                "peak_reserved_bytes": size * GIB, "memory_bytes": 80 * GIB,
+                "headroom_bytes": (80 - size) * GIB, "fits": size < 80,
+            }
+            for size in (1, 90 if tp == 8 else 10 * tp)
+        ]  # fmt: skip
+        price, world = cluster.price_per_device_hour, cluster.world_size
+        return {
+            "run_id": f"run-{tp}", "directory": "/nowhere", "iteration_time_s": seconds, "world_size": world,
+            "tokens_per_iteration": 4000, "tokens_per_second_per_device": 1.0, "mfu": 0.5, "ranks": ranks,
+            "cost_per_iteration": None if price is None else price * world * seconds / 3600,
+            "wall_time_s": 1.0,
+        }  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def spec(folder: Path, more: str = "") -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(
+        "script: train.py\nargs: --tp {1,2,4,8}\nclusters: ['h100-sxm:2x4,nic={ib-100,ib-400}']\n" + more
+    )
+    return path
+
+
+def test_one_capture_for_all_networks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator = Emulator(monkeypatch, set())
+    _, rows = fly_sweep(load_sweep(spec(folder)))
+    assert emulator.captured == [("--tp", str(tp)) for tp in (1, 2, 4, 8)]
+    assert len(emulator.emulated) == 8
+    assert [row["point"] for row in rows] == list(range(8))
+    assert [row["iteration_time_s"] for row in rows] == [1.5, 1, 0.75, 0.625, 1, 0.5, 0.25, 0.125]
+    assert rows[1]["peak_reserved_bytes"] == 20 * GIB
+    assert rows[1]["headroom_bytes"] == 60 * GIB
+
+
+def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator = Emulator(monkeypatch, {2})
+    sweep = load_sweep(spec(folder))
+    place, rows = fly_sweep(sweep)
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert [row["chosen"] for row in failed] == [{"--tp": 2}] * 2
+    assert failed[0]["error"] == "the script failed as rank 0 (exit status 1): ValueError: odd"
+    assert emulator.captured.count(("--tp", "2")) == 1
+
+    (place / "points" / "00006.json").unlink()  # as if it had been killed before this one
+    again = Emulator(monkeypatch, set())
+    _, resumed = fly_sweep(sweep)
+    assert again.captured == [("--tp", "2"), ("--tp", "4")]
+    assert [row["status"] for row in resumed] == ["done"] * 8
+    assert resumed[6] == rows[6]
+
+    fresh = Emulator(monkeypatch, set())
+    fly_sweep(sweep, resume=False)
+    assert len(fresh.captured) == 4
+
+
+def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Emulator(monkeypatch, {1})
+    found = result(fly_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
+    assert [row["point"] for row in found.rows if row["pareto"]] == [
+        5,
+        6,
+    ]  # 7 is the fastest, and does not fit
+    assert found.cost(found.rows[6]) == pytest.approx(2 * 8 * 0.25 / 3600 / 4000 * 1e6)
+    assert found.time_title == "iteration time, seconds"
+
+
+def test_unequal_iterations_are_compared_by_the_token() -> None:
+    def row(point: int, seconds: float, tokens: int) -> Row:
+        return {
+            "point": point, "status": "done", "iteration_time_s": seconds, "tokens_per_iteration": tokens,
+            "peak_reserved_bytes": 1, "fits": True, "cost_per_iteration": seconds, "cost_unit": "price",
+            "cost_per_million_tokens": seconds / tokens * 1e6,
+        }  # fmt: skip
+
+    found = result([row(0, 1.0, 1000), row(1, 1.5, 2000)])
+    assert found.per_token
+    assert [one["pareto"] for one in found.rows] == [False, True]
+    assert found.time(found.rows[1]) == pytest.approx(750.0)
+
+
+def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Emulator(monkeypatch, {2})
+    found = result(fly_sweep(load_sweep(spec(folder)))[1])
+    console = Console(width=80)
+    with console.capture() as text:
+        print_sweep(found, console, "Sweep [x]")
+    shown = text.get()
+    assert "Sweep [x]" in shown
+    assert "c2 h100-sxm:2x4,nic=ib-400" in shown
+    assert "dev-h/Mtok" in shown
+    assert "✗ 1 the script failed" in shown
+    assert shown.count("★") == 2 + 1
+
+    page = folder / "sweep.html"
+    write_page(page, found, "Sweep <x>")
+    html = page.read_text()
+    assert "Sweep &lt;x&gt;" in html
+    assert "does not fit" in html
+    assert "device hours for a million tokens" in html
+    assert "ValueError: odd" in html
+    assert "<script src=" not in html  # nothing is loaded from elsewhere
+
+
+def command(*arguments: str) -> Any:
+    app = Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return CliRunner().invoke(app, ["sweep", *arguments])
+
+
+def test_the_command_prints_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Emulator(monkeypatch, set())
+    printed = json.loads(command(str(spec(folder, "where: tp < 8\n")), "--json").stdout)
+    assert len(printed["rows"]) == 6
+    assert printed["left_out"] == 2
+    assert Path(printed["page"]).is_file()
+    assert printed["provenance"]["other figures"] == "emulated"
+    assert "★" in command(str(spec(folder, "where: tp < 8\n"))).stdout
+
+
+def test_a_sweep_of_failures_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Emulator(monkeypatch, {1, 2, 4, 8})
+    ended = command(str(spec(folder)))
+    assert isinstance(ended.exception, ScriptError)
+    assert "all 8 points failed" in str(ended.exception)
+    assert "✗ 7" in ended.stdout

@@ -1,0 +1,156 @@
+"""Grids, conditions and the Pareto front, against Python itself and brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.training.emulate.sweep.constraint import holds, names, parse
+from windtunnel.training.emulate.sweep.grid import (
+    argument_names,
+    combinations,
+    command_line,
+    expand,
+    split_arguments,
+)
+from windtunnel.training.emulate.sweep.pareto import pareto_front
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    assert expand("h100-sxm:{1,2}x8,nic={ib-200, ib-400}") == [
+        "h100-sxm:1x8,nic=ib-200",
+        "h100-sxm:1x8,nic=ib-400",
+        "h100-sxm:2x8,nic=ib-200",
+        "h100-sxm:2x8,nic=ib-400",
+    ]
+    assert expand("{alone}") == ["{alone}"]
+
+
+def test_arguments_are_split_into_fixed_and_varied() -> None:
+    fixed, varied = split_arguments(
+        "--size 8b --tp {1, 2,4} --ac={none,full} --text 'two words' --lr {1e-3,3e-4}"
+    )
+    assert fixed == ["--size", "8b", "--text", "two words"]
+    assert varied == {"--tp": [1, 2, 4], "--ac": ["none", "full"], "--lr": [1e-3, 3e-4]}
+
+
+@pytest.mark.parametrize("text", ["""--json '{"a":1,"b":2}'""", "--json {'a':1,'b':2}", "x{1,2}", "--n {5}"])
+def test_other_braces_are_left_alone(text: str) -> None:
+    assert split_arguments(text)[1] == {}
+
+
+def test_command_lines_of_all_combinations() -> None:
+    varied = {"--tp": [1, 2], "--compile": [True, False]}
+    lines = [command_line(["--size", "8b"], chosen) for chosen in combinations(varied)]
+    assert lines == [
+        ("--size", "8b", "--tp", "1", "--compile"),
+        ("--size", "8b", "--tp", "1"),
+        ("--size", "8b", "--tp", "2", "--compile"),
+        ("--size", "8b", "--tp", "2"),
+    ]
+
+
+def test_names_of_arguments() -> None:
+    fixed = ["--grad-accum", "4", "--compile", "--lr=3e-4", "--shift", "-1", "file"]
+    found = argument_names(fixed, {"--tp": 2})
+    assert found == {"grad_accum": 4, "compile": True, "lr": 3e-4, "shift": -1, "tp": 2}
+
+
+numbers = st.integers(-6, 6)
+arithmetic = st.recursive(
+    st.sampled_from(["tp", "pp", "0", "2", "7", "1.5"]),
+    lambda part: st.builds(
+        lambda left, op, right: f"({left} {op} {right})",
+        part,
+        st.sampled_from(["+", "-", "*", "/", "//", "%"]),
+        part,
+    ),
+    max_leaves=6,
+)
+comparison = st.builds(
+    lambda left, op, right: f"{left} {op} {right}",
+    arithmetic,
+    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
+    arithmetic,
+)
+conditions = st.recursive(
+    comparison,
+    lambda part: st.one_of(
+        st.builds(lambda a, word, b: f"({a} {word} {b})", part, st.sampled_from(["and", "or"]), part),
+        st.builds(lambda a: f"(not {a})", part),
+    ),
+    max_leaves=4,
+)
+
+
+@given(conditions, numbers, numbers)
+def test_conditions_mean_what_they_mean_in_python(text: str, tp: int, pp: int) -> None:
+    values = {"tp": tp, "pp": pp}
+    tree = parse(text)
+    try:
+        truth = eval(text, {"__builtins__": {}}, dict(values))
+    except ZeroDivisionError:
+        with pytest.raises(ValueError):
+            holds(tree, values)
+    else:
+        assert holds(tree, values) is truth
+    assert set(names(tree)) <= {"tp", "pp"}
+
+
+def test_conditions_on_words() -> None:
+    assert holds(parse("ac in ['none', 'full'] and schedule != 'gpipe'"), {"ac": "full", "schedule": "1f1b"})
+    assert not holds(parse("1 < tp <= 4"), {"tp": 8})
+    assert holds(parse("compile"), {"compile": True})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')", "tp.real > 0", "tp ** 9 > 1", "[x for x in (1, 2)]", "tp[0] > 1",
+        "lambda: 1", "tp >", "f'{tp}' == '1'", "(tp := 1) > 0", "1j > 0", "tp > 1 if pp else 2", "",
+        "(" * 600, "tp > " + "1" * 600,
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="accepted"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ac > 1", "ac * 2 == 'xx'", "tp * pp", "tp / 0 > 1", "tp in 5", "flag + 1 > 1"]
+)
+def test_what_cannot_be_said_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        holds(parse(text), {"ac": "x", "tp": 2, "pp": 3, "flag": True})
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda width: st.lists(st.tuples(*[st.integers(0, 4)] * width), min_size=0, max_size=14).map(
+            lambda rows: np.array(rows, np.float64).reshape(len(rows), width)
+        )
+    )
+)
+def test_pareto_front_is_that_of_brute_force(table: np.ndarray) -> None:
+    def beats(one: np.ndarray, other: np.ndarray) -> bool:
+        return all(a <= b for a, b in zip(one, other, strict=True)) and any(
+            a < b for a, b in zip(one, other, strict=True)
+        )
+
+    expected = [not any(beats(other, row) for other in table) for row in table]
+    assert pareto_front(table).tolist() == expected
+
+
+def test_a_point_with_an_unknown_figure_is_on_no_front() -> None:
+    assert pareto_front([[1.0, np.nan], [2.0, 2.0]]).tolist() == [False, True]
+
+
+def test_every_order_of_points_has_the_same_front() -> None:
+    rows = [(1, 5), (2, 2), (5, 1), (3, 3)]
+    for order in itertools.permutations(rows):
+        front = pareto_front(np.array(order, float))
+        assert {row for row, on in zip(order, front, strict=True) if on} == {(1, 5), (2, 2), (5, 1)}

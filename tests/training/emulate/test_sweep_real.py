@@ -1,0 +1,106 @@
+"""Sweeps of a real script: killed and resumed, in processes, on Ray, and replayed on another network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.cluster.load import load_cluster
+from windtunnel.errors import UserError
+from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.run import Options, fly
+from windtunnel.training.emulate.sweep import fly_sweep, load_sweep
+
+SCRIPT = Path(__file__).parent / "scripts" / "sweep_me.py"
+VARYING = ("run_id", "directory", "wall_time_s")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+
+
+def spec(folder: Path, widths: str, clusters: str = "h100-sxm:1x4", note: str = "") -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(
+        f"script: {SCRIPT}\nargs: {note} --width {{{widths}}}\nclusters: ['{clusters}']\n"
+        "options: {ranks: 0, tokens: 64}\n"
+    )
+    return path
+
+
+def emulated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in VARYING} for row in rows]
+
+
+@pytest.mark.slow
+def test_another_network_on_the_same_capture_is_as_a_capture_of_its_own(tmp_path: Path) -> None:
+    note = tmp_path / "starts"
+    _, rows = fly_sweep(
+        load_sweep(spec(tmp_path, "256,3", "h100-sxm:2x2,nic={ib-400,ethernet-10}", f"--note {note}")),
+        pictures=False,
+    )
+    assert note.read_text().split() == ["256", "3"]  # the script ran once for both networks
+    slow = load_cluster("h100-sxm:2x2,nic=ethernet-10")
+    alone = fly(Script(SCRIPT, ("--width", "256")), slow, Options(ranks="0", tokens=64))
+    by_network = {row["cluster"]: row for row in rows if row["chosen"] == {"--width": 256}}
+    replayed = by_network["h100-sxm:2x2,nic=ethernet-10"]
+    assert replayed["iteration_time_s"] == alone.timing.iteration_time_s
+    assert replayed["peak_reserved_bytes"] == max(one.steady.reserved_bytes for one in alone.memory)
+    assert replayed["iteration_time_s"] > by_network["h100-sxm:2x2,nic=ib-400"]["iteration_time_s"]
+    odd = [row for row in rows if row["chosen"] == {"--width": 3}]
+    assert [row["status"] for row in odd] == ["failed"] * 2
+    assert "--width 3 is odd" in odd[0]["error"]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "starts"
+    sweep = load_sweep(spec(tmp_path, "64,128,256", note=f"--note {note}"))
+    program = (
+        "import sys; from pathlib import Path; from windtunnel.training.emulate.sweep import *; "
+        "fly_sweep(load_sweep(Path(sys.argv[1])), pictures=False)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "sweep.yaml")], start_new_session=True
+    )
+    points = tmp_path / "home" / "sweeps" / sweep.id / "points"
+    while not (points / "00000.json").exists() and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = {path.name: path.read_text() for path in points.glob("*.json")}
+    assert "00000.json" in kept
+    assert "00002.json" not in kept
+
+    _, resumed = fly_sweep(sweep, pictures=False)
+    assert {name: (points / name).read_text() for name in kept} == kept
+    assert note.read_text().split().count("64") == 1
+
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "other"))
+    _, uninterrupted = fly_sweep(sweep, jobs=2, pictures=False)  # in processes, too, for that matter
+    assert emulated(resumed) == emulated(uninterrupted)
+    assert len({row["iteration_time_s"] for row in resumed}) == 3
+
+
+@pytest.mark.slow
+def test_on_ray_as_here(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    sweep = load_sweep(spec(tmp_path, "64,3"))
+    _, remote = fly_sweep(sweep, ray="local", pictures=False)
+    _, here = fly_sweep(sweep, resume=False, pictures=False)
+    assert emulated(remote) == emulated(here)
+    assert [row["status"] for row in here] == ["done", "failed"]
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'windtunnel\[control\]'"):
+        fly_sweep(load_sweep(spec(tmp_path, "64")), ray="auto")

@@ -1,0 +1,153 @@
+"""Sweep files: what they mean, and one clear sentence for each thing that is wrong in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.training.emulate.sweep.group import groups
+from windtunnel.training.emulate.sweep.plan import load_sweep
+
+GOOD = "script: train.py\nclusters: h100-sxm:1x4\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "train.py").write_text("print('a script')\n")
+    path = folder / "sweep.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "script: train.py\n"
+        "args: --size 8b --pp {1,2}\n"
+        "clusters: ['h100-sxm:{1,2}x4']\n"
+        "grid: {--tp: [1, 2, 4], --compile: [true, false]}\n"
+        "where: ['tp * pp <= world_size / 2', 'not (compile and tp == 1)']\n"
+        "options: {jitter: 0.1, reserve: 512, ranks: [0, 1]}\n",
+    )
+    sweep = load_sweep(path)
+    expected = [
+        (hosts * 4, pp, tp, flag)
+        for hosts in (1, 2)
+        for pp in (1, 2)
+        for tp in (1, 2, 4)
+        for flag in (True, False)
+        if tp * pp <= hosts * 4 / 2 and not (flag and tp == 1)
+    ]
+    found = [
+        (p.cluster.world_size, p.chosen["--pp"], p.chosen["--tp"], p.chosen["--compile"])
+        for p in sweep.points
+    ]
+    assert found == expected
+    assert sweep.left_out == 24 - len(expected)
+    assert [point.index for point in sweep.points] == list(range(len(expected)))
+    first = sweep.points[0]
+    assert first.script.arguments == ("--size", "8b", "--pp", "1", "--tp", "1")
+    assert first.options.jitter == 0.1
+    assert first.options.ranks == "0,1"
+    assert first.options.reserve_bytes == 512 * 2**20
+
+
+def test_points_that_the_script_cannot_tell_apart_share_a_capture(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "script: train.py\nargs: --tp {1,2}\n"
+        "clusters: ['h100-sxm:2x4,nic={ib-100,ib-400}', 'h100-sxm:1x8', 'h200:2x4', 'h100-sxm:2x4,price=3']\n"
+        "price_per_device_hour: 2\n",
+    )
+    sweep = load_sweep(path)
+    found = [sorted(point.cluster.name for point in group) for group in groups(sweep.points)]
+    shared = ["h100-sxm:2x4,nic=ib-100", "h100-sxm:2x4,nic=ib-400", "h100-sxm:2x4,price=3"]
+    assert sorted(found) == sorted([shared, ["h100-sxm:1x8"], ["h200:2x4"]] * 2)
+    prices = {point.cluster.name: point.cluster.price_per_device_hour for point in sweep.points}
+    assert prices["h100-sxm:1x8"] == 2
+    assert prices["h100-sxm:2x4,price=3"] == 3
+
+
+def test_the_id_is_that_of_what_decides_the_results(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    first = load_sweep(path).id
+    path.write_text("# a remark\nclusters: [h100-sxm:1x4]\nscript: train.py\n")
+    assert load_sweep(path).id == first
+    (tmp_path / "train.py").write_text("print('another script')\n")
+    assert load_sweep(path).id != first
+    write(tmp_path, GOOD + "options: {seed: 1}\n")
+    assert load_sweep(path).id != first
+
+
+def test_cluster_files_lie_beside_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: h100-sxm:1x4\nname: mine\n")
+    path = write(tmp_path, "script: train.py\nclusters: 'mine.yaml,nic=ib-100'\n")
+    first = load_sweep(path)
+    assert first.points[0].cluster.name == "mine,nic=ib-100"
+    (tmp_path / "mine.yaml").write_text("base: h100-sxm:2x4\nname: mine\n")
+    assert load_sweep(path).id != first.id
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[1]", "a sweep file holds [1], accepted is a mapping of fields"),
+        ("clusters: h100-sxm:1x4", "field script is missing, accepted is the path"),
+        ("script: train.py", "field clusters is missing, accepted is a list of cluster names"),
+        (GOOD + "grid:\n  --tp: [1\n", "not valid YAML"),
+        (GOOD + "script: other.py\n", "field script is given twice"),
+        ("script: other.py\nclusters: h100-sxm:1x4\n", "other.py' does not exist"),
+        (
+            "script: train.py\nclusters: []\n",
+            "field clusters is [], accepted is a list of at least one value",
+        ),
+        ("script: train.py\nclusters: h1000:1x4\n", "field clusters: "),
+        ("script: train.py\nclusters: ['h100-sxm:{1,1}x4']\n", "field clusters has h100-sxm:1x4 twice"),
+        (GOOD + "gird: {}\n", "field gird is unknown, did you mean grid?"),
+        (GOOD + "options: {jiter: 1}\n", "field options.jiter is unknown, did you mean jitter?"),
+        (GOOD + "options: {jitter: 2}\n", "field options.jitter is 2, accepted is a number from 0 to 1"),
+        (GOOD + "options: {seed: x}\n", "field options.seed is 'x', accepted is a whole number"),
+        (GOOD + "options: {ranks: 0-9}\n", "'0-9' lies outside the world of ranks 0 to 3"),
+        (GOOD + "options: {slow: host=9:2}\n", "field options: --slow: 'host=9:2' names host 9"),
+        (GOOD + "options: {alloc_conf: 'nonsense:1'}\n", "nonsense"),
+        (GOOD + "options: {profile: nothing}\n", "there is no profile 'nothing'"),
+        (GOOD + 'args: "--a \'open"\n', "accepted are words as in a shell"),
+        (GOOD + "args: --tp {1,2} --tp {4,8}\n", "it varies --tp twice"),
+        (GOOD + "args: {a: 1}\n", "field args is {'a': 1}, accepted is text"),
+        (GOOD + "args: --tp 4\ngrid: {--tp: [1, 2]}\n", "option --tp is both fixed in args and varied"),
+        (GOOD + "args: --tp {1,2}\ngrid: {--tp: [4]}\n", "field grid.--tp is varied in args too"),
+        (GOOD + "grid: {tp: [1]}\n", "field grid.tp is no option of a script, accepted is such as --tp"),
+        (GOOD + "grid: {--tp: []}\n", "field grid.--tp is [], accepted is a list of at least one value"),
+        (GOOD + "grid: {--tp: [[1]]}\n", "field grid.--tp is [1], accepted is a list of numbers, words"),
+        (GOOD + "grid: {--tp: [2, 2]}\n", "option --tp has 2 twice, accepted is once"),
+        (GOOD + "grid: [1]\n", "field grid is [1], accepted is a mapping of options to lists"),
+        (GOOD + "grid: {--a: [1], --b: [1]}\nwhere: a > 1\n", "leaves none of the 1 points"),
+        (GOOD + "where: tq > 1\n", "field where has 'tq > 1': 'tq' is unknown, accepted are cluster"),
+        (GOOD + "where: open('x')\n", "Call is not known here"),
+        (GOOD + "where: hosts\n", "it gives 1; accepted is what is true or false"),
+        (GOOD + "price_per_device_hour: -1\n", "field price_per_device_hour is -1, accepted is a number"),
+        (GOOD + "price_per_device_hour: {h200: 1}\n", "names 'h200', accepted are the devices"),
+        (
+            "script: train.py\nclusters: [h100-sxm:1x4, h200:1x4]\nprice_per_device_hour: {h200: 1}\n",
+            "cluster h100-sxm:1x4 has no price and another has one",
+        ),
+        (GOOD + f"grid: {{--a: {list(range(101))}, --b: {list(range(100))}}}\n", "10,100 points"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        load_sweep(path)
+    message = str(error.value)
+    assert message.startswith(str(path))
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such file"):
+        load_sweep(tmp_path / "nothing.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_sweep(tmp_path / "bytes.yaml")
