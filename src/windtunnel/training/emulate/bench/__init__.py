@@ -1,0 +1,44 @@
+"""The comparison that the emulation of training is judged by: ``windtunnel bench training.emulate``.
+
+Every figure is measured in this run or marked as published with its source; a target that is missed is shown as
+missed, and a section that fails says why and does not lose the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from windtunnel.errors import UserError
+from windtunnel.training.emulate.bench.rows import Row, guarded
+
+SECTIONS = ("time", "memory", "speed", "engine", "published", "peers", "gpu")
+
+
+def run(
+    sections: Sequence[str] = (), *, quick: bool = False, progress: Callable[[str, float], None] | None = None
+) -> list[Row]:
+    """The rows of ``sections`` (default: all), in their order.
+
+    ``quick``: fewer repeats and no large jobs. ``progress`` is called with the section that begins.
+
+    Raises:
+        UserError: a section that there is not.
+    """
+    for name in sections:
+        if name not in SECTIONS:
+            raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(SECTIONS)}")
+    chosen = [name for name in SECTIONS if not sections or name in sections]
+    rows: list[Row] = []
+    for place, name in enumerate(chosen):
+        if progress is not None:
+            progress(name, place / len(chosen))
+        rows += guarded(name, lambda name=name: _produce(name, quick))  # type: ignore[misc]
+    return rows
+
+
+def _produce(name: str, quick: bool) -> Iterator[Row]:
+    # Imported here: one section does not pay for what another needs.
+    from importlib import import_module
+
+    module = import_module(f"{__name__}.{ {'time': 'truth'}.get(name, name) }")
+    yield from getattr(module, f"{name}_rows")(quick)
