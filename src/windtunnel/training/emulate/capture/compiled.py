@@ -1,8 +1,8 @@
 """``torch.compile`` and flex attention: declared approximations.
 
-Compiling for a device that is not there is not possible, so a compiled function runs eagerly while its operators carry the number of
-their region. The cost model fuses neighbouring elementwise operators of a region as the compiler would; memory is that of eager
-mode, an upper bound.
+Compiling for a device that is not there is not possible, so a compiled function runs eagerly while its
+operators carry the number of their region. The cost model fuses neighbouring elementwise operators of a
+region as the compiler would; memory is that of eager mode, an upper bound.
 """
 
 from __future__ import annotations

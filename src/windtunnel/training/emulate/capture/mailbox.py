@@ -1,8 +1,8 @@
 """Real data between captured ranks: what one rank says to another as a Python object.
 
-Ranks are captured in processes of their own, in a fixed order, so that a rank may wait for what an earlier one has
-said and never for a later one: nothing can deadlock, and the result does not depend on timing. A message is a
-file, written under another name and renamed.
+Ranks are captured in processes of their own, in a fixed order, so that a rank may wait for what an earlier
+one has said and never for a later one: nothing can deadlock, and the result does not depend on timing. A
+message is a file, written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Mailbox:
     def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
         """Say something under a topic; the k-th post of a topic is read by the k-th `read`.
 
-        ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also answers
-        who asks a rank that is not captured.
+        ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also
+        answers who asks a rank that is not captured.
         """
         number = self._next(f"post {topic}")
         for path in [self._path(self.rank, topic, number)] + [self._path(ANYBODY, topic, number)] * for_all:
@@ -42,8 +42,8 @@ class Mailbox:
             os.replace(part, path)
 
     def read(self, sender: int, topic: str) -> tuple[bool, Any]:
-        """The next thing that ``sender`` said under ``topic``: (True, content), or (False, None) when the sender
-        is not captured before this rank or does not say it in time."""
+        """The next thing that ``sender`` said under ``topic``: (True, content), or (False, None) when the
+        sender is not captured before this rank or does not say it in time."""
         number = self._next(f"read {sender} {topic}")
         if sender not in self.earlier:
             said = self._path(ANYBODY, topic, number)

@@ -1,14 +1,12 @@
 """What only Python knows: modules, optimisers, steps, call sites, and what a block of memory holds.
 
-Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has stepped; two
-consecutive steps with the same events are the steady state, and the capture ends there.
+Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has
+stepped; two consecutive steps with the same events are the steady state, and the capture ends there.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,21 +18,18 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from windtunnel.training.emulate.capture import failure
+from windtunnel.training.emulate.capture.collector import Collector
+from windtunnel.training.emulate.capture.rows import read_collective, read_operator
 from windtunnel.training.emulate.capture.world import World
 from windtunnel.training.emulate.graph import (
     EVENT,
     Category,
-    Collective,
     EventKind,
     Group,
-    Operator,
     Phase,
     Slice,
-    TensorMeta,
 )
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass
@@ -57,6 +52,8 @@ class Observer:
 
     def __post_init__(self) -> None:
         self._scope_ids: dict[str, int] = {"": 0}
+        self._own: dict[str, bool] = {}  # file -> whether it is the user's
+        self._collector = Collector()
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
@@ -69,6 +66,7 @@ class Observer:
 
     def install(self) -> None:
         """Hook modules, optimisers and the native library's questions. Call once."""
+        self._collector.install()
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
@@ -101,6 +99,7 @@ class Observer:
             self.scopes.append(path)
         self._stack.append(scope)
         self.native.wt_scope(scope)
+        self._collector.module_entered()
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._stack:
@@ -122,31 +121,36 @@ class Observer:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
             return  # a script with several optimisers: the first one that steps marks the step
+        self._collector.step_ended()
         self.native.wt_event(int(EventKind.STEP), 0, len(self.steps), 0)
         begin = self.steps[-1][1] if self.steps else 0
         end = self.native.wt_event_count()
         self.steps.append((begin, end))
         self._marks.append((dict(self.categories), int(self.native.wt_collective_block_count())))
-        digest = self._digest(begin, end)
+        digest = self._digest(begin)
         self.repeats = digest == self._step_digest
-        if self.repeats or len(self.steps) in (self.settled, self.max_steps):
-            if not self.repeats and self.settled is None and len(self.steps) > 1:
+        if self.settled is not None:
+            if len(self.steps) == self.settled:
+                self.on_steady()
+        elif self.repeats or len(self.steps) == self.max_steps:
+            if not self.repeats and len(self.steps) > 1:
                 self.note(
                     f"the last two of {len(self.steps)} captured steps differ; the last one is reported"
                 )
             self.on_steady()
         self._step_digest = digest
 
-    def events(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """All events so far, as an array that owns its memory."""
-        count = self.native.wt_event_count()
+    def events(self, begin: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
+        """The events so far, from ``begin``, as an array that owns its memory."""
+        count = self.native.wt_event_count() - begin
         if count == 0:
             return np.zeros(0, EVENT)
-        buffer = (ctypes.c_char * (count * EVENT.itemsize)).from_address(self.native.wt_events())
-        return np.frombuffer(buffer, EVENT).copy()
+        address = self.native.wt_events() + begin * EVENT.itemsize
+        buffer = (ctypes.c_char * (count * EVENT.itemsize)).from_address(address)
+        return _in_order_of_blocks(np.frombuffer(buffer, EVENT).copy())
 
-    def _digest(self, begin: int, end: int) -> int:
-        events = self.events()[begin:end]
+    def _digest(self, begin: int) -> int:
+        events = self.events(begin)
         kind = events["kind"]
         same_ref = (kind == EventKind.OP) | (kind == EventKind.COLLECTIVE)
         same_value = kind == EventKind.ALLOC
@@ -154,7 +158,8 @@ class Observer:
             kind.astype(np.int64), events["phase"], events["stream"], events["scope"],
             np.where(same_ref, events["ref"], 0), np.where(same_value, events["value"], 0),
         ])  # fmt: skip
-        # Where Python's collector runs differs from step to step, so frees of cycles do: their place is left out.
+        # Where Python's collector runs differs from step to step, so frees of cycles do: their place is left
+        # out.
         return hash(columns[:, kind != EventKind.FREE].tobytes())
 
     # -- what a block holds
@@ -216,9 +221,12 @@ class Observer:
     def _place(self) -> str | None:
         frame = sys._getframe(1)
         while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith((_TORCH, _HERE, "<")) and "/lib/python3" not in name:
-                return f"{os.path.basename(name)}:{frame.f_lineno} in {frame.f_code.co_name}"
+            code = frame.f_code
+            own = self._own.get(code.co_filename)
+            if own is None:
+                own = self._own[code.co_filename] = failure.is_own(code.co_filename)
+            if own:
+                return failure.name_place(code.co_filename, frame.f_lineno, code.co_name)
             frame = frame.f_back  # type: ignore[assignment]
         return None
 
@@ -247,16 +255,17 @@ class Observer:
         events = self.events()
         if not self.steps or (self.steps[-1][1] < len(events) and len(self.steps) == 0):
             self.steps = [(0, len(events))]
-        if self.repeats:
-            # The last step is the one before it once more: leave it out, so that all ranks end at the same step.
+        if self.repeats and self.settled is None:
+            # The last step is the one before it once more: leave it out, so that all ranks end at the same
+            # step.
             self.steps.pop()
             self._marks.pop()
             events = events[: self.steps[-1][1]]
         groups, rows = self._groups()
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
-            operators=[_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
-            collectives=[_collective(self.native.wt_row(1, i), rows, groups) for i in range(self.native.wt_row_count(1))],
+            operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
+            collectives=[read_collective(self.native.wt_row(1, i), rows, groups) for i in range(self.native.wt_row_count(1))],
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
             settled=self.repeats, warnings=self.warnings,
@@ -267,8 +276,8 @@ class Observer:
         return [group for _, group in mine], {name: index for index, (name, _) in enumerate(mine)}
 
     def _block_categories(self, events: np.ndarray[Any, np.dtype[Any]]) -> dict[int, int]:
-        """Marked blocks keep their mark; blocks of collectives are communication buffers; what forward allocates
-        and backward frees are activations; the rest is temporary."""
+        """Marked blocks keep their mark; blocks of collectives are communication buffers; what forward
+        allocates and backward frees are activations; the rest is temporary."""
         alloc, free = events[events["kind"] == EventKind.ALLOC], events[events["kind"] == EventKind.FREE]
         count = int(alloc["ref"].max()) + 1 if len(alloc) else 0
         freed_in = np.full(count, -1, np.int64)
@@ -296,34 +305,12 @@ class Observer:
         return {int(block): int(category[block]) for block in alloc["ref"]}
 
 
-def _operator(text: bytes) -> Operator:
-    row = json.loads(text)
-    return Operator(
-        name=row["n"],
-        inputs=tuple(_argument(value) for value in row["i"]),
-        outputs=tuple(_argument(value) for value in row["o"]),
-        region=row["r"],
-    )
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, dict):
-        return TensorMeta(
-            tuple(value["s"]), value["t"], tuple(value["d"]), "cpu" if value.get("c") else "cuda"
-        )
-    if isinstance(value, list):
-        return tuple(_argument(item) for item in value)
-    return value
-
-
-_DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Byte": "uint8", "Bool": "bool", "Char": "int8"}  # fmt: skip
-
-
-def _collective(text: bytes, rows: dict[str, int], groups: list[Group]) -> Collective:
-    row = json.loads(text)
-    index = rows[row["g"]]
-    peer = row["p"]
-    return Collective(
-        kind=row["k"], group=index, in_bytes=row["i"], out_bytes=row["o"], dtype=_DTYPES.get(row["t"], row["t"].lower()),
-        peer=groups[index].ranks[peer] if peer >= 0 else -1, backend="gloo" if row["h"] else "nccl",
-    )  # fmt: skip
+def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Frees that follow each other directly, sorted by block: a set or a cycle lets its tensors go in the
+    order of their addresses, which differs from run to run and means nothing."""
+    frees = events["kind"] == EventKind.FREE
+    run = np.cumsum(~frees)
+    rows = np.flatnonzero(frees)
+    ordered = rows[np.lexsort((events["ref"][rows], run[rows]))]
+    events[rows] = events[ordered]
+    return events

@@ -1,10 +1,13 @@
-"""Starts the worker, sends it ranks, and takes their slices: the capture as the rest of the package sees it."""
+"""Starts the worker, sends it ranks, and takes their slices: the capture as the rest of the package sees it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,8 +19,12 @@ from typing import Any
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.errors import ScriptError, UserError
+from windtunnel.training.emulate.capture import failure
 from windtunnel.training.emulate.graph import Slice
 
+WORKER_LOG = "worker.txt"
+LOG_LINES = 120
+"""Of a failed script's output that are shown."""
 MAX_STEPS = 5
 """Steps that are run at most while looking for two equal ones."""
 
@@ -59,6 +66,7 @@ class Session:
         self.captured: list[int] = []
         self.settled: int | None = None
         self.total = 0
+        self.requests = 0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._worker: subprocess.Popen[str] | None = None
 
@@ -66,23 +74,24 @@ class Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
         device_file = Path(self._scratch.name, "device.pkl")
         device_file.write_bytes(pickle.dumps(self.cluster.host.device))
-        self._worker = subprocess.Popen(
-            [sys.executable, "-m", "windtunnel.training.emulate.capture.worker", str(device_file)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        with open(Path(self._scratch.name, WORKER_LOG), "w") as log:
+            self._worker = subprocess.Popen(
+                [sys.executable, "-m", "windtunnel.training.emulate.capture.worker", str(device_file)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._worker is not None:
-            if kind is not None:
-                _kill_group(self._worker.pid)
-            assert self._worker.stdin and self._worker.stdout and self._worker.stderr
-            self._worker.stdin.close()
-            self._worker.wait(timeout=30)
+            # The worker has nothing of its own to finish; its group holds the ranks and what they started.
+            _kill_group(self._worker.pid)
+            self._worker.wait()
+            assert self._worker.stdin and self._worker.stdout
+            with contextlib.suppress(BrokenPipeError):
+                self._worker.stdin.close()
             self._worker.stdout.close()
-            self._worker.stderr.close()
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -91,7 +100,9 @@ class Session:
         assert self._worker is not None and self._scratch is not None
         assert self._worker.stdin is not None and self._worker.stdout is not None
         directory = Path(self._scratch.name)
+        self.requests += 1
         request = {
+            "number": self.requests,
             "script": str(self.script.path), "arguments": list(self.script.arguments), "ranks": list(ranks),
             "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host, "directory": str(directory),
             "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
@@ -105,6 +116,8 @@ class Session:
         done = 0
         for line in self._worker.stdout:
             message: dict[str, Any] = json.loads(line)
+            if message["request"] != self.requests:
+                continue  # of a request that failed before all of its ranks had ended
             if message.get("end"):
                 break
             if message["status"] != 0:
@@ -119,6 +132,10 @@ class Session:
         slices = []
         for rank in ranks:
             path = directory / f"slice-{rank}.pkl"
+            if not path.exists():
+                raise ScriptError(
+                    f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
+                )
             slices.append(pickle.loads(path.read_bytes()))
             path.unlink()
         if self.settled is None and slices and slices[0].settled:
@@ -127,32 +144,36 @@ class Session:
         return slices
 
     def _worker_died(self) -> Exception:
-        assert self._worker is not None and self._worker.stderr is not None
-        details = self._worker.stderr.read()
+        assert self._worker is not None and self._scratch is not None
+        self._worker.wait()
+        details = Path(self._scratch.name, WORKER_LOG).read_text(errors="replace")
         last = details.strip().splitlines()[-1] if details.strip() else ""
         if last.startswith("windtunnel.errors.UserError: "):
             return UserError(last.removeprefix("windtunnel.errors.UserError: "))
-        return ScriptError("the capture's worker process ended unexpectedly (out of memory?)", details)
+        status = self._worker.returncode
+        how = f"killed by signal {-status}" if status < 0 else f"with status {status}"
+        return ScriptError(f"the process that runs the script ended early, {how} (out of memory?)", details)
 
 
 def _failure(message: dict[str, Any], directory: Path, timeout: float) -> ScriptError:
+    """What happened to a rank, from its exit status, its log and what it left."""
     rank, status = message["rank"], message["status"]
     log = (directory / f"log-{rank}.txt").read_text(errors="replace")
-    tail = "\n".join(log.strip().splitlines()[-120:])
-    if status == -9 and message["seconds"] >= timeout:
-        return ScriptError(
-            f"the script hung as rank {rank}: no end after {timeout:.0f} s; it stood where the trace above says",
-            tail,
-        )
+    tail = failure.shorten(log, LOG_LINES)
+    if message["hung"]:
+        place = failure.stood_at(log)
+        at = f" at {place}" if place else ""
+        return ScriptError(f"the script hung as rank {rank}: after {timeout:.0f} s it stood{at}", tail)
+    reason = failure.told(directory, rank)
+    if reason:
+        return ScriptError(f"{reason} (as rank {rank})", tail)
     if status == -9:
         return ScriptError(f"rank {rank} was killed (SIGKILL; out of memory?)", tail)
     if status < 0:
         return ScriptError(f"the script died of signal {-status} as rank {rank}", tail)
-    return ScriptError(f"the script failed as rank {rank} (exit status {status})", tail)
+    return ScriptError(f"the script ended with status {status} as rank {rank}", tail)
 
 
 def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, 9)
-    except ProcessLookupError:
-        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

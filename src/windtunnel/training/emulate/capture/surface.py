@@ -16,25 +16,25 @@ from typing import Any
 import torch
 
 from windtunnel.cluster.model import Device
+from windtunnel.training.emulate.capture import data, streams
 
 
 @dataclass
 class Surface:
-    """What the script sees: how many devices a host has, of what kind, and which one the rank uses."""
+    """What the script sees: how many devices a host has, and of what kind."""
 
     native: ctypes.CDLL
     device: Device
     count: int
-    current: int
 
 
 def install(surface: Surface) -> None:
-    """Give torch a CUDA device. Call once in a process, after torch is imported and before the script runs."""
+    """Give torch a CUDA device. Call once in a process, after torch is imported and before the script runs.
+    """
     native, device = surface.native, surface.device
     _supply_functions(surface)
-    _replace_streams(native)
-    _resize_storages(native)
-    _refuse_graphs()
+    streams.install(native)
+    data.install(native)
     cuda: Any = torch.cuda
     cuda._initialized = True
     cuda.is_bf16_supported = lambda including_emulation=True: (
@@ -57,37 +57,42 @@ def _supply_functions(surface: Surface) -> None:
         is_multi_gpu_board=False, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
         regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
         shared_memory_per_multiprocessor=233472, gcnArchName="", uuid="GPU-00000000-0000-0000-0000-000000000000",
-        pci_bus_id=surface.current, pci_device_id=0, pci_domain_id=0,
+        pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
     )  # fmt: skip
 
     def exchange(index: int) -> int:
-        before = surface.current
-        if index >= 0:
-            surface.current = index
-        return before
+        _check(index)
+        return int(native.wt_exchange_device(index))
+
+    def current() -> int:
+        return int(native.wt_exchange_device(-1))
 
     def set_device(index: int) -> None:
+        _check(index)
+        native.wt_device(surface.count, device.capability[0] * 10 + device.capability[1], index)
+
+    def _check(index: int) -> None:
         if index >= surface.count:
             raise RuntimeError(
                 f"CUDA error: invalid device ordinal {index}: the emulated host has {surface.count} devices"
             )
-        surface.current = index
-        native.wt_device(surface.count, device.capability[0] * 10 + device.capability[1], index)
 
     def stats(index: int) -> dict[str, Any]:
         now, peak = native.wt_allocated(0), native.wt_allocated(1)
-        pair = {"all": {"current": now, "peak": peak, "allocated": peak, "freed": peak - now}}
-        zero = {"all": {"current": 0, "peak": 0, "allocated": 0, "freed": 0}}
+        used = {"current": now, "peak": peak, "allocated": peak, "freed": peak - now}
+        unused = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        pair = {"all": used, "large_pool": used, "small_pool": unused}
+        zero = {"all": unused, "large_pool": unused, "small_pool": unused}
         same = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         none = ("segment", "allocation", "active", "inactive_split", "inactive_split_bytes")
         return {
             **dict.fromkeys(same, pair),
             **dict.fromkeys(none, zero),
-            "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1,
+            "oversize_allocations": unused, "oversize_segments": unused, "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1,
         }  # fmt: skip
 
     def stream_triple(index: int) -> tuple[int, int, int]:
-        return native.wt_stream(), surface.current if index is None or index < 0 else index, 1
+        return native.wt_stream(), current() if index is None or index < 0 else index, 1
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         torch._C._accelerator_setStream(  # the guard writes it down, for C++ and Python alike
@@ -96,7 +101,7 @@ def _supply_functions(surface: Surface) -> None:
 
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getDeviceCount": lambda: surface.count,
-        "_cuda_getDevice": lambda: surface.current,
+        "_cuda_getDevice": current,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
@@ -126,10 +131,20 @@ def _supply_functions(surface: Surface) -> None:
         "_cuda_record_memory_history": lambda *args, **kwargs: None,
         "_cuda_memorySnapshot": lambda *args, **kwargs: {"segments": [], "device_traces": []},
         "_accelerator_hooks_set_current_device": set_device,
+        "_nccl_version": lambda: (2 << 32) | (27 << 16) | 5,
+        "_nccl_version_suffix": lambda: b"",
     }
     for name, function in functions.items():
         setattr(torch._C, name, function)
     cuda: Any = torch.cuda
+    cuda._exchange_device = cuda._maybe_exchange_device = exchange
+    cuda._cudart = _runtime()
+    cudnn: Any = torch.backends.cudnn
+    cudnn.is_available = lambda: True
+    cudnn.version = lambda: 91002
+    modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+    cudnn.rnn.get_cudnn_mode = modes.__getitem__
+    cudnn.is_acceptable = lambda tensor: tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
     cuda._get_device_properties = lambda index: properties
     cuda.get_device_properties = lambda device=None: properties
     cuda.get_device_capability = lambda device=None: (properties.major, properties.minor)
@@ -151,84 +166,9 @@ def _supply_functions(surface: Surface) -> None:
         module.initial_seed = lambda: 0
 
 
-def _replace_streams(native: ctypes.CDLL) -> None:
-    class Stream(torch.Stream):
-        """``torch.cuda.Stream`` on the absent device."""
-
-        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-            if "stream_id" in kwargs:
-                return super().__new__(cls, **kwargs)
-            return super().__new__(cls, device="cuda" if device is None else device, priority=priority)
-
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
-
-        @property
-        def cuda_stream(self) -> int:
-            return self.stream_id
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, torch.Stream) and other.stream_id == self.stream_id
-
-        def __hash__(self) -> int:
-            return hash(("absent", self.stream_id))
-
-    class Event(torch.Event):
-        """``torch.cuda.Event`` on the absent device. Elapsed time is not known while capturing: 1 ms."""
-
-        def __new__(
-            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-        ) -> Event:
-            return super().__new__(cls, device="cuda", enable_timing=enable_timing)
-
-        def record(self, stream: Any = None) -> None:
-            super().record(torch.cuda.current_stream() if stream is None else stream)
-
-        def wait(self, stream: Any = None) -> None:
-            super().wait(torch.cuda.current_stream() if stream is None else stream)
-
-        def elapsed_time(self, end_event: Any) -> float:
-            return 1.0
-
-    cuda: Any = torch.cuda
-    for module in (cuda, cuda.streams):
-        module.Stream = Stream
-        module.Event = Event
-    cuda.set_stream = lambda stream: stream is not None and torch.accelerator.set_stream(stream)
-    cuda.current_stream = lambda device=None: Stream(
-        stream_id=native.wt_stream(), device_index=torch._C._cuda_getDevice(), device_type=1
-    )
-    cuda.default_stream = lambda device=None: Stream(
-        stream_id=0, device_index=torch._C._cuda_getDevice(), device_type=1
-    )
-
-
-def _resize_storages(native: ctypes.CDLL) -> None:
-    """FSDP frees and re-allocates gathered parameters with ``storage.resize_``, which no dispatcher sees."""
-    original = torch.UntypedStorage.resize_
-
-    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        if self.device.type == "cuda":
-            native.wt_storage_resize(self._cdata, int(size))
-            return self
-        original(self, size)
-        return self
-
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
-
-
-def _refuse_graphs() -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            "windtunnel: torch.cuda.CUDAGraph cannot be captured on a device that is not there; run the script without CUDA graphs"
-        )
-
-    cuda: Any = torch.cuda
-    cuda.CUDAGraph = cuda.graphs.CUDAGraph = refuse
-    cuda.graph = cuda.graphs.graph = refuse
-    cuda.make_graphed_callables = refuse
+def _runtime() -> Any:
+    """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
+    success = SimpleNamespace(success=0)
+    names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
+    calls = {name: (lambda *args: 0) for name in names}
+    return SimpleNamespace(cudaError=success, cudaGetErrorString=lambda code: f"error {code}", **calls)

@@ -1,12 +1,14 @@
 """The process in which ranks run: ``python -m windtunnel.training.emulate.capture.worker``.
 
-It loads the absent device and torch once, then forks one child a rank, two at a time, so that a rank starts in
-milliseconds and shares the memory of everything imported. Requests come as JSON lines on standard input, one a batch
-of ranks; a line of JSON goes back for every rank that ends. The script's own output goes to a log file a rank.
+It loads the absent device and torch once, then forks one child a rank, two at a time, so that a rank starts
+in milliseconds and shares the memory of everything imported. Requests come as JSON lines on standard input,
+one a batch of ranks; a line of JSON goes back for every rank that ends. The script's own output goes to a log
+file a rank.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import json
@@ -16,18 +18,23 @@ import runpy
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.training.emulate.capture import failure
+
 # torch is imported in main(), after the absent device is loaded
+
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Request:
     """What to run: see `session.Session`, which sends it."""
 
+    number: int
     script: str
     arguments: list[str]
     ranks: list[int]
@@ -55,14 +62,20 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        _serve(Request(**json.loads(line)), device, native)
-        print(json.dumps({"end": True}), flush=True)
+        request = Request(**json.loads(line))
+        _serve(request, device, native)
+        _answer(request, end=True)
+
+
+def _answer(request: Request, **content: Any) -> None:
+    print(json.dumps({"request": request.number, **content}), flush=True)
 
 
 def _import_torch() -> None:
     """Everything that a training script is likely to import, so that forked ranks find it there."""
     import torch
     import torch._meta_registrations
+    import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.pipelining
     import torch.distributed.tensor.parallel
@@ -74,7 +87,9 @@ def _import_torch() -> None:
 
 def _serve(request: Request, device: Any, native: Any) -> None:
     waiting = list(request.ranks)
+    parent = os.getppid()
     running: dict[int, tuple[int, float]] = {}  # pid -> (rank, started)
+    hung: set[int] = set()
     started: list[int] = list(request.earlier)
     while waiting or running:
         while waiting and len(running) < request.jobs:
@@ -87,14 +102,17 @@ def _serve(request: Request, device: Any, native: Any) -> None:
             started.append(rank)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
-            rank, began = running.pop(pid)
+            rank, _ = running.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             Path(request.directory, f"done-{rank}").touch()
-            print(json.dumps({"rank": rank, "status": code, "seconds": time.monotonic() - began}), flush=True)
+            _answer(request, rank=rank, status=code, hung=pid in hung)
             continue
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)  # whoever asked is gone: the ranks and their helpers go too
         now = time.monotonic()
         for child, (_, began) in list(running.items()):
             if now - began > request.timeout:
+                hung.add(child)
                 os.kill(child, signal.SIGUSR1)  # writes where it stands to the rank's log
                 time.sleep(0.5)
                 os.kill(child, signal.SIGKILL)
@@ -103,6 +121,7 @@ def _serve(request: Request, device: Any, native: Any) -> None:
 
 def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> None:
     """In the forked child: never returns."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     directory = Path(request.directory)
     log = open(directory / f"log-{rank}.txt", "w", buffering=1)  # noqa: SIM115 - lives as long as the process
     os.dup2(log.fileno(), 1)
@@ -115,8 +134,8 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
     try:
         observer = _prepare(request, rank, earlier, device, native)
         code = _run_script(request, rank, observer)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        failure.show(error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -124,7 +143,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 
 
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
-    from windtunnel.training.emulate.capture import compiled, host, surface, world
+    from windtunnel.training.emulate.capture import compiled, host, refusals, saving, shapes, surface, world
     from windtunnel.training.emulate.capture.mailbox import Mailbox
     from windtunnel.training.emulate.capture.observe import Observer
 
@@ -132,7 +151,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     local = rank % request.devices_per_host
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
-        LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)), GROUP_RANK=str(rank // request.devices_per_host),
+        LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)),
+        GROUP_RANK=str(rank // request.devices_per_host),
         ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip
@@ -147,7 +167,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         os._exit(0)
 
     if device.kind == "gpu":
-        surface.install(surface.Surface(native, device, request.devices_per_host, local))
+        surface.install(surface.Surface(native, device, request.devices_per_host))
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
     else:
@@ -157,6 +177,10 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     the_world.note = observer.note
     observer.install()
     compiled.install(observer)
+    if device.kind == "gpu":
+        shapes.install(observer.note)
+        refusals.install()
+        saving.install(observer.note)
     native.wt_record_on(1)
     return observer
 
@@ -169,7 +193,7 @@ def _write(directory: Path, rank: int, observer: Any) -> None:
 
 def _run_script(request: Request, rank: int, observer: Any) -> int:
     """Run the script to its steady step (which ends the process) or to its end. Returns an exit status."""
-    script = Path(request.script).resolve()
+    script, directory = Path(request.script).resolve(), Path(request.directory)
     sys.argv = [str(script), *request.arguments]
     sys.path.insert(0, str(script.parent))
     try:
@@ -177,30 +201,21 @@ def _run_script(request: Request, rank: int, observer: Any) -> int:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code != 0:
-            if stop.code is not None and not isinstance(stop.code, int):
+            if not isinstance(stop.code, int):
                 print(stop.code, file=sys.stderr)
-            print(f"the script called exit({stop.code!r})", file=sys.stderr)
+            failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
             return code
-    except BaseException:
-        _print_own_traceback()
+    except BaseException as error:
+        failure.show(error)
+        failure.tell(directory, rank, failure.sentence(error))
         return 1
     if len(observer.events()) == 0:
-        print("the script ended without any work on a device", file=sys.stderr)
+        failure.tell(directory, rank, "the script ended without any work on a device")
         return 3
     if not observer.steps:
         observer.note("the script ended without an optimiser step: all of it is reported as one step")
-    _write(Path(request.directory), rank, observer)
+    _write(directory, rank, observer)
     return 0
-
-
-def _print_own_traceback() -> None:
-    """The script's traceback as plain Python would print it: without the frames that run it."""
-    kind, error, trace = sys.exc_info()
-    while trace is not None and (
-        "windtunnel" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename
-    ):
-        trace = trace.tb_next
-    traceback.print_exception(kind, error, trace)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Completes ``torch.distributed``: a world of the target's size, of which this process is one rank.
 
-Process groups are PyTorch's own `ProcessGroup` over a backend that does nothing; every collective is caught at c10d's
-operators by the native library, whoever issues it. What is left for Python: the rendezvous, the list of all groups
-of the world, and messages whose data must be real (objects, shapes that pipeline stages tell each other).
+Process groups are PyTorch's own `ProcessGroup` over a backend that does nothing; every collective is caught
+at c10d's operators by the native library, whoever issues it. What is left for Python: the rendezvous, the
+list of all groups of the world, and messages whose data must be real (objects, shapes that pipeline stages
+tell each other).
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def _batch_messages(native: ctypes.CDLL) -> None:
 
 
 def _carry_objects(world: World) -> None:
-    """Object collectives: the data are real where the sender is captured before this rank, else this rank's own."""
+    """Object collectives: the data are real where the sender is captured before this rank, else this rank's
+    own."""
 
     def ranks_of(group: Any) -> list[int]:
         return list(c10d.get_process_group_ranks(group or c10d._get_default_group()))
@@ -195,8 +197,13 @@ def _carry_objects(world: World) -> None:
             object_list[:] = hear(sender, "broadcast_object_list", group, list(object_list))
 
     def scatter_object_list(
-        output: list[Any], input_list: Any = None, src: Any = None, group: Any = None, group_src: Any = None
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Any = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
     ) -> None:
+        output, input_list = scatter_object_output_list, scatter_object_input_list
         sender = source(src, group, group_src)
         if sender == world.rank:
             world.mailbox.post(topic("scatter_object_list", group), list(input_list))
@@ -225,8 +232,8 @@ def _carry_objects(world: World) -> None:
         known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
         if not known:
             raise NotImplementedError(
-                f"windtunnel: recv_object_list from rank {sender}: that rank is not captured before rank {world.rank}, so what it "
-                "sends is unknown; name both with --ranks, the sender first"
+                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank is not captured before "
+                f"rank {world.rank}, so what it sends is unknown; name both with --ranks, the sender first"
             )
         object_list[:] = content
         return sender
@@ -239,8 +246,8 @@ def _carry_objects(world: World) -> None:
 def _agree_on_shapes(world: World) -> None:
     """Pipeline stages vote on how to learn shapes and tell each other: answered without the messages.
 
-    Forward shapes come from the previous stage's capture, which runs before; a stage's gradients have the shapes of
-    its own outputs.
+    Forward shapes come from the previous stage's capture, which runs before, or from this rank's own stages;
+    a stage's gradients have the shapes of its own outputs.
     """
     try:
         from torch.distributed.pipelining import schedules, stage
@@ -254,7 +261,10 @@ def _agree_on_shapes(world: World) -> None:
             static = one._stage_meta.inputs is not None and one._stage_meta.outputs is not None
             one._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
 
+    sent: list[tuple[int, Any]] = []  # by this rank's stages, the last one at the end
+
     def send_meta(self: Any, meta: Any, dst_stage: int) -> None:
+        sent.append((self.stage_index, meta))
         world.mailbox.post(f"shapes {self.stage_index} {dst_stage}", meta, for_all=True)
 
     def recv_meta(self: Any, src_stage: int) -> Any:
@@ -262,12 +272,22 @@ def _agree_on_shapes(world: World) -> None:
             return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
         sender = self._resolve_peer_global_rank(src_stage)
         known, meta = world.mailbox.read(sender, f"shapes {src_stage} {self.stage_index}")
-        if not known:
-            raise NotImplementedError(
-                f"windtunnel: pipeline stage {self.stage_index} (rank {world.rank}) learns its input shapes from stage {src_stage} (rank "
-                f"{sender}), which is not captured before it: use --ranks auto, or pass input_args and output_args to PipelineStage"
+        if known:
+            return meta
+        if sent:
+            # Stages that loop over the ranks: the one before is captured later. What lies between stages has
+            # one shape in a stack of layers; where it has not, the messages of the two ranks do not match and
+            # are reported.
+            stage_index, meta = sent[-1]
+            world.note(
+                f"pipeline stage {self.stage_index} takes what stage {stage_index} sends to have the shape of its input"
             )
-        return meta
+            return meta
+        raise NotImplementedError(
+            f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, which cannot be emulated "
+            f"because rank {sender} is not captured before rank {world.rank}; use --ranks auto, or pass input_args and "
+            "output_args to PipelineStage"
+        )
 
     pipeline: Any = schedules._PipelineSchedule
     pipeline._warmup_p2p = warmup

@@ -14,7 +14,6 @@
 #include <torch/library.h>
 
 namespace wt {
-int32_t block_of(const c10::StorageImpl* storage);
 
 namespace {
 using Stack = torch::jit::Stack;
@@ -107,9 +106,9 @@ void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, st
   std::vector<at::Tensor> from, to;
   bool known = kind != "send" && kind != "recv";
   for (const auto& t : in) {
-    auto* shadow = known ? shadow_of(t) : nullptr;
-    known = shadow != nullptr;
-    if (known) from.push_back(shadow->as_strided(t.sizes(), t.strides(), t.storage_offset()).clone());
+    auto shadow = known ? shadow_of(t) : at::Tensor();
+    known = shadow.defined();
+    if (known) from.push_back(shadow.as_strided(t.sizes(), t.strides(), t.storage_offset()).clone());
   }
   if (!known) {
     if (kind != "send") for (const auto& t : out) drop_shadow(t);

@@ -11,7 +11,6 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
@@ -36,7 +35,12 @@ static int64_t g_streams = 0;
 
 int16_t current_stream() { return t_stream; }
 void set_current_stream(int16_t id) { t_stream = id; }
-static c10::DeviceIndex device() { return t_device < 0 ? g_device : t_device; }
+c10::DeviceIndex current_device() { return t_device < 0 ? g_device : t_device; }
+void set_current_device(c10::DeviceIndex index) {
+  if (index < 0) return;
+  TORCH_CHECK(index < g_devices, "CUDA error: invalid device ordinal ", static_cast<int>(index), ": the emulated host has ", g_devices, " devices");
+  t_device = index;
+}
 
 static uint64_t node_key(uint64_t thread, uint64_t sequence) { return (thread << 44) ^ sequence; }
 
@@ -98,7 +102,7 @@ static void free_block(void* context) {
 
 struct AbsentAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    c10::Device where(c10::DeviceType::CUDA, device());
+    c10::Device where(c10::DeviceType::CUDA, current_device());
     if (bytes == 0) return c10::DataPtr(nullptr, where);
     auto& r = recorder();
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
@@ -133,9 +137,12 @@ static Block* block_behind(const at::Tensor& t) {
   return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
-at::Tensor* shadow_of(const at::Tensor& t) {
+at::Tensor shadow_of(const at::Tensor& t) {
   auto* block = block_behind(t);
-  return block && block->shadow.defined() && block->shadow.scalar_type() == t.scalar_type() ? &block->shadow : nullptr;
+  if (!block || !block->shadow.defined()) return {};
+  if (block->shadow.scalar_type() == t.scalar_type()) return block->shadow;
+  if (block->bytes % static_cast<int64_t>(t.element_size()) != 0) return {};
+  return block->shadow.view(at::kByte).view(t.scalar_type());
 }
 
 void set_shadow(const at::Tensor& t, const at::Tensor& host) {
@@ -161,15 +168,15 @@ struct AbsentEvent {
 struct AbsentGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
   c10::Device exchangeDevice(c10::Device d) const override {
-    c10::Device old(c10::DeviceType::CUDA, device());
-    if (d.index() >= 0) t_device = d.index();
+    c10::Device old(c10::DeviceType::CUDA, current_device());
+    set_current_device(d.index());
     return old;
   }
-  c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, device()); }
-  void setDevice(c10::Device d) const override { if (d.index() >= 0) t_device = d.index(); }
+  c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, current_device()); }
+  void setDevice(c10::Device d) const override { set_current_device(d.index()); }
   void uncheckedSetDevice(c10::Device d) const noexcept override { if (d.index() >= 0) t_device = d.index(); }
   c10::Stream make(c10::Device d, int64_t id) const {
-    return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, d.index() < 0 ? device() : d.index()), id);
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, d.index() < 0 ? current_device() : d.index()), id);
   }
   c10::Stream getStream(c10::Device d) const override { return make(d, t_stream); }
   c10::Stream getDefaultStream(c10::Device d) const override { return make(d, 0); }
@@ -235,23 +242,27 @@ struct AbsentHooks final : at::CUDAHooksInterface {
   bool compiledWithCuDNN() const override { return g_present; }
   long versionCuDNN() const override { return 91002; }
   long versionRuntimeCuDNN() const override { return 91002; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return g_capability >= 80; }
+  double batchnormMinEpsilonCuDNN() const override { return 1e-5; }
   bool isBuilt() const override { return g_present; }
   bool isAvailable() const override { return g_present; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(g_devices); }
   int getNumGPUs() const override { return g_devices; }
-  c10::DeviceIndex current_device() const override { return device(); }
-  c10::DeviceIndex getCurrentDevice() const override { return device(); }
-  void setCurrentDevice(c10::DeviceIndex d) const override { t_device = d; }
+  c10::DeviceIndex current_device() const override { return wt::current_device(); }
+  c10::DeviceIndex getCurrentDevice() const override { return wt::current_device(); }
+  void setCurrentDevice(c10::DeviceIndex d) const override { set_current_device(d); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex d) const override {
-    auto old = device();
-    if (d >= 0) t_device = d;
+    auto old = wt::current_device();
+    set_current_device(d);
     return old;
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex d) const override { return exchangeDevice(d); }
-  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, device()); }
-  bool isPinnedPtr(const void*) const override { return false; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, wt::current_device()); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   at::Allocator* getCUDADeviceAllocator() const override { return &g_allocator; }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
@@ -322,6 +333,7 @@ void wt_device(int devices, int capability, int current) {
   wt::g_devices = devices;
   wt::g_capability = capability;
   wt::g_device = static_cast<c10::DeviceIndex>(current);
+  wt::t_device = -1;
   static wt::AbsentGuard* guard = nullptr;
   if (!guard) {
     guard = new wt::AbsentGuard();
@@ -346,6 +358,11 @@ void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {
 void wt_event(int kind, int stream, int ref, int64_t value) {
   std::lock_guard<std::recursive_mutex> lock(wt::recorder().mutex);
   wt::recorder().add(static_cast<uint8_t>(kind), static_cast<int16_t>(stream), ref, value);
+}
+int wt_exchange_device(int index) {  // -1 asks only
+  int before = wt::current_device();
+  wt::set_current_device(static_cast<c10::DeviceIndex>(index));
+  return before;
 }
 int wt_stream() { return wt::current_stream(); }
 int64_t wt_allocated(int peak) { return peak ? wt::recorder().peak_allocated : wt::recorder().allocated; }

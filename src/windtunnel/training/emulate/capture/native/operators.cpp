@@ -4,6 +4,7 @@
 // values of its arguments. The first call of a key asks PyTorch's own Meta kernel what comes out; later calls
 // take the answer from a table, which is why a capture costs microseconds an operator. Outputs get fresh storage
 // from the absent allocator; outputs that the schema says alias an input get that input's storage.
+#include "describe.h"
 #include "record.h"
 
 #include <ATen/ATen.h>
@@ -14,8 +15,8 @@
 #include <torch/library.h>
 
 namespace wt {
-c10::Allocator* absent_allocator();
-void note_forward_node();
+void register_by_hand(torch::Library& library);
+void register_recurrent();
 
 namespace {
 
@@ -47,128 +48,6 @@ struct Entry {
   std::vector<Return> returns;
   std::vector<Resize> resizes;
 };
-
-const char* dtype_name(c10::ScalarType t) {
-  switch (t) {
-    case c10::ScalarType::Float: return "float32";
-    case c10::ScalarType::Double: return "float64";
-    case c10::ScalarType::Half: return "float16";
-    case c10::ScalarType::BFloat16: return "bfloat16";
-    case c10::ScalarType::Long: return "int64";
-    case c10::ScalarType::Int: return "int32";
-    case c10::ScalarType::Short: return "int16";
-    case c10::ScalarType::Char: return "int8";
-    case c10::ScalarType::Byte: return "uint8";
-    case c10::ScalarType::Bool: return "bool";
-    case c10::ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    case c10::ScalarType::Float8_e5m2: return "float8_e5m2";
-    case c10::ScalarType::ComplexFloat: return "complex64";
-    case c10::ScalarType::ComplexDouble: return "complex128";
-    default: return c10::toString(t);
-  }
-}
-
-void json_ints(std::string& s, c10::IntArrayRef v) {
-  s += '[';
-  for (size_t i = 0; i < v.size(); ++i) {
-    if (i) s += ',';
-    s += std::to_string(v[i]);
-  }
-  s += ']';
-}
-
-void json_tensor(std::string& s, const char* dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, bool cuda) {
-  s += "{\"t\":\"";
-  s += dtype;
-  s += "\",\"s\":";
-  json_ints(s, sizes);
-  s += ",\"d\":";
-  json_ints(s, strides);
-  if (!cuda) s += ",\"c\":1";
-  s += '}';
-}
-
-void json_string(std::string& s, const std::string& text) {
-  s += '"';
-  for (char c : text) {
-    if (c == '"' || c == '\\') s += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20) s += c;
-  }
-  s += '"';
-}
-
-void json_value(std::string& s, const IValue& v) {
-  if (v.isTensor()) {
-    const auto& t = v.toTensor();
-    if (!t.defined()) s += "null";
-    else json_tensor(s, dtype_name(t.scalar_type()), t.sizes(), t.strides(), t.is_cuda());
-  } else if (v.isNone()) {
-    s += "null";
-  } else if (v.isInt()) {
-    s += std::to_string(v.toInt());
-  } else if (v.isDouble()) {
-    double d = v.toDouble();
-    char b[40];
-    if (std::isfinite(d)) snprintf(b, sizeof b, "%.17g", d);
-    else snprintf(b, sizeof b, "\"%s\"", std::isnan(d) ? "nan" : d > 0 ? "inf" : "-inf");
-    s += b;
-  } else if (v.isBool()) {
-    s += v.toBool() ? "true" : "false";
-  } else if (v.isString()) {
-    json_string(s, v.toStringRef());
-  } else if (v.isTensorList() || v.isOptionalTensorList() || v.isList() || v.isIntList() || v.isDoubleList() || v.isBoolList()) {
-    s += '[';
-    bool first = true;
-    for (const auto& e : v.toListRef()) {
-      if (!first) s += ',';
-      first = false;
-      json_value(s, e);
-    }
-    s += ']';
-  } else {
-    s += "null";
-  }
-}
-
-template <typename T>
-void put(std::string& key, T value) { key.append(reinterpret_cast<const char*>(&value), sizeof value); }
-
-void key_tensor(std::string& key, const at::Tensor& t, bool place) {
-  if (!t.defined()) { key += 'U'; return; }
-  key += t.is_cuda() ? 'T' : (t.dim() == 0 ? 'c' : 'C');
-  key += static_cast<char>(t.scalar_type());
-  key += static_cast<char>(t.dim());
-  for (auto n : t.sizes()) put(key, n);
-  for (auto n : t.strides()) put(key, n);
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) key += 'w';
-  if (place) {
-    put(key, t.storage_offset());
-    put(key, static_cast<int64_t>(t.storage().nbytes()));
-  }
-}
-
-// `floats`: whether floating-point values count. They can decide a shape, but not what an operator costs.
-void key_value(std::string& key, const IValue& v, bool place, bool floats = true) {
-  if (v.isTensor()) key_tensor(key, v.toTensor(), place);
-  else if (v.isNone()) key += 'N';
-  else if (v.isInt()) { key += 'I'; put(key, v.toInt()); }
-  else if (v.isDouble()) { key += 'F'; if (floats) put(key, v.toDouble()); }
-  else if (v.isBool()) key += v.toBool() ? 'b' : 'B';
-  else if (v.isTensorList()) {
-    key += '[';
-    auto list = v.toTensorVector();
-    put(key, list.size());
-    for (const auto& t : list) key_tensor(key, t, place);
-  } else if (v.isList()) {
-    key += '(';
-    auto list = v.toListRef();
-    put(key, list.size());
-    for (const auto& e : list) key_value(key, e, place, floats);
-  } else if (v.isString()) { key += 'S'; key += v.toStringRef(); key += '\0'; }
-  else if (v.isDevice()) { key += 'D'; key += static_cast<char>(v.toDevice().type()); }
-  else if (v.isComplexDouble()) { key += 'X'; put(key, v.toComplexDouble()); }
-  else key += '?';
-}
 
 struct MetaMaker {
   // Storages that are shared among arguments stay shared among their shape-only copies.
@@ -210,12 +89,31 @@ struct MetaMaker {
   }
 };
 
+// The device that a call names, else that of its first tensor on a device; -1 where it says nothing.
+c10::DeviceIndex device_of(const Stack& args) {
+  c10::DeviceIndex first = -1;
+  for (const auto& v : args) {
+    if (v.isTensor()) {
+      const auto& t = v.toTensor();
+      if (first < 0 && t.defined() && t.is_cuda()) first = t.device().index();
+    } else if (v.isDevice()) {
+      if (v.toDevice().is_cuda() && v.toDevice().has_index()) return v.toDevice().index();
+    } else if (first < 0 && v.isTensorList()) {
+      for (const auto& t : v.toTensorVector())
+        if (first < 0 && t.defined() && t.is_cuda()) first = t.device().index();
+    }
+  }
+  return first;
+}
+
 struct Kernel final : c10::OperatorKernel {
   std::unordered_map<std::string, Entry> table;
   std::unordered_map<std::string, int32_t> rows;
   bool ready = false, any_alias = false, views = false, in_place_only = true, has_meta = true;
   std::string name;
   std::vector<int> written;                  // arguments that the schema says are written
+  std::vector<bool> numbers;   // for each argument: a number that is computed with (a threshold, an offset, a rate)
+  bool has_tensors = false, checks_for_inf = false;
   std::vector<std::pair<int, bool>> aliases; // for each return: argument that it aliases (-1: none), and whether it is a view
   std::vector<std::pair<bool, bool>> inputs_alias;
 
@@ -227,8 +125,16 @@ struct Kernel final : c10::OperatorKernel {
     name += '.';
     name += schema.overload_name().empty() ? "default" : schema.overload_name();
     const auto& args = schema.arguments();
-    for (size_t i = 0; i < args.size(); ++i)
+    for (size_t i = 0; i < args.size(); ++i) {
       if (args[i].alias_info() && args[i].alias_info()->isWrite()) written.push_back(static_cast<int>(i));
+      auto type = args[i].real_type();
+      if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      numbers.push_back(type->kind() == c10::TypeKind::NumberType);
+      const auto kind = type->kind();
+      has_tensors |= kind == c10::TypeKind::TensorType ||
+                     (kind == c10::TypeKind::ListType && type->containedType(0)->kind() == c10::TypeKind::TensorType);
+    }
+    checks_for_inf = name == "aten._amp_foreach_non_finite_check_and_unscale_.default";
     for (const auto& ret : schema.returns()) {
       int from = -1;
       bool view = false;
@@ -271,8 +177,8 @@ struct Kernel final : c10::OperatorKernel {
       op.callBoxed(&stack);
       asked = true;
     } else if (!in_place_only) {
-      TORCH_CHECK_NOT_IMPLEMENTED(false, "windtunnel: ", name, " has no shape function, so its result on a device that is not there "
-                  "is unknown (its size depends on the data, or the operator is a custom kernel without a fake implementation)");
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "windtunnel: ", name, " cannot be emulated because it has no shape function (a kernel of its own "
+                                  "without a fake implementation, or the size of its result depends on device data)");
     }
     if (asked) {
       for (int i : written) {
@@ -320,10 +226,17 @@ struct Kernel final : c10::OperatorKernel {
 
   int32_t row(const Entry& entry, const Stack& args) {
     auto& r = recorder();
-    // Views cost nothing on the device, and differ in every offset: one row for each view operator.
+    // Views cost nothing on the device, and differ in every offset: one row for each view operator. Numbers that an
+    // operator computes with differ between ranks (the part of a vocabulary that a rank holds) and change no cost.
     std::string row_key;
     if (!views) {
-      for (const auto& v : args) key_value(row_key, v, false, false);
+      for (size_t i = 0; i < args.size(); ++i) {
+        if (numbers[i] && !args[i].isTensor()) row_key += '#';
+        else key_value(row_key, args[i], false, false);
+      }
+      for (const auto& ret : entry.returns)
+        for (const auto& out : ret.outs)
+          for (auto n : out.sizes) put(row_key, n);
       put(row_key, r.region);
     }
     auto found = rows.find(row_key);
@@ -334,7 +247,8 @@ struct Kernel final : c10::OperatorKernel {
     if (!views) {
       for (size_t i = 0; i < args.size(); ++i) {
         if (i) s += ',';
-        json_value(s, args[i]);
+        if (numbers[i] && has_tensors && args[i].isInt()) s += "null";
+        else json_value(s, args[i]);
       }
     }
     s += "],\"o\":[";
@@ -399,6 +313,7 @@ struct Kernel final : c10::OperatorKernel {
     Stack args(std::make_move_iterator(stack->end() - count), std::make_move_iterator(stack->end()));
     stack->resize(stack->size() - count);
     note_forward_node();
+    OnDevice there(device_of(args));
 
     std::string key;
     key.reserve(128);
@@ -455,102 +370,11 @@ struct Kernel final : c10::OperatorKernel {
       std::lock_guard<std::recursive_mutex> lock(r.mutex);
       r.add(OP, current_stream(), entry.row);
     }
+    // What a gradient scaler looks for is declared not to be there: with an infinity the step would be left out.
+    if (checks_for_inf) set_shadow(args[1].toTensor(), at::zeros(args[1].toTensor().sizes()));
     for (auto& v : results) stack->push_back(std::move(v));
   }
 };
-
-int32_t plain_row(const std::string& text) {
-  static std::unordered_map<std::string, int32_t> rows;
-  auto& r = recorder();
-  auto found = rows.find(text);
-  if (found != rows.end()) return found->second;
-  int32_t number = static_cast<int32_t>(r.operators.size());
-  r.operators.push_back(text);
-  rows.emplace(text, number);
-  return number;
-}
-
-std::string tensor_text(const at::Tensor& t) {
-  std::string s;
-  json_tensor(s, dtype_name(t.scalar_type()), t.sizes(), t.strides(), t.is_cuda());
-  return s;
-}
-
-// Between host and device, and on the device. Host memory that a copy from the device would fill gets zeros.
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
-  auto& r = recorder();
-  note_forward_node();
-  std::string s = "{\"n\":\"aten.copy_.default\",\"i\":[" + tensor_text(self) + "," + tensor_text(src) + "," +
-                  (non_blocking ? "true" : "false") + "],\"o\":[" + tensor_text(self) + "],\"r\":" + std::to_string(r.region) + "}";
-  {
-    std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row(s));
-    // A copy from pageable memory returns once it is staged, one to the host when it has arrived.
-    if (!self.is_cuda() && !non_blocking) r.add(SYNC, current_stream(), SYNC_STREAM);
-  }
-  c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  if (self.is_cuda()) {
-    if (!src.is_cuda() && src.numel() * static_cast<int64_t>(src.element_size()) <= SHADOW_BYTES)
-      set_shadow(self, src.expand(self.sizes()).to(self.scalar_type()));
-    else if (auto* known = src.is_cuda() && src.sizes() == self.sizes() ? shadow_of(src) : nullptr)
-      set_shadow(self, known->as_strided(src.sizes(), src.strides(), src.storage_offset()).to(self.scalar_type()));
-    else
-      drop_shadow(self);
-  } else if (auto* known = shadow_of(src)) {
-    self.copy_(known->as_strided(src.sizes(), src.strides(), src.storage_offset()));
-  } else {
-    self.zero_();
-    if (r.on && !r.paused && r.host_read) r.host_read("copy to the host");
-  }
-  return self;
-}
-
-// A number that the host asks of the device has no value: a declared stand-in (1, or False) is given.
-at::Scalar local_scalar(const at::Tensor& self) {
-  auto& r = recorder();
-  {
-    std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"));
-    r.add(SYNC, current_stream(), SYNC_STREAM);
-  }
-  if (auto* known = shadow_of(self)) return known->as_strided({}, {}, self.storage_offset()).item();
-  if (r.on && !r.paused && r.host_read) r.host_read("item");
-  auto type = self.scalar_type();
-  if (type == at::kBool) return at::Scalar(false);
-  if (c10::isIntegralType(type, false)) return at::Scalar(static_cast<int64_t>(1));
-  return at::Scalar(1.0);
-}
-
-bool equal(const at::Tensor&, const at::Tensor&) {
-  auto& r = recorder();
-  if (r.on && !r.paused && r.host_read) r.host_read("equal");
-  return true;
-}
-
-void record_stream(at::Tensor& self, at::Stream stream) {
-  auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
-  guard->recordDataPtrOnStream(self.storage().data_ptr(), stream);
-}
-
-at::Tensor& set_storage(at::Tensor& self, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(std::move(storage));
-  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
-  return self;
-}
-
-const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
-  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_sizes_contiguous(sizes);
-  int64_t need = static_cast<int64_t>(at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize(), self.storage_offset()));
-  auto* storage = self.storage().unsafeGetStorageImpl();
-  if (need > static_cast<int64_t>(storage->nbytes())) {
-    storage->set_data_ptr_noswap(absent_allocator()->allocate(need));
-    storage->set_nbytes(need);
-  }
-  return self;
-}
 
 }  // namespace
 }  // namespace wt
@@ -558,7 +382,8 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std:
 // `names`: operators ("aten::mm", "aten::add.out"…), one a line. Returns how many were found and registered.
 extern "C" int wt_register_operators(const char* names) {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  const std::vector<std::string> by_hand = {"copy_", "_local_scalar_dense", "equal", "record_stream", "set_.source_Storage_storage_offset", "resize_"};
+  wt::register_by_hand(library);
+  wt::register_recurrent();
   int count = 0;
   std::string text(names), line;
   size_t at = 0;
@@ -571,17 +396,10 @@ extern "C" int wt_register_operators(const char* names) {
     auto dot = line.find('.');
     c10::OperatorName name("aten::" + (dot == std::string::npos ? line : line.substr(0, dot)),
                            dot == std::string::npos ? "" : line.substr(dot + 1));
-    if (std::find(by_hand.begin(), by_hand.end(), line) != by_hand.end()) continue;
     auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
     library.impl(line.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<wt::Kernel>()));
     ++count;
   }
-  library.impl("copy_", &wt::copy_);
-  library.impl("_local_scalar_dense", &wt::local_scalar);
-  library.impl("equal", &wt::equal);
-  library.impl("record_stream", &wt::record_stream);
-  library.impl("set_.source_Storage_storage_offset", &wt::set_storage);
-  library.impl("resize_", &wt::resize_);
   return count;
 }

@@ -63,13 +63,28 @@ struct Recorder {
 Recorder& recorder();
 int16_t current_stream();            // of this thread
 void set_current_stream(int16_t id); // of this thread
+c10::DeviceIndex current_device();   // of this thread
+void set_current_device(c10::DeviceIndex index);  // throws where the host has no such device
 int16_t comm_stream(const std::string& key);
 void mark_call_site();
+
+// Work on a device that is not the current one, as PyTorch's generated kernels do: that of the arguments.
+struct OnDevice {
+  c10::DeviceIndex before = current_device();
+  explicit OnDevice(c10::DeviceIndex index) { if (index >= 0 && index != before) set_current_device(index); }
+  ~OnDevice() { if (current_device() != before) set_current_device(before); }
+};
+void note_forward_node();            // remembers the module of the autograd node that the next operator makes
+
+c10::Allocator* absent_allocator();
+at::Allocator* pinned_allocator();
+bool is_pinned(const void* pointer);
+int32_t block_of(const c10::StorageImpl* storage);
 
 // Small tensors that the host copied to the device keep their values until something else is written to them, so
 // that counts, sizes and flags which travel through the device come back true.
 constexpr int64_t SHADOW_BYTES = 1 << 16;
-at::Tensor* shadow_of(const at::Tensor& t);          // flat host copy of the whole storage, or nullptr
+at::Tensor shadow_of(const at::Tensor& t);  // flat host copy of the whole storage in t's dtype, or undefined
 void set_shadow(const at::Tensor& t, const at::Tensor& host);  // host: same shape and dtype as t
 void drop_shadow(const at::Tensor& t);
 

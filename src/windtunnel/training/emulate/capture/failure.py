@@ -1,0 +1,95 @@
+"""Why a rank's script failed: its own traceback for the reader, and one sentence that names the line.
+
+A traceback is shown as plain Python would print it, without the frames that run the script and without those
+of the emulated world in which a call was refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+SIGN = "windtunnel: "
+"""What a refusal's message begins with."""
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is the user's: not this package's, a library's, Python's or made up (``<string>``)."""
+    return not filename.startswith((_HERE, "<")) and "/lib/python3" not in filename
+
+
+def name_place(filename: str, line: int | None, function: str) -> str:
+    """A place in the user's program in short: ``train.py:88 in main``."""
+    return f"{os.path.basename(filename)}:{line} in {function}"
+
+
+def place(error: BaseException) -> str | None:
+    """The innermost line of the user's program that an exception passed, or None."""
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        return f"{os.path.basename(error.filename)}:{error.lineno}"
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return name_place(found[-1].filename, found[-1].lineno, found[-1].name) if found else None
+
+
+def where(error: BaseException) -> str:
+    """`place` as the beginning of a sentence: ``"train.py:88 in main: "``, or nothing."""
+    known = place(error)
+    return f"{known}: " if known else ""
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong and where, in one line."""
+    lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
+    message = lines[0] if lines else ""
+    if isinstance(error, NotImplementedError) and message.startswith(SIGN):
+        return where(error) + message.removeprefix(SIGN)
+    text = f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "triton":
+        text += "; a kernel written in Triton cannot be emulated"
+    return text
+
+
+def show(error: BaseException) -> None:
+    """Print the script's traceback to standard error, with the user's and the libraries' frames only."""
+    told = traceback.TracebackException.from_exception(error)
+    one: traceback.TracebackException | None = told
+    while one is not None:
+        frames = [f for f in one.stack if not f.filename.startswith(_HERE) and "runpy" not in f.filename]
+        one.stack = traceback.StackSummary.from_list(frames)
+        one = one.__cause__ or one.__context__
+    print("".join(told.format()), end="", file=sys.stderr)
+
+
+def tell(directory: Path, rank: int, text: str) -> None:
+    """Leave the sentence for the process that asked for the rank."""
+    (directory / f"reason-{rank}.txt").write_text(text)
+
+
+def told(directory: Path, rank: int) -> str:
+    """What `tell` left, or nothing."""
+    path = directory / f"reason-{rank}.txt"
+    return path.read_text() if path.exists() else ""
+
+
+def stood_at(log: str) -> str:
+    """From a dump of all threads (``faulthandler``), the innermost line of the user's program in the main
+    thread."""
+    dump = log.rpartition("(most recent call first):")[2]
+    for filename, line, function in re.findall(r'File "(.+?)", line (\d+) in (.+)', dump):
+        if is_own(filename):
+            return name_place(filename, int(line), function)
+    return ""
+
+
+def shorten(log: str, lines: int) -> str:
+    """The end of a rank's log, without the frames of this package in a dump of threads."""
+    kept = [
+        line
+        for line in log.strip().splitlines()
+        if f'File "{_HERE}' not in line and 'File "<frozen' not in line
+    ]
+    return "\n".join(kept[-lines:])

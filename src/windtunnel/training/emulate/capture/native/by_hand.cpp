@@ -1,0 +1,172 @@
+// The few operators that a shape function does not answer: copies between host and device, numbers that the host
+// asks of the device, and tensors that change their storage.
+#include "describe.h"
+#include "record.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace wt {
+namespace {
+
+constexpr int64_t STAGED_BYTES = 64 << 10;  // pageable memory up to here is staged without waiting
+
+int32_t plain_row(const std::string& text) {
+  static std::unordered_map<std::string, int32_t> rows;
+  auto& r = recorder();
+  auto found = rows.find(text);
+  if (found != rows.end()) return found->second;
+  int32_t number = static_cast<int32_t>(r.operators.size());
+  r.operators.push_back(text);
+  rows.emplace(text, number);
+  return number;
+}
+
+// Large host memory is given back to the kernel, which hands it out again as zeros when it is touched: a copy of a
+// whole model to the host then takes no memory.
+void zero_host(at::Tensor& t) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto size = static_cast<uintptr_t>(t.numel()) * t.element_size();
+  if (size >= (1 << 20) && t.is_contiguous()) {
+    auto* begin = static_cast<char*>(t.data_ptr());
+    auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+    auto last = (reinterpret_cast<uintptr_t>(begin) + size) / page * page;
+    auto* middle = reinterpret_cast<char*>(first);
+    if (madvise(middle, last - first, MADV_DONTNEED) == 0 && *middle == 0) {  // shared memory keeps what it holds
+      memset(begin, 0, first - reinterpret_cast<uintptr_t>(begin));
+      memset(reinterpret_cast<char*>(last), 0, reinterpret_cast<uintptr_t>(begin) + size - last);
+      return;
+    }
+  }
+  t.zero_();
+}
+
+// Between host and device, and on the device. Host memory that a copy from the device would fill gets zeros.
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
+  auto& r = recorder();
+  note_forward_node();
+  std::string s = "{\"n\":\"aten.copy_.default\",\"i\":[" + tensor_text(self) + "," + tensor_text(src) + "," +
+                  (non_blocking ? "true" : "false") + "],\"o\":[" + tensor_text(self) + "],\"r\":" + std::to_string(r.region) + "}";
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(OP, current_stream(), plain_row(s));
+    // aten/src/ATen/native/cuda/Copy.cu: a blocking copy waits for its stream, in either direction. A copy that need not
+    // block does so still where the host's memory is not pinned (CUDA's API synchronization behaviour), unless it
+    // is small and goes to the device.
+    if (self.is_cuda() != src.is_cuda()) {
+      const auto& host = self.is_cuda() ? src : self;
+      const bool small = self.is_cuda() && host.numel() * static_cast<int64_t>(host.element_size()) <= STAGED_BYTES;
+      if (!non_blocking || !(small || is_pinned(host.const_data_ptr()))) r.add(SYNC, current_stream(), SYNC_STREAM);
+    }
+  }
+  c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (self.is_cuda()) {
+    if (!src.is_cuda() && src.numel() * static_cast<int64_t>(src.element_size()) <= SHADOW_BYTES)
+      set_shadow(self, src.expand(self.sizes()).to(self.scalar_type()));
+    else if (auto known = src.is_cuda() && src.sizes() == self.sizes() ? shadow_of(src) : at::Tensor(); known.defined())
+      set_shadow(self, known.as_strided(src.sizes(), src.strides(), src.storage_offset()).to(self.scalar_type()));
+    else
+      drop_shadow(self);
+  } else if (auto known = shadow_of(src); known.defined()) {
+    self.copy_(known.as_strided(src.sizes(), src.strides(), src.storage_offset()));
+  } else {
+    zero_host(self);
+    if (r.on && !r.paused && r.host_read) r.host_read("copy to the host");
+  }
+  return self;
+}
+
+// A number that the host asks of the device has no value: a declared stand-in (1, or False) is given.
+at::Scalar local_scalar(const at::Tensor& self) {
+  auto& r = recorder();
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"));
+    r.add(SYNC, current_stream(), SYNC_STREAM);
+  }
+  if (auto known = shadow_of(self); known.defined()) return known.as_strided({}, {}, self.storage_offset()).item();
+  if (r.on && !r.paused && r.host_read) r.host_read("item");
+  auto type = self.scalar_type();
+  if (type == at::kBool) return at::Scalar(false);
+  if (c10::isIntegralType(type, false)) return at::Scalar(static_cast<int64_t>(1));
+  return at::Scalar(1.0);
+}
+
+// Whether two device tensors are the same is not known: they are taken to be.
+bool alike(const char* name, const at::Tensor& self, const at::Tensor& other) {
+  auto& r = recorder();
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(OP, current_stream(), plain_row("{\"n\":\"aten." + std::string(name) + ".default\",\"i\":[" + tensor_text(self) + "," +
+                                          tensor_text(other) + "],\"o\":[],\"r\":0}"));
+    r.add(SYNC, current_stream(), SYNC_STREAM);
+  }
+  if (r.on && !r.paused && r.host_read) r.host_read("equal");
+  return true;
+}
+
+bool equal(const at::Tensor& self, const at::Tensor& other) { return alike("equal", self, other); }
+bool allclose(const at::Tensor& self, const at::Tensor& other, double, double, bool) { return alike("allclose", self, other); }
+
+void record_stream(at::Tensor& self, at::Stream stream) {
+  auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  guard->recordDataPtrOnStream(self.storage().data_ptr(), stream);
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
+  return self;
+}
+
+at::Tensor& set_source(at::Tensor& self, at::Storage storage) {
+  auto count = static_cast<int64_t>(storage.nbytes() / self.dtype().itemsize());
+  return set_storage(self, std::move(storage), 0, c10::SymIntArrayRef({c10::SymInt(count)}), c10::SymIntArrayRef({c10::SymInt(1)}));
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sym_sizes(), source.sym_strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, absent_allocator(), true);
+  return set_storage(self, std::move(none), 0, c10::SymIntArrayRef({c10::SymInt(0)}), c10::SymIntArrayRef({c10::SymInt(1)}));
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
+  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(sizes);
+  int64_t need = static_cast<int64_t>(at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize(), self.storage_offset()));
+  auto* storage = self.storage().unsafeGetStorageImpl();
+  if (need > static_cast<int64_t>(storage->nbytes())) {
+    storage->set_data_ptr_noswap(absent_allocator()->allocate(need));
+    storage->set_nbytes(need);
+  }
+  return self;
+}
+
+}  // namespace
+
+void register_by_hand(torch::Library& library) {
+  library.impl("copy_", &copy_);
+  library.impl("_local_scalar_dense", &local_scalar);
+  library.impl("equal", &equal);
+  library.impl("allclose", &allclose);
+  library.impl("record_stream", &record_stream);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", &set_source);
+  library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("set_", &set_empty);
+  library.impl("resize_", &resize_);
+}
+
+}  // namespace wt

@@ -1,0 +1,39 @@
+"""What the tests of capture share: a session on a small cluster, and events told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.capture.session import Script, Session
+from windtunnel.training.emulate.graph import EventKind, Slice
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@contextmanager
+def session(name: str, *arguments: str, cluster: str = "h100-sxm:1x8", **options: Any) -> Iterator[Session]:
+    """A session that runs one of the scripts beside the tests."""
+    with Session(Script(SCRIPTS / name, arguments), load_cluster(cluster), **options) as one:
+        yield one
+
+
+def capture(name: str, *arguments: str, ranks: tuple[int, ...] = (0,), **options: Any) -> list[Slice]:
+    """Slices of a script for some ranks."""
+    with session(name, *arguments, **options) as one:
+        return one.capture(ranks)
+
+
+def steady_events(slice_: Slice) -> np.ndarray:
+    """The events of the step that is reported."""
+    return slice_.events[slice(*slice_.steady)]
+
+
+def operator_names(slice_: Slice, events: np.ndarray) -> list[str]:
+    """The operators that were issued, in order."""
+    return [slice_.operators[e["ref"]].name for e in events if e["kind"] == EventKind.OP]

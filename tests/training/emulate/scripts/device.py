@@ -1,0 +1,177 @@
+"""``torch.cuda`` as training scripts use it."""
+
+import os
+import sys
+import tempfile
+
+import torch
+from cases import run
+
+LOCAL = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(LOCAL)
+MIB = 2**20
+
+
+def case_what_there_is():
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 8
+    assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(LOCAL).name
+    assert "H100" in torch.cuda.get_device_name(LOCAL)
+    assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.is_bf16_supported()
+    assert torch.cuda.get_device_properties("cuda").total_memory > 70 * 2**30
+    assert torch.cuda.current_device() == LOCAL and torch.accelerator.is_available()
+    assert torch.empty(1, device="cuda").device == torch.device("cuda", LOCAL)
+    assert torch.get_device_module("cuda") is torch.cuda
+    assert "sm_90" in torch.cuda.get_arch_list() and torch.cuda.is_initialized()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+
+
+def case_other_device():
+    other = (LOCAL + 1) % 8
+    with torch.cuda.device(other):
+        assert torch.cuda.current_device() == other
+        assert torch.empty(1, device="cuda").device.index == other
+    assert torch.cuda.current_device() == LOCAL
+    with torch.device("cuda"):
+        assert torch.empty(2).device.index == LOCAL
+    torch.set_default_device("cuda")
+    assert torch.ones(2).device.type == "cuda"
+    torch.set_default_device("cpu")
+
+
+def case_streams_and_events():
+    side = torch.cuda.Stream(priority=-1)
+    assert side != torch.cuda.current_stream() and torch.cuda.current_stream() == torch.cuda.default_stream()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        x = torch.randn(1024, 1024, device="cuda") @ torch.randn(1024, 1024, device="cuda")
+        side.record_event(end)
+    torch.cuda.current_stream().wait_event(end)
+    x.record_stream(torch.cuda.current_stream())
+    end.synchronize()
+    side.synchronize()
+    assert end.query() and side.query()
+    torch.cuda.synchronize()
+    torch.cuda.synchronize(LOCAL)
+    assert begin.elapsed_time(end) > 0
+    assert isinstance(side.cuda_stream, int)
+    assert isinstance(side, torch.cuda.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+
+
+def case_memory():
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() - before == 64 * MIB
+    assert torch.cuda.max_memory_allocated() - before == 64 * MIB
+    del x
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() - before == 64 * MIB
+    assert torch.cuda.memory_reserved() >= before and torch.cuda.max_memory_reserved() >= before
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free <= total
+    stats = torch.cuda.memory_stats()
+    for key in (
+        "allocated_bytes.all.peak",
+        "reserved_bytes.all.peak",
+        "active_bytes.all.peak",
+        "num_ooms",
+        "num_alloc_retries",
+    ):
+        assert key in stats, key
+    assert "allocated" in torch.cuda.memory_summary().lower()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_accumulated_memory_stats()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.set_per_process_memory_fraction(0.9)
+    torch.cuda.ipc_collect()
+
+
+def case_host_memory():
+    host = torch.randn(256, 256).pin_memory()
+    assert host.is_pinned()
+    x = host.to("cuda", non_blocking=True)
+    y = torch.empty(256, 256, pin_memory=True)
+    y.copy_(x, non_blocking=True)
+    z = x.cpu()
+    assert z.device.type == "cpu" and x.to("cpu", torch.float64).dtype == torch.float64
+    assert torch.zeros(4, device="cuda").numpy(force=True).shape == (4,)
+
+
+def case_loader():
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.arange(64).float().view(32, 2), torch.arange(32))
+    sampler = DistributedSampler(data, num_replicas=8, rank=LOCAL, shuffle=False)
+    loader = DataLoader(
+        data, batch_size=2, sampler=sampler, num_workers=2, pin_memory=True, persistent_workers=True
+    )
+    batches = [[t.to("cuda", non_blocking=True) for t in batch] for batch in loader]
+    assert len(batches) == 2 and batches[0][0].shape == (2, 2)
+    assert batches[0][1].tolist() == [LOCAL, LOCAL + 8]
+
+
+def case_random():
+    torch.manual_seed(1)
+    torch.cuda.manual_seed_all(1)
+    state = torch.cuda.get_rng_state()
+    torch.cuda.set_rng_state(state)
+    generator = torch.Generator(device="cuda")
+    generator.manual_seed(3)
+    x = torch.randn(8, device="cuda", generator=generator)
+    y = torch.randperm(8, device="cuda")
+    z = torch.randint(0, 9, (8,), device="cuda")
+    torch.bernoulli(x.abs())
+    torch.multinomial(x.abs(), 2)
+    assert (x + y + z).shape == (8,)
+    with torch.random.fork_rng(devices=[LOCAL]):
+        torch.nn.functional.dropout(x, 0.5)
+
+
+def case_profilers():
+    with torch.cuda.nvtx.range("step"), torch.autograd.profiler.record_function("part"):
+        torch.cuda.nvtx.range_push("inner")
+        torch.cuda.nvtx.range_pop()
+    torch.cuda.profiler.start()
+    torch.cuda.profiler.stop()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.ones(4, device="cuda") + 1
+    assert profile.key_averages() is not None
+
+
+def case_save():
+    # A file of values that are not known must never take the place of a real checkpoint.
+    from torch import nn
+
+    model = nn.Linear(4, 4).cuda()
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.pt")
+        torch.save({"step": 3, "weight": torch.ones(4, 4)}, path)
+        torch.save({"model": model.state_dict(), "step": 4}, path)
+        loaded = torch.load(path, map_location="cuda", weights_only=True)
+        assert loaded["step"] == 3 and loaded["weight"].device.type == "cuda"
+        model.load_state_dict({"weight": loaded["weight"], "bias": torch.zeros(4)})
+
+
+def case_print():
+    text = repr(torch.zeros(3, device="cuda")) + str(torch.ones(2, 2, device="cuda").sum())
+    assert "cuda" in text
+
+
+def case_deep_copies():
+    import copy
+    import pickle
+
+    x = torch.zeros(3, device="cuda")
+    assert copy.deepcopy(x).device == x.device
+    assert pickle.loads(pickle.dumps(x)).device == x.device
+    assert x.clone().data_ptr() != x.data_ptr() and x.element_size() == 4
+    assert not x.is_cpu and x.is_cuda and x.get_device() == LOCAL
+
+
+if __name__ == "__main__":
+    run(globals(), sys.argv[1:])

@@ -1,0 +1,78 @@
+"""A script that fails on each rank in another way."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from cases import run
+
+RANK, LOCAL = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+
+
+def case_raises():
+    raise ValueError("no such luck\nwith a second line")
+
+
+def case_exit_3():
+    sys.exit(3)
+
+
+def case_exit_words():
+    sys.exit("that was it")
+
+
+def case_exit_0():
+    sys.exit(0)
+
+
+def case_os_exit_0():
+    os._exit(0)
+
+
+def case_os_exit_4():
+    os._exit(4)
+
+
+def case_endless():
+    while True:
+        time.sleep(0.01)
+
+
+def case_wrong_device():
+    torch.cuda.set_device(9)
+
+
+def case_wrong_device_of_a_tensor():
+    torch.zeros(1, device="cuda:9")
+
+
+def case_wrong_world_size():
+    dist.init_process_group("nccl", world_size=3, rank=0)
+
+
+def case_killed():
+    os.kill(os.getpid(), 9)
+
+
+def case_crash():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def case_syntax():
+    exec(compile("x = = 1", "broken.py", "exec"))
+
+
+def case_out_of_shape():
+    torch.ones(2, 3, device="cuda") @ torch.ones(2, 3, device="cuda")
+
+
+def case_import():
+    import no_such_module  # noqa: F401
+
+
+if __name__ == "__main__":
+    run(globals(), ["by-rank"])
