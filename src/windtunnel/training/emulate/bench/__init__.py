@@ -1,7 +1,7 @@
 """The comparison that the emulation of training is judged by: ``windtunnel bench training.emulate``.
 
-Every figure is measured in this run or marked as published with its source; a target that is missed is shown as
-missed, and a section that fails says why and does not lose the others.
+Every figure is measured in this run or marked as published with its source; a target that is missed is shown
+as missed, and a section that fails says why and does not lose the others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One process of a calibration for a captured job: measures the job's own operators while its peers do the same.
+"""One process of a calibration for a captured job: the job's own operators, while its peers do the same.
 
     torchrun ... -m windtunnel.training.emulate.bench.calibration SLICE FOLDER SECONDS
 
-Ranks that compute side by side share memory bandwidth, the last cache and the clock budget of the processor, so
-an operator is measured with as many cores equally busy as the job has ranks. Each rank writes
+Ranks that compute side by side share memory bandwidth, the last cache and the clock budget of the processor,
+so an operator is measured with as many cores equally busy as the job has ranks. Each rank writes
 ``FOLDER/RANK.json``, a profile. Nothing here has seen the time of a real step of the job.
 """
 

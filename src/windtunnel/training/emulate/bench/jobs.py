@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,10 +76,15 @@ def launch(world: int, module: str, *arguments: str) -> None:
 
 
 def run_for_real(job: Job, mode: str, steps: int) -> list[list[float]]:
-    """Figures of each step (`tracked`: ``time`` or ``memory``) of each rank."""
+    """Figures of each rank's steps: `tracked`'s ``time`` or ``memory``; [world, steps]."""
     with tempfile.TemporaryDirectory() as folder:
         launch(job.world, "tracked", mode, folder, str(example()), *job.arguments(steps))
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(job.world)]
+        return read_figures(Path(folder), job.world)
+
+
+def read_figures(folder: Path, world: int) -> list[list[Any]]:
+    """What each rank of a tracked run wrote: a figure (mode ``cuda``: three) for each step."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 def capture_one(job: Job) -> Slice:

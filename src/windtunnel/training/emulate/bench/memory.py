@@ -12,7 +12,7 @@ SECTION = "memory"
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
-    """Peak bytes of a step from the second on: what most steps of all real ranks have, and the emulated one."""
+    """Peak bytes of a step from the second on: what most steps of the real ranks have, and the emulated."""
     worlds = (1, 2) if quick else (1, 2, 4)
     for world in worlds:
         for parallel in ("ddp", "fsdp"):

@@ -4,8 +4,8 @@
 
 PyTorch's global optimiser hook marks the end of each step: the script is not changed. MODE ``time`` notes the
 seconds between the ends of consecutive steps, ``memory`` the greatest number of bytes that all storages held
-within each step. A step's memory is counted by the same rule as in a capture on the CPU. Each rank writes
-``FOLDER/RANK.json``.
+within each step (counted by the same rule as in a capture on the CPU), ``cuda`` on a GPU the seconds, the
+greatest allocated and the greatest reserved bytes of each step. Each rank writes ``FOLDER/RANK.json``.
 """
 
 from __future__ import annotations
@@ -56,18 +56,27 @@ class Held:
 def main() -> None:
     """The program: see the module."""
     mode, folder, script, *arguments = sys.argv[1:]
-    figures: list[float] = []
+    figures: list[float | tuple[float, int, int]] = []
     first: list[Any] = []  # with several optimisers the first one that steps marks the step, as in a capture
     held = Held()
     begin = perf_counter()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal begin
-        first.append(optimizer) if not first else None
+        if not first:
+            first.append(optimizer)
         if first[0] is not optimizer:
             return
+        if mode == "cuda":
+            torch.cuda.synchronize()
         now = perf_counter()
-        figures.append(float(held.take_peak()) if mode == "memory" else now - begin)
+        if mode == "memory":
+            figures.append(float(held.take_peak()))
+        elif mode == "time":
+            figures.append(now - begin)
+        else:
+            figures.append((now - begin, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+            torch.cuda.reset_peak_memory_stats()
         begin = now
 
     register_optimizer_step_post_hook(stepped)
