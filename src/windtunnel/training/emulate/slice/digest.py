@@ -96,7 +96,7 @@ def _words(slice_: Slice, position: int) -> str:
         row = slice_.collectives[ref]
         return f"{row.kind} of {max(row.in_bytes, row.out_bytes)} bytes"
     if kind == EventKind.ALLOC:
-        return f"{int(event['value'])} bytes of memory"
+        return f"{int(event['value']) / 2**20:.2f} MiB of memory"
     return kind.name.lower().replace("_", " ")
 
 

@@ -10,7 +10,7 @@ rounds that the caller may capture in parallel:
 3. Where a witness differs from its part, every axis is looked at alone and the places where the graph
    changes are found by bisection. Shards become uneven at the ends, and rank 0 is often special, so the
    neighbours of the ends are looked at first.
-4. One rank for each part and segment that is still unknown.
+4. One rank for each part and segment that is still unknown; parts inside a pipeline are sampled.
 
 Ranks with equal digests become one class. A witness that no single axis explains stays alone in its class.
 """
@@ -147,7 +147,18 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
         if prod(len(s) for s in starts) <= 4 * limit
         else []
     )
-    if wanted := missing(cells):
+    # Parts in the middle of a pipeline resemble each other: if two of them do not vary where the ends do, the
+    # others are taken not to either, and their other cells are not captured.
+    inner = {part for part in (parts[1 % len(parts)], parts[len(parts) // 2]) if part not in witnesses}
+
+    def part_of(cell: Point) -> Point:
+        return _moved(origin, {a: cell[a] for a in varied})
+
+    if wanted := missing([cell for cell in cells if part_of(cell) in inner or part_of(cell) in witnesses]):
+        return wanted
+    if any(at(cell) != at(part_of(cell)) for cell in cells if part_of(cell) in inner) and (
+        wanted := missing(cells)
+    ):
         return wanted
     return Plan(starts)
 

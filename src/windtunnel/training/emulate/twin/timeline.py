@@ -80,8 +80,12 @@ def _queue_name(program: StepProgram, queue: int, timing: Timing, colour: int) -
     stream = program.streams[queue]
     if stream == HOST:
         return "host"
+    if stream == 0:
+        return "compute"
     if stream < COMM_STREAM:
-        return "compute" if stream == 0 else f"stream {stream}"
+        calls = np.flatnonzero((program.program.queue == queue) & program.is_join)
+        carries = f" ({_name(timing, colour, int(calls[0]))})" if len(calls) else ""
+        return f"stream {stream}{carries}"
     first = int(np.flatnonzero(program.program.queue == queue)[0])
     kind, _, label = _name(timing, colour, first).partition(" ")
     way = f" {kind}" if kind in ("send", "recv") else ""
