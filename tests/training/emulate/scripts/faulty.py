@@ -36,6 +36,9 @@ def case_os_exit_4():
 
 
 def case_endless():
+    if "PID_FILE" in os.environ:
+        with open(os.environ["PID_FILE"], "w") as file:
+            file.write(f"{os.getpid()}\n")
     while True:
         time.sleep(0.01)
 
@@ -75,4 +78,6 @@ def case_import():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        globals()[sys.argv[1]]()
     run(globals(), ["by-rank"])
