@@ -63,7 +63,7 @@ def test_another_network_on_the_same_capture_is_as_a_capture_of_its_own(tmp_path
 @pytest.mark.slow
 def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = tmp_path / "starts"
-    sweep = load_sweep(spec(tmp_path, "64,128,256", note=f"--note {note}"))
+    sweep = load_sweep(spec(tmp_path, "64,1024,4096", note=f"--note {note}"))
     program = (
         "import sys; from pathlib import Path; from windtunnel.training.emulate.sweep import *; "
         "fly_sweep(load_sweep(Path(sys.argv[1])), pictures=False)"
@@ -98,6 +98,13 @@ def test_on_ray_as_here(tmp_path: Path) -> None:
     _, here = fly_sweep(sweep, resume=False, pictures=False)
     assert emulated(remote) == emulated(here)
     assert [row["status"] for row in here] == ["done", "failed"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense://x"])
+def test_no_cluster_at_the_address(tmp_path: Path, address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UserError, match="no Ray cluster answers there"):
+        fly_sweep(load_sweep(spec(tmp_path, "64")), ray=address)
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,17 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, sentence: str)
     assert "\n" not in message
 
 
+def test_the_shipped_examples_are_understood() -> None:
+    shipped = sorted((Path(__file__).parents[3] / "examples" / "sweeps").glob("*.yaml"))
+    sizes = {path.stem: load_sweep(path) for path in shipped}
+    assert {name: len(sweep.points) for name, sweep in sizes.items()} == {
+        "llama_8b_layouts": 16,
+        "llama_8b_networks": 5,
+        "llama_debug": 12,
+    }
+    assert len(groups(sizes["llama_8b_networks"].points)) == 1
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         load_sweep(tmp_path / "nothing.yaml")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,16 @@ def fly_on_ray(
     shared = {
         name: os.environ[name] for name in ("WINDTUNNEL_HOME", "WINDTUNNEL_STORE") if name in os.environ
     }
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
     try:
+        _knock(address)
         ray.init(
             address=address,
             runtime_env={"env_vars": shared},
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"--ray is {address!r}, but no Ray cluster answers there ({reason}), accepted is HOST:PORT, "
@@ -74,3 +77,10 @@ def fly_on_ray(
         ) from None
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody answers: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5.0).close()
