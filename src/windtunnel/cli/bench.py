@@ -1,4 +1,4 @@
-"""``windtunnel bench``: the comparison that a capability is judged by, measured on this machine in one run."""
+"""``windtunnel bench``: the comparison that a capability is judged by, measured on this machine."""
 
 from __future__ import annotations
 
@@ -41,37 +41,46 @@ def bench(
         return
     from rich.console import Console
 
-    Console().print(table(capability, rows))
+    console = Console()
+    console.print(table(capability, rows))
+    for row in rows:
+        words = "; ".join(part for part in (row["source"], row["note"]) if part)
+        if words:
+            console.print(f"{row['name']}: {words}", style="dim", highlight=False)
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows as a table, sections apart."""
+    """Rows that have figures as a table, sections apart."""
     from rich.table import Table
 
-    shown = Table(
-        "name", "measured", "emulated", "published", "error", "target", "source and notes", title=title
-    )
+    shown = Table(title=title)
+    shown.add_column("name", overflow="fold")
+    for name in ("measured", "emulated", "published", "error", "target"):
+        shown.add_column(name, justify="right", overflow="fold")
     section = None
     for row in rows:
+        figures = [figure(row[key], row["unit"]) for key in ("measured", "emulated", "published")]
+        if not any(figures):
+            continue
         if section is not None and row["section"] != section:
             shown.add_section()
         section = row["section"]
-        figures = (figure(row[key], row["unit"]) for key in ("measured", "emulated", "published"))
         error = "" if row["error"] is None else f"{row['error']:.2%}"
         mark = {True: "✓ ", False: "✗ ", None: ""}[row["met"]]
-        words = "; ".join(part for part in (row["source"], row["note"]) if part)
-        shown.add_row(row["name"], *figures, error, mark + row["target"], words)
+        shown.add_row(row["name"], *figures, error, mark + row["target"])
     return shown
 
 
 def figure(value: float | None, unit: str) -> str:
-    """A figure with its unit: bytes whole, so that equal ones look equal."""
+    """A figure with its unit; small numbers of bytes whole, so that only equal ones look equal."""
     if value is None:
         return ""
     if unit == "bytes":
-        return f"{value:,.0f} B ({value / 2**30:.2f} GiB)"
+        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value:,.0f} B"
     if unit == "s" and value < 1:
         return f"{value * 1e3:.1f} ms"
     if unit == "":
         return f"{value:.2%}"
+    if unit == "events/s":
+        return f"{value / 1e6:.1f} M/s"
     return f"{value:,.4g} {unit}" if value < 1e4 else f"{value:,.0f} {unit}"

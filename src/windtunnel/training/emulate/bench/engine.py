@@ -18,5 +18,5 @@ def engine_rows(quick: bool) -> Iterator[Row]:
     yield Row(
         "engine", f"replay, {ranks} ranks that differ", "events/s", measured=rate,
         source=f"median of repeats of {figures['events']:.0f} events, packing included",
-        target=f">= {TARGET:.0f}", met=rate >= TARGET,
+        target=f">= {TARGET / 1e6:.0f} M/s", met=rate >= TARGET,
     )  # fmt: skip

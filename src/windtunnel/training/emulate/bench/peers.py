@@ -34,9 +34,8 @@ def peers_rows(quick: bool) -> Iterator[Row]:
     ours = peak_bytes(capture_one(JOB))
     seconds = time.perf_counter() - began
     yield Row(SECTION, f"peak tensor bytes, {JOB.name}: windtunnel", "bytes", measured, ours)
-    yield Row(
-        SECTION, f"peak tensor bytes, {JOB.name}: MemTracker", "bytes", measured, theirs["peak"], source=PEER
-    )
+    name = f"peak tensor bytes, {JOB.name}: MemTracker"
+    yield Row(SECTION, name, "bytes", measured, theirs["peak"], source=PEER)
     yield Row(
         SECTION, "process start to answer: windtunnel over MemTracker", "times",
         measured=seconds / theirs["seconds"],

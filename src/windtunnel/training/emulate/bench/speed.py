@@ -1,4 +1,4 @@
-"""How long windtunnel itself takes from command to report, and how much memory, on the jobs it is meant for."""
+"""How long windtunnel itself takes from command to report, and how much memory, on large jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iteration time: the example job for real on this machine's cores against one captured rank and a calibration.
+"""Iteration time: the example job for real on this machine's cores, and emulated from one captured rank.
 
 The real job and the calibration alternate, so that both see the machine as it is; neither knows the other's
 figures. What is emulated is the time between the ends of two consecutive steps, as it is measured.
