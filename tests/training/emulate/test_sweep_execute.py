@@ -140,7 +140,7 @@ def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Sweep [x]" in shown
     assert "c2 h100-sxm:2x4,nic=ib-400" in shown
     assert "dev-h/Mtok" in shown
-    assert "✗ 1 the script failed" in shown
+    assert "✗ 1, 5 the script failed" in shown
     assert shown.count("★") == 2 + 1
 
     page = folder / "sweep.html"
@@ -175,4 +175,4 @@ def test_a_sweep_of_failures_fails(folder: Path, monkeypatch: pytest.MonkeyPatch
     ended = command(str(spec(folder)))
     assert isinstance(ended.exception, ScriptError)
     assert "all 8 points failed" in str(ended.exception)
-    assert "✗ 7" in ended.stdout
+    assert "✗ 0-7" in ended.stdout

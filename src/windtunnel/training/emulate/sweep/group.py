@@ -78,7 +78,7 @@ def _head(point: Point) -> Row:
 def _sentence(error: UserError | ScriptError) -> str:
     """What went wrong; of a failed script also the last line that it wrote, which mostly says why."""
     last = getattr(error, "details", "").strip().rpartition("\n")[2].strip()
-    return f"{error}: {last}" if last else str(error)
+    return str(error) if last in str(error) else f"{error}: {last}"
 
 
 def _figures(summary: dict[str, Any]) -> Row:

@@ -28,11 +28,12 @@ tr.front { font-weight: 600; background: #f0f8f2 } .bad { color: #b3261e }
 
 def write_page(path: Path, found: Result, title: str) -> None:
     """Write the page of a sweep, whole or not at all."""
-    lead = (
-        f"{len(found.rows)} points, {len(found.failed)} failed. Green rings: no point that fits is better in "
-        "time, memory and cost. All figures are emulated"
-        + ("; cost is from the price given." if found.cost_unit == "price" else "; no price was given.")
-    )
+    lead = f"{len(found.rows)} points, {len(found.failed)} failed."
+    if found.done:
+        lead += (
+            " Green rings: no point that fits is better in time, memory and cost. All figures are emulated"
+        )
+        lead += "; cost is from the price given." if found.cost_unit == "price" else "; no price was given."
     plot = _plot(found) if found.done else ""
     body = f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>{plot}{_table(found, path.parent)}"
     page = (

@@ -40,13 +40,17 @@ def print_sweep(found: Result, console: Console, title: str) -> None:
     for name, place in short.items():
         console.print(f"  [cyan]{place}[/] {escape(name)}", highlight=False)
     console.print(table, highlight=False)
+    reasons: dict[str, list[int]] = {}
     for row in found.failed:
-        console.print(f"[red]✗ {row['point']}[/] {escape(row['error'])}", highlight=False)
-    console.print(
-        "★ no point that fits is better in time, memory and cost. Figures are emulated"
-        + ("; cost is from the price given." if found.cost_unit == "price" else "; a device hour costs 1."),
-        style="dim", highlight=False,
-    )  # fmt: skip
+        reasons.setdefault(row["error"], []).append(row["point"])
+    for reason, points in reasons.items():
+        console.print(f"[red]✗ {text.ranks(points)}[/] {escape(reason)}", highlight=False)
+    if found.done:
+        console.print(
+            "★ no point that fits is better in time, memory and cost. Figures are emulated"
+            + ("; cost is from the price given." if found.cost_unit == "price" else "; a device hour costs 1."),
+            style="dim", highlight=False,
+        )  # fmt: skip
 
 
 def value_text(value: object) -> str:
