@@ -46,11 +46,9 @@ def print_sweep(found: Result, console: Console, title: str) -> None:
     for reason, points in reasons.items():
         console.print(f"[red]✗ {text.ranks(points)}[/] {escape(reason)}", highlight=False)
     if found.done:
-        console.print(
-            "★ no point that fits is better in time, memory and cost. Figures are emulated"
-            + ("; cost is from the price given." if found.cost_unit == "price" else "; a device hour costs 1."),
-            style="dim", highlight=False,
-        )  # fmt: skip
+        cost = "cost is from the price given" if found.cost_unit == "price" else "a device hour costs 1"
+        front = "★ no point that fits is better in time, memory and cost."
+        console.print(f"{front} Figures are emulated; {cost}.", style="dim", highlight=False)
 
 
 def value_text(value: object) -> str:
