@@ -307,3 +307,14 @@ def _trust_replicas() -> None:
             module._verify_param_shape_across_processes = verified
     if hasattr(dist, "_verify_params_across_processes"):
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
+
+    # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on the device.
+    import torch.distributed.tensor._random as random
+
+    tracker: Any = random.OffsetBasedRNGTracker
+    original = tracker.__init__
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "run_state_sync": False})
+
+    tracker.__init__ = start
