@@ -314,7 +314,7 @@ def _trust_replicas() -> None:
     tracker: Any = random.OffsetBasedRNGTracker
     original = tracker.__init__
 
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "run_state_sync": False})
+    def start(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+        original(self, device_mesh, False)
 
     tracker.__init__ = start
