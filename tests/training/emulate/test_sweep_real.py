@@ -63,7 +63,7 @@ def test_another_network_on_the_same_capture_is_as_a_capture_of_its_own(tmp_path
 @pytest.mark.slow
 def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = tmp_path / "starts"
-    sweep = load_sweep(spec(tmp_path, "64,1024,4096", note=f"--note {note}"))
+    sweep = load_sweep(spec(tmp_path, "64,4096", note=f"--note {note}"))
     program = (
         "import sys; from pathlib import Path; from windtunnel.training.emulate.sweep import *; "
         "fly_sweep(load_sweep(Path(sys.argv[1])), pictures=False)"
@@ -78,7 +78,7 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
     assert process.wait() == -signal.SIGKILL
     kept = {path.name: path.read_text() for path in points.glob("*.json")}
     assert "00000.json" in kept
-    assert "00002.json" not in kept
+    assert "00001.json" not in kept
 
     _, resumed = fly_sweep(sweep, pictures=False)
     assert {name: (points / name).read_text() for name in kept} == kept
@@ -87,7 +87,7 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "other"))
     _, uninterrupted = fly_sweep(sweep, jobs=2, pictures=False)  # in processes, too, for that matter
     assert emulated(resumed) == emulated(uninterrupted)
-    assert len({row["iteration_time_s"] for row in resumed}) == 3
+    assert len({row["iteration_time_s"] for row in resumed}) == 2
 
 
 @pytest.mark.slow
