@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from windtunnel.training.emulate.bench.jobs import step_order
-from windtunnel.training.emulate.cost.calibrate import measure_operators, measure_overhead
+from windtunnel.training.emulate.cost.calibrate import measure_operators, measure_overhead, measure_sharding
 from windtunnel.training.emulate.cost.profile import save_profile
 
 
@@ -28,6 +28,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     dist.barrier()
     overhead = measure_overhead(1)
+    dist.barrier()
+    overhead["fsdp_tensor"] = measure_sharding(1)
     dist.barrier()
     profile = measure_operators(slice_.operators, "cpu", 1, order=step_order(slice_), seconds=float(seconds))
     profile.host_overhead = overhead

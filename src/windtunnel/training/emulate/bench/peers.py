@@ -39,7 +39,7 @@ def peers_rows(quick: bool) -> Iterator[Row]:
     yield Row(
         SECTION, "process start to answer: windtunnel over MemTracker", "times",
         measured=seconds / theirs["seconds"],
-        note=f"{seconds:.1f} s against {theirs['seconds']:.1f} s; ours runs the whole script, on CPU for real",
+        note=f"{seconds:.1f} s, with all of the script run for real, against {theirs['seconds']:.1f} s",
     )  # fmt: skip
     yield left_out(SECTION, "RuntimeEstimator", "it reads a CUDA device's peak rates, and knows no CPU")
 

@@ -75,10 +75,13 @@ def host_table(
     rows = np.zeros((len(operators), len(Phase)))
     others = np.zeros((len(EventKind), len(Phase)))
     views = np.array([kind_of(op) == "view" for op in operators], bool)
+    sharding = np.array([len(op.tensors()) if op.name.startswith("fsdp.") else 0 for op in operators])
     for phase in Phase:
         solid = host_seconds(EventKind.OP, phase, device, profile, params)
         light = host_seconds(EventKind.OP, phase, device, profile, params, view=True)
         rows[:, phase] = np.where(views, light, solid)
+        if device.kind == "cpu" and profile is not None:
+            rows[:, phase] += sharding * profile.host_overhead.get("fsdp_tensor", 0.0)
         for kind in EventKind:
             if kind != EventKind.OP:
                 others[kind, phase] = host_seconds(kind, phase, device, profile, params)

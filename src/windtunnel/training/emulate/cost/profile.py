@@ -39,7 +39,8 @@ class Profile:
     """Measurements of one device.
 
     ``operators``: (operator, seconds of one call). ``host_overhead``: seconds for each operator by phase
-    (``"forward"``, ``"backward"``, ``"optimizer"``) beyond the operator itself. ``collectives``: (kind,
+    (``"forward"``, ``"backward"``, ``"optimizer"``) beyond the operator itself, and what FSDP2's Python adds
+    for each tensor given to its operators (``"fsdp_tensor"``). ``collectives``: (kind,
     world, bytes, seconds) of gloo on this machine. ``provenance``: machine, date, torch version, threads.
     """
 

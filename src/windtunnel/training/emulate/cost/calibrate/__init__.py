@@ -20,11 +20,19 @@ from windtunnel.training.emulate.cost.calibrate.gloo import measure_gloo
 from windtunnel.training.emulate.cost.calibrate.grid import grid
 from windtunnel.training.emulate.cost.calibrate.measure import measure_operators
 from windtunnel.training.emulate.cost.calibrate.overhead import measure_overhead
+from windtunnel.training.emulate.cost.calibrate.sharding import measure_sharding
 from windtunnel.training.emulate.cost.profile import Profile, read_profile, save_profile
 from windtunnel.training.emulate.cost.signature import decode
 from windtunnel.training.emulate.graph import Operator
 
-__all__ = ["calibrate", "measure_gloo", "measure_operators", "measure_overhead", "read_operators"]
+__all__ = [
+    "calibrate",
+    "measure_gloo",
+    "measure_operators",
+    "measure_overhead",
+    "measure_sharding",
+    "read_operators",
+]
 
 # What must agree for measurements to belong together.
 SAME = ("machine", "torch", "threads", "grid")
