@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-
 from capturing import capture
+
 from windtunnel.training.emulate.graph import EventKind
 
 

@@ -27,7 +27,8 @@ SAID = {
     "exit_0": (r"the script ended without any work on a device", ""),
     "os_exit_0": (r"the script ended by itself as rank \d+ \(os._exit\?\)", ""),
     "os_exit_4": (r"the script ended with status 4 as rank", ""),
-    "endless": (r"the script hung as rank \d+: after 2 s it stood at faulty.py:\d+ in case_endless$", "in case_endless"),
+    "endless": (r"the script hung as rank \d+: after 2 s it stood at faulty.py:\d+ in case_endless$",
+    "in case_endless"),
     "wrong_device": (r"invalid device ordinal 9: the emulated host has 8 devices", "set_device"),
     "wrong_device_of_a_tensor": (r"invalid device ordinal 9: the emulated host has 8 devices", "cuda:9"),
     "wrong_world_size": (r"init_process_group\(world_size=3\): the emulated world gives world_size 16", ""),
@@ -84,7 +85,8 @@ def command(tmp_path: Path, *arguments: str, pid_file: Path | None = None) -> su
     if pid_file is not None:
         environment["PID_FILE"] = str(pid_file)
     return subprocess.Popen(
-        [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "emulate", "-c", "h100-sxm:1x8", *arguments],
+        [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "emulate", "-c",
+        "h100-sxm:1x8", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 

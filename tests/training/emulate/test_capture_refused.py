@@ -1,4 +1,4 @@
-"""What cannot be emulated is refused in one sentence that names the call and the line in the user's script."""
+"""What cannot be emulated is refused in a sentence that names the call and its line in the user's script."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterator
 
 import pytest
-
 from capturing import SCRIPTS, session
+
 from windtunnel.errors import ScriptError
 from windtunnel.training.emulate.capture.session import Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "refused.py").read_text(), re.MULTILINE)
 CALLS = {
     "nonzero": "aten.nonzero", "masked_select": "aten.masked_select", "unique": "aten._unique2",
-    "mask_index": "aten.nonzero", "where": "aten.nonzero", "repeat_interleave": "repeat_interleave without output_size",
+    "mask_index": "aten.nonzero", "where": "aten.nonzero",
+    "repeat_interleave": "repeat_interleave without output_size",
     "bincount": "torch.bincount without minlength", "cuda_graph": "torch.cuda.CUDAGraph",
     "cpu_offload": "FSDP's CPUOffloadPolicy", "first_fsdp_offload": "FSDP's CPUOffload(offload_params=True)",
     "symmetric_memory": "torch.distributed._symmetric_memory.enable_symm_mem_for_group",

@@ -20,8 +20,10 @@ WIDTH, BLOCKS = 64, 4
 
 # Operators that only rearrange or create memory: whether they show differs with the level that is looked at.
 SILENT = {
-    "view", "t", "transpose", "expand", "detach", "as_strided", "_unsafe_view", "reshape", "alias", "permute", "unsqueeze",
-    "squeeze", "slice", "select", "empty", "empty_like", "empty_strided", "ones_like", "zeros_like", "fill_", "zero_",
+    "view", "t", "transpose", "expand", "detach", "as_strided", "_unsafe_view", "reshape", "alias",
+    "permute", "unsqueeze",
+    "squeeze", "slice", "select", "empty", "empty_like", "empty_strided", "ones_like", "zeros_like",
+    "fill_", "zero_",
     "ones", "zeros", "copy_", "_to_copy", "normal_", "random_", "randn", "randint", "lift_fresh",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Runs named functions of a script: all, those that are named, or (``by-rank``) the one whose turn is this rank's."""
+"""Runs named functions of a script: all, those named, or (``by-rank``) the one whose turn is this rank's."""
 
 import os
 import sys

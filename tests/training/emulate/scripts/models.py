@@ -84,7 +84,8 @@ def case_recurrent():
 def case_convolutions():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.ConvTranspose2d(8, 8, 2, 2), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+        nn.ConvTranspose2d(8, 8, 2, 2), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 4),
     )  # fmt: skip
     step(model, rand(2, 3, 32, 32, grad=False))
     step(
@@ -126,9 +127,12 @@ def case_losses_and_indices():
 
 def case_optimizers():
     kinds = [
-        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}), (torch.optim.SGD, {"fused": True}), (torch.optim.Adam, {}),
-        (torch.optim.Adam, {"foreach": False}), (torch.optim.AdamW, {"fused": True}), (torch.optim.AdamW, {"foreach": True}),
-        (torch.optim.AdamW, {"foreach": False, "amsgrad": True}), (torch.optim.Adagrad, {}), (torch.optim.RMSprop, {}),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}), (torch.optim.SGD, {"fused": True}),
+        (torch.optim.Adam, {}),
+        (torch.optim.Adam, {"foreach": False}), (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.AdamW, {"foreach": True}),
+        (torch.optim.AdamW, {"foreach": False, "amsgrad": True}), (torch.optim.Adagrad, {}),
+        (torch.optim.RMSprop, {}),
         (torch.optim.Adam, {"capturable": True}), (torch.optim.Adafactor, {}), (torch.optim.NAdam, {}),
     ]  # fmt: skip
     for kind, options in kinds:

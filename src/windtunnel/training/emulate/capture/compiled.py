@@ -18,7 +18,10 @@ from windtunnel.training.emulate.capture.observe import Observer
 
 def install(observer: Observer) -> None:
     """Replace ``torch.compile`` and flex attention. Call once, before the script runs."""
-    note = "torch.compile runs eagerly; neighbouring elementwise operators of a compiled region are costed as one kernel"
+    note = (
+        "torch.compile runs eagerly; neighbouring elementwise operators of a compiled region are costed as "
+        "one kernel"
+    )
     native = observer.native
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,8 +63,10 @@ def _replace_flex_attention(observer: Observer) -> None:
         return
     flex: Any = module
 
-    def flex_attention(query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
-                       enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, **extra: Any) -> Any:  # fmt: skip
+    def flex_attention(
+        query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
+        enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, **extra: Any,
+    ) -> Any:  # fmt: skip
         observer.note("flex_attention is costed as flash attention; a block mask counts as causal")
         if enable_gqa:
             repeat = query.shape[1] // key.shape[1]
@@ -72,8 +77,10 @@ def _replace_flex_attention(observer: Observer) -> None:
         )
         return (out, lse) if return_lse else out
 
-    def create_block_mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = "cuda", BLOCK_SIZE: Any = 128,
-                          **extra: Any) -> Any:  # fmt: skip
+    def create_block_mask(
+        mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = "cuda", BLOCK_SIZE: Any = 128,
+        **extra: Any,
+    ) -> Any:  # fmt: skip
         size = BLOCK_SIZE if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE[0]
         rows, columns = -(-Q_LEN // size), -(-KV_LEN // size)
         counts = torch.empty(B or 1, H or 1, rows, dtype=torch.int32, device=device)

@@ -73,9 +73,11 @@ def build(target: Path) -> None:
         objects = []
         for name in SOURCES:
             objects.append(f"{scratch}/{name}.o")
+            include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+            defined = ["-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC"]
             _run([
-                compiler, "-O2", "-std=c++20", "-fPIC", "-w", "-c", str(NATIVE / f"{name}.cpp"), "-o", objects[-1],
-                f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", "-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC",
+                compiler, "-O2", "-std=c++20", "-fPIC", "-w", *include, *defined,
+                "-c", str(NATIVE / f"{name}.cpp"), "-o", objects[-1],
             ])  # fmt: skip
         # Linked beside the target and renamed, so that two processes building at once do not see half a file.
         part = target.with_suffix(f".{os.getpid()}.part")

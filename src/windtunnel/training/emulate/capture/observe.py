@@ -195,13 +195,13 @@ class Observer:
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
         except ImportError:
             return
-        original = module.foreach_reduce
+        original = module.foreach_reduce  # type: ignore[attr-defined]
 
         def foreach_reduce(fsdp_params: Any, unsharded_grads: Any, *args: Any, **kwargs: Any) -> Any:
             self.mark(unsharded_grads, Category.GRADIENT)
             return original(fsdp_params, unsharded_grads, *args, **kwargs)
 
-        module.foreach_reduce = foreach_reduce
+        module.foreach_reduce = foreach_reduce  # type: ignore[attr-defined]
 
     def _mark_resized(self) -> None:
         original = torch.UntypedStorage.resize_
@@ -245,7 +245,8 @@ class Observer:
         kind = what.decode()
         value = {"item": "1 (False for a boolean)", "equal": "True"}.get(kind, "zeros")
         self.note(
-            f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands for the value"
+            f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands "
+            "for the value"
         )
 
     # -- the result
@@ -265,7 +266,10 @@ class Observer:
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
             operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
-            collectives=[read_collective(self.native.wt_row(1, i), rows, groups) for i in range(self.native.wt_row_count(1))],
+            collectives=[
+                read_collective(self.native.wt_row(1, i), rows, groups)
+                for i in range(self.native.wt_row_count(1))
+            ],
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
             settled=self.repeats, warnings=self.warnings,
@@ -297,7 +301,7 @@ class Observer:
         )
         if total:
             buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
-            blocks = np.unique(np.frombuffer(buffer, np.int64))
+            blocks = np.unique(np.frombuffer(bytes(buffer), np.int64))
             category[blocks[blocks < count]] = int(Category.COMMUNICATION)
         for block, mark in marks.items():
             if block < count:

@@ -29,7 +29,10 @@ def _argument(value: Any) -> Any:
     return value
 
 
-_DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Byte": "uint8", "Bool": "bool", "Char": "int8"}  # fmt: skip
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Byte": "uint8", "Bool": "bool", "Char": "int8",
+}  # fmt: skip
 
 
 def read_collective(text: bytes, rows: dict[str, int], groups: list[Group]) -> Collective:
@@ -38,6 +41,7 @@ def read_collective(text: bytes, rows: dict[str, int], groups: list[Group]) -> C
     index = rows[row["g"]]
     peer = row["p"]
     return Collective(
-        kind=row["k"], group=index, in_bytes=row["i"], out_bytes=row["o"], dtype=_DTYPES.get(row["t"], row["t"].lower()),
+        kind=row["k"], group=index, in_bytes=row["i"], out_bytes=row["o"],
+        dtype=_DTYPES.get(row["t"], row["t"].lower()),
         peer=groups[index].ranks[peer] if peer >= 0 else -1, backend="gloo" if row["h"] else "nccl",
     )  # fmt: skip

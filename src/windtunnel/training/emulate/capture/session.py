@@ -1,5 +1,4 @@
-"""Starts the worker, sends it ranks, and takes their slices: the capture as the rest of the package sees it.
-"""
+"""Starts the worker, sends it ranks, takes their slices: the capture as the rest of the package sees it."""
 
 from __future__ import annotations
 
@@ -55,8 +54,9 @@ class Session:
     """
 
     def __init__(
-        self, script: Script, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2, timeout: float = 900.0,
-        max_steps: int = MAX_STEPS, progress: Callable[[int, int], None] | None = None,
+        self, script: Script, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2,
+        timeout: float = 900.0, max_steps: int = MAX_STEPS,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         script.check()
         self.script, self.cluster = script, cluster
@@ -104,7 +104,8 @@ class Session:
         request = {
             "number": self.requests,
             "script": str(self.script.path), "arguments": list(self.script.arguments), "ranks": list(ranks),
-            "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host, "directory": str(directory),
+            "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host,
+            "directory": str(directory),
             "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
             "settled": self.settled,
         }  # fmt: skip

@@ -62,7 +62,12 @@ def install(native: ctypes.CDLL) -> None:
     for module in (cuda, cuda.streams):
         module.Stream = Stream
         module.Event = Event
-    cuda.set_stream = lambda stream: stream is not None and torch.accelerator.set_stream(stream)
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            torch.accelerator.set_stream(stream)
+
+    cuda.set_stream = set_stream
     cuda.current_stream = lambda device=None: Stream(
         stream_id=native.wt_stream(), device_index=native.wt_exchange_device(-1), device_type=1
     )

@@ -29,8 +29,7 @@ class Surface:
 
 
 def install(surface: Surface) -> None:
-    """Give torch a CUDA device. Call once in a process, after torch is imported and before the script runs.
-    """
+    """Give torch a CUDA device. Call once in a process, after torch is imported, before the script runs."""
     native, device = surface.native, surface.device
     _supply_functions(surface)
     streams.install(native)
@@ -53,10 +52,12 @@ def _supply_functions(surface: Surface) -> None:
     memory = int(device.memory_bytes)
     properties = SimpleNamespace(
         name=device.torch_name, major=device.capability[0], minor=device.capability[1], total_memory=memory,
-        multi_processor_count=device.sm_count, L2_cache_size=device.l2_bytes, warp_size=32, is_integrated=False,
-        is_multi_gpu_board=False, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+        multi_processor_count=device.sm_count, L2_cache_size=device.l2_bytes, warp_size=32,
+        is_integrated=False, is_multi_gpu_board=False,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024,
         regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
-        shared_memory_per_multiprocessor=233472, gcnArchName="", uuid="GPU-00000000-0000-0000-0000-000000000000",
+        shared_memory_per_multiprocessor=233472, gcnArchName="",
+        uuid="GPU-00000000-0000-0000-0000-000000000000",
         pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
     )  # fmt: skip
 
@@ -88,7 +89,9 @@ def _supply_functions(surface: Surface) -> None:
         return {
             **dict.fromkeys(same, pair),
             **dict.fromkeys(none, zero),
-            "oversize_allocations": unused, "oversize_segments": unused, "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0, "max_split_size": -1,
+            "oversize_allocations": unused, "oversize_segments": unused,
+            "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0,
+            "max_split_size": -1,
         }  # fmt: skip
 
     def stream_triple(index: int) -> tuple[int, int, int]:

@@ -153,7 +153,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
         LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)),
         GROUP_RANK=str(rank // request.devices_per_host),
-        ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+        ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip
     mailbox = Mailbox(directory, rank, earlier)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 
 from windtunnel.training.emulate.capture.mailbox import Mailbox
 from windtunnel.training.emulate.graph import Group
@@ -70,7 +70,7 @@ class _Backend(metaclass=_AnyFake):
     Options = _Options
 
     def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
-        return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+        return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())  # type: ignore[call-arg]
 
 
 def _pretend_backends() -> None:
@@ -101,7 +101,7 @@ def _start_without_peers(world: World, device_type: str) -> None:
                     f"init_process_group({key}={given}): the emulated world gives {key} {expected}"
                 )
         kept = {key: kwargs[key] for key in ("timeout", "group_name") if key in kwargs}
-        original(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size, **kept)
+        original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **kept)
         world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
 
     for module in (dist, c10d):
@@ -159,7 +159,8 @@ def _carry_objects(world: World) -> None:
         known, content = world.mailbox.read(sender, topic(kind, group))
         if not known:
             world.note(
-                f"{kind}: rank {sender} is not captured before this rank; this rank's own object stands for its"
+                f"{kind}: rank {sender} is not captured before this rank; this rank's own object stands for "
+                "its"
             )
             return own
         return content
@@ -232,13 +233,21 @@ def _carry_objects(world: World) -> None:
         known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
         if not known:
             raise NotImplementedError(
-                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank is not captured before "
-                f"rank {world.rank}, so what it sends is unknown; name both with --ranks, the sender first"
+                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank is "
+                f"not captured before rank {world.rank}, so what it sends is unknown; name both with "
+                "--ranks, the sender first"
             )
         object_list[:] = content
         return sender
 
-    for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list, recv_object_list):  # fmt: skip
+    for function in (
+        all_gather_object,
+        gather_object,
+        broadcast_object_list,
+        scatter_object_list,
+        send_object_list,
+        recv_object_list,
+    ):
         for module in (dist, c10d):
             setattr(module, function.__name__, function)
 
@@ -280,13 +289,14 @@ def _agree_on_shapes(world: World) -> None:
             # are reported.
             stage_index, meta = sent[-1]
             world.note(
-                f"pipeline stage {self.stage_index} takes what stage {stage_index} sends to have the shape of its input"
+                f"pipeline stage {self.stage_index} takes what stage {stage_index} sends to have the shape "
+                "of its input"
             )
             return meta
         raise NotImplementedError(
-            f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, which cannot be emulated "
-            f"because rank {sender} is not captured before rank {world.rank}; use --ranks auto, or pass input_args and "
-            "output_args to PipelineStage"
+            f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, "
+            f"which cannot be emulated because rank {sender} is not captured before rank {world.rank}; use "
+            "--ranks auto, or pass input_args and output_args to PipelineStage"
         )
 
     pipeline: Any = schedules._PipelineSchedule
@@ -304,11 +314,12 @@ def _trust_replicas() -> None:
 
     for module in (ddp, dist, c10d, torch.distributed.utils):
         if hasattr(module, "_verify_param_shape_across_processes"):
-            module._verify_param_shape_across_processes = verified
+            module._verify_param_shape_across_processes = verified  # type: ignore[attr-defined]
     if hasattr(dist, "_verify_params_across_processes"):
         dist._verify_params_across_processes = verified  # type: ignore[assignment]
 
-    # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on the device.
+    # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on
+    # the device.
     import torch.distributed.tensor._random as random
 
     tracker: Any = random.OffsetBasedRNGTracker
