@@ -84,8 +84,7 @@ def _queue_name(program: StepProgram, queue: int, timing: Timing, colour: int) -
         return "compute"
     if stream < COMM_STREAM:
         calls = np.flatnonzero((program.program.queue == queue) & program.is_join)
-        carries = f" ({_name(timing, colour, int(calls[0]))})" if len(calls) else ""
-        return f"stream {stream}{carries}"
+        return _name(timing, colour, int(calls[0])) if len(calls) else f"stream {stream}"
     first = int(np.flatnonzero(program.program.queue == queue)[0])
     kind, _, label = _name(timing, colour, first).partition(" ")
     way = f" {kind}" if kind in ("send", "recv") else ""
