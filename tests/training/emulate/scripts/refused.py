@@ -71,6 +71,10 @@ def case_rpc():
     rpc.init_rpc("worker0", rank=0, world_size=2)
 
 
+def case_sparse():
+    return torch.ones(4, 4, device="cuda").to_sparse()
+
+
 def case_triton():
     import triton
 

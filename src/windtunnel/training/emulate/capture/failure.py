@@ -47,6 +47,10 @@ def sentence(error: BaseException) -> str:
     message = lines[0] if lines else ""
     if isinstance(error, NotImplementedError) and message.startswith(SIGN):
         return where(error) + message.removeprefix(SIGN)
+    backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
+    if backend is not None:
+        operator, kind = backend.groups()
+        return f"{where(error)}{operator} cannot be emulated because {kind} tensors have no shape functions"
     text = f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "triton":
         text += "; a kernel written in Triton cannot be emulated"

@@ -215,6 +215,10 @@ def _run_script(request: Request, rank: int, observer: Any) -> int:
         return 3
     if not observer.steps:
         observer.note("the script ended without an optimiser step: all of it is reported as one step")
+    elif len(observer.steps) == 1:
+        observer.note(
+            "the script ended after one step: its set-up is part of what is reported; let it run three"
+        )
     _write(directory, rank, observer)
     return 0
 

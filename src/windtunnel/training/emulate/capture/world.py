@@ -158,10 +158,7 @@ def _carry_objects(world: World) -> None:
             return own
         known, content = world.mailbox.read(sender, topic(kind, group))
         if not known:
-            world.note(
-                f"{kind}: rank {sender} is not captured before this rank; this rank's own object stands for "
-                "its"
-            )
+            world.note(f"{kind}: ranks that are not captured earlier are taken to say what this rank says")
             return own
         return content
 

@@ -280,11 +280,14 @@ static int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const 
   const int64_t head = q.size(-1);
   const bool shapes = q.dim() == 4 && k.dim() == 4 && q.size(-2) > 0 && k.size(-2) > 0;
   const bool same_heads = shapes && q.size(1) == k.size(1);
-  if (context.userEnabledFlashSDP() && shapes && g_capability >= 80 && half && !mask && head <= 256 && head % 8 == 0 &&
-      v.size(-1) == head && (same_heads || gqa))
+  const bool same_batch = shapes && q.size(0) == k.size(0) && q.size(0) == v.size(0);
+  const bool square = shapes && q.size(-2) == k.size(-2);
+  // The flash kernel pads heads to a multiple of 8 itself; its causal mask needs as many queries as keys.
+  if (context.userEnabledFlashSDP() && same_batch && g_capability >= 80 && half && !mask && head <= 256 &&
+      v.size(-1) == head && (same_heads || gqa) && !(causal && !square))
     return 1;
   const bool efficient_dtype = half || dtype == at::kFloat;
-  if (context.userEnabledMemEfficientSDP() && shapes && same_heads && !gqa && efficient_dtype && g_capability >= 50 &&
+  if (context.userEnabledMemEfficientSDP() && same_batch && same_heads && !gqa && efficient_dtype && g_capability >= 50 &&
       head % (dtype == at::kFloat ? 4 : 8) == 0 && !(mask && mask->requires_grad()))
     return 2;
   return 0;
