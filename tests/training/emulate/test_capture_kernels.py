@@ -60,3 +60,8 @@ def test_streams_wait_for_each_other(slice_: Slice) -> None:
         assert len(recorded) == 1 and recorded["ref"].tolist() == waited["ref"].tolist()
     kept = events[events["kind"] == EventKind.RECORD_STREAM]
     assert kept["stream"].tolist() == [side]
+
+
+def test_an_operator_of_the_script_is_answered_by_its_fake_implementation(slice_: Slice) -> None:
+    (own,) = [op for _, op in operators(slice_) if op.name == "mine.scale.default"]
+    assert own.inputs[0].shape == own.outputs[0].shape == (5, 5) and own.inputs[1] == 2.0

@@ -37,3 +37,19 @@ with torch.cuda.stream(side):
 x.record_stream(side)
 torch.cuda.current_stream().wait_stream(side)
 y + x
+
+
+@torch.library.custom_op("mine::scale", mutates_args=(), device_types="cuda")
+def scale(x: torch.Tensor, by: float) -> torch.Tensor:
+    raise RuntimeError("a kernel of a device that is not there")
+
+
+@scale.register_fake
+def _(x, by):
+    return torch.empty_like(x)
+
+
+scale.register_autograd(lambda context, grad: (grad * 2, None))
+z = torch.ones(5, 5, device="cuda", requires_grad=True)
+scale(z, 2.0).sum().backward()
+assert z.grad.shape == z.shape

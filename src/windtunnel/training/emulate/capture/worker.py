@@ -143,7 +143,16 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 
 
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
-    from windtunnel.training.emulate.capture import compiled, host, refusals, saving, shapes, surface, world
+    from windtunnel.training.emulate.capture import (
+        compiled,
+        custom,
+        host,
+        refusals,
+        saving,
+        shapes,
+        surface,
+        world,
+    )
     from windtunnel.training.emulate.capture.mailbox import Mailbox
     from windtunnel.training.emulate.capture.observe import Observer
 
@@ -182,6 +191,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         shapes.install(observer.note)
         refusals.install()
         saving.install(observer.note)
+        custom.install(native)
     native.wt_record_on(1)
     return observer
 
