@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from windtunnel.errors import ScriptError, UserError
-
 
 @dataclass(frozen=True)
 class Row:
@@ -54,7 +52,7 @@ def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
     try:
         for row in produce():
             rows.append(row)
-    except (UserError, ScriptError, OSError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever it is, the other sections go on
         reason = f"{type(error).__name__}: {error}"
         rows.append(left_out(section, f"{section} (failed)", reason.splitlines()[0]))
     return rows
