@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.errors import UserError
@@ -118,7 +118,7 @@ def fly(
         classes=classes,
         world=world,
         timing=timing,
-        first_iteration_s=first_iteration(classes, costs),
+        first_iteration_s=first_iteration(classes, cluster, costs),
         memory=memory,
         work=work,
         wall_time_s=time.monotonic() - began,
@@ -169,15 +169,9 @@ def device_memory(
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 
-def first_iteration(classes: Classes, costs: Costs) -> float:
-    """A lower bound of the first iteration: the operators of everything up to the end of the first step,
-    set-up included, on the busiest class. Compilation, allocation and communicator set-up are not in it."""
-    longest = 0.0
-    for row, cls in enumerate(classes.classes):
-        begin, end = cls.slice.steps[0]
-        events = cls.slice.events[begin:end]
-        ops = events[events["kind"] == 0]
-        device = float(costs.operators[row][ops["ref"]].sum())
-        host = float(costs.host_operators[row][ops["ref"], ops["phase"]].sum())
-        longest = max(longest, device, host)
-    return longest
+def first_iteration(classes: Classes, cluster: Cluster, costs: Costs) -> float:
+    """Seconds of everything up to the end of the first step, set-up on the device included, replayed as the
+    steady step is. Reading data, compilation, and the set-up of communicators are not in it."""
+    early = [replace(cls, slice=replace(cls.slice, steps=cls.slice.steps[:1])) for cls in classes.classes]
+    world = stitch(replace(classes, classes=early))
+    return replay_world(world, cluster, costs).iteration_time_s

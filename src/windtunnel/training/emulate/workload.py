@@ -70,19 +70,24 @@ def _dtype(op: Operator) -> str:
 
 
 def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
-    """Entries looked up, in the table that is asked most. On CUDA a look-up is an ``index_select`` like
-    others, so its gradient is counted."""
+    """Entries of sequences looked up, in the table that is asked most.
+
+    On CUDA a look-up is an ``index_select`` like others, so its gradient is counted. Indices without a
+    sequence dimension (bags) are no tokens.
+    """
     count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
     asked: dict[tuple[str, object], float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
         tensors = op.tensors()
         name = base_name(op.name)
-        if name == "embedding_dense_backward" and len(tensors) > 1:
-            # One for each look-up of a table that is trained: (gradient, indices, rows of the table, …).
-            asked[name, op.inputs[2]] += float(count[row]) * tensors[1].numel
-        elif name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only") and len(tensors) > 1:
-            asked[name, tensors[0].shape] += float(count[row]) * tensors[1].numel
+        if name not in ("embedding", "embedding_dense_backward") or len(tensors) < 2:
+            continue
+        indices = tensors[1]
+        if len(indices.shape) >= 2:
+            # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
+            table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
+            asked[name, table] += float(count[row]) * indices.numel
     return max(asked.values(), default=0.0)
 
 
