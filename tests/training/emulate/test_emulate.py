@@ -1,0 +1,160 @@
+"""The whole path, from the command line to the files of a run, on the debug Llama."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from windtunnel.cli.main import app
+from windtunnel.report.chakra import read_graph
+from windtunnel.store import Store
+
+ROOT = Path(__file__).parents[3]
+LLAMA = str(ROOT / "examples" / "train_llama.py")
+BATCH, SEQ, LAYERS = 2, 64, 4
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("WINDTUNNEL_HOME", str(folder))
+        yield folder
+
+
+def emulate(*words: str) -> Result:
+    return CliRunner().invoke(app, ["emulate", *words])
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def fsdp(home: Path) -> dict[str, Any]:
+    words = [
+        "--cluster",
+        "h100-sxm:2x4",
+        "--json",
+        LLAMA,
+        "--size",
+        "debug",
+        "--seq",
+        str(SEQ),
+        "--batch",
+        str(BATCH),
+    ]
+    return summary_of(emulate(*words))
+
+
+@pytest.fixture(scope="module")
+def pipeline(home: Path) -> dict[str, Any]:
+    words = [
+        "--cluster",
+        "h100-sxm:2x4",
+        "--json",
+        "--no-report",
+        LLAMA,
+        "--size",
+        "debug",
+        "--seq",
+        str(SEQ),
+    ]
+    return summary_of(emulate(*words, "--pp", "2", "--tp", "2"))
+
+
+def test_summary_has_the_documented_fields(fsdp: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "summary.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+    fields = {
+        name.strip("`"): set(re.findall(r"^\| `([^`]+)` \|", body, re.M)) for name, body in sections.items()
+    }
+    assert set(fsdp) == fields["Top level"]
+    for name in ("versions", "command", "cluster", "replay"):
+        assert set(fsdp[name]) == fields[name]
+    for name in ("ranks", "collectives", "operators"):
+        assert all(set(row) == fields[name] for row in fsdp[name])
+
+
+def test_parts_add_up(fsdp: dict[str, Any], pipeline: dict[str, Any]) -> None:
+    for summary in (fsdp, pipeline):
+        assert math.isclose(sum(summary["critical_path"].values()), summary["iteration_time_s"], rel_tol=1e-9)
+        ranks = sorted(rank for row in summary["ranks"] for rank in row["members"])
+        assert ranks == list(range(summary["world_size"]))
+        for row in summary["ranks"]:
+            assert (
+                sum(row["by_category"].values()) == row["peak_allocated_bytes"] <= row["peak_reserved_bytes"]
+            )
+    assert pipeline["critical_path"]["pipeline_bubble"] > 0
+    assert {row["name"].split()[0] for row in pipeline["ranks"]} == {"pp=0", "pp=1"}
+
+
+def test_tokens_are_those_of_all_data_parallel_ranks(fsdp: dict[str, Any], pipeline: dict[str, Any]) -> None:
+    assert fsdp["tokens_per_iteration"] == 8 * BATCH * SEQ
+    # Two of eight ranks are data parallel beside two stages and two tensor parallel ranks; four microbatches.
+    assert pipeline["tokens_per_iteration"] == 2 * 4 * SEQ
+
+
+def test_files_of_a_run(fsdp: dict[str, Any]) -> None:
+    folder = Path(fsdp["directory"])
+    assert json.loads((folder / "summary.json").read_text())["run_id"] == fsdp["run_id"]
+    with gzip.open(folder / "timeline.json.gz", "rt") as file:
+        assert any(event["ph"] == "X" for event in json.load(file)["traceEvents"])
+    assert fsdp["run_id"] in (folder / "report.html").read_text(encoding="utf-8")
+    graphs = [read_graph(path) for path in sorted((folder / "graph").glob("*.et"))]
+    assert len(graphs) == len(fsdp["ranks"])
+    assert all(len(graph) for graph in graphs)
+    run = Store.open().get(fsdp["run_id"])
+    assert run.status == "done"
+    assert run.summary is not None
+    assert run.summary["iteration_time_s"] == fsdp["iteration_time_s"]
+
+
+def test_same_inputs_same_times(fsdp: dict[str, Any], home: Path) -> None:
+    words = ["--cluster", "h100-sxm:2x4", "--json", "--no-report", LLAMA, "--size", "debug"]
+    again = summary_of(emulate(*words, "--seq", str(SEQ), "--batch", str(BATCH)))
+    for field in ("iteration_time_s", "first_iteration_time_s", "critical_path", "ranks", "collectives"):
+        assert again[field] == fsdp[field]
+
+
+def test_a_slow_host_and_a_slow_network_cost_time(fsdp: dict[str, Any], home: Path) -> None:
+    script = [LLAMA, "--size", "debug", "--seq", str(SEQ), "--batch", str(BATCH)]
+    slow = summary_of(
+        emulate("--cluster", "h100-sxm:2x4", "--slow", "host=1:3", "--json", "--no-report", *script)
+    )
+    network = summary_of(
+        emulate("--cluster", "h100-sxm:2x4,nic=ethernet-1", "--json", "--no-report", *script)
+    )
+    assert slow["iteration_time_s"] > 1.5 * fsdp["iteration_time_s"]
+    assert network["iteration_time_s"] > fsdp["iteration_time_s"]
+    assert [row["peak_allocated_bytes"] for row in network["ranks"]] == [
+        row["peak_allocated_bytes"] for row in fsdp["ranks"]
+    ]
+
+
+def test_what_does_not_fit_is_said_with_the_module(home: Path) -> None:
+    words = ["--cluster", "t4:1x1", "--json", "--no-report", LLAMA, "--size", "debug", "--dtype", "fp32"]
+    summary = summary_of(emulate(*words, "--seq", "2048", "--batch", "512"))
+    (row,) = summary["ranks"]
+    assert not row["fits"]
+    assert row["headroom_bytes"] < 0
+    assert row["oom"]["requested_bytes"] > 0
+
+
+def test_a_failed_run_is_kept_as_failed(home: Path, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise ValueError('no data')\n")
+    result = CliRunner().invoke(app, ["emulate", str(script)])
+    assert result.exception is not None
+    newest = Store.open().list(1, None)[0]
+    assert newest.status == "failed"
+    assert "no data" in (newest.error or "")
