@@ -99,7 +99,7 @@ def _communication(nodes: GraphNodes) -> list[Communication]:
         kind = int(nodes.type[node])
         known = nodes.attributes[int(nodes.attribute[node])]
         word = {COMM_SEND: "send", COMM_RECV: "recv"}.get(kind) or _collective(known.get("comm_type", 0))
-        key = (word, str(known.get("pg_name", "")))
+        key = (word, str(known.get("group") or known.get("pg_name", "")))
         counts[key] += 1
         total[key] += int(known.get("comm_size", 0))
         spent[key] += float(nodes.duration[node])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from windtunnel.errors import UserError
 from windtunnel.training.emulate.capture import native_library
 
 
@@ -23,6 +27,15 @@ def test_the_shipped_table_of_operators_is_that_of_torch() -> None:
     assert native_library.read_operator_table().decode().split() == names
     assert {"mm", "add.out", "_fused_adamw_", "convolution", "_flash_attention_forward"} <= set(names)
     assert "linear" not in names, "composite operators decompose before they reach a device"
+
+
+def test_a_cuda_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    monkeypatch.setattr(native_library, "torch_directory", lambda: tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(UserError, match=r"CUDA build.* CPU build of torch"):
+        native_library.load()
 
 
 def test_the_library_comes_before_torch() -> None:

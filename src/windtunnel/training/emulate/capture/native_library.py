@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def torch_version() -> str:
 
 
 def library_name(version: str) -> str:
-    return f"absent-torch{version}-{source_digest()}.so"
+    return f"absent-torch{version}-{platform.machine()}-{source_digest()}.so"
 
 
 def build(target: Path) -> None:
@@ -117,11 +118,16 @@ def load() -> ctypes.CDLL:
 
     Raises:
         RuntimeError: torch is imported already.
-        UserError: see `locate`.
+        UserError: torch is a CUDA build; or see `locate`.
     """
     if "torch" in sys.modules:
         raise RuntimeError("the absent device must be loaded before torch is imported")
     lib = torch_directory() / "lib"
+    if (lib / "libtorch_cuda.so").exists():
+        raise UserError(
+            "the installed PyTorch is a CUDA build, which brings a device layer of its own: emulate from an"
+            f" environment with the CPU build of torch {torch_version()}"
+        )
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(lib / name), mode=ctypes.RTLD_GLOBAL)
     native = ctypes.CDLL(str(locate()), mode=ctypes.RTLD_GLOBAL)
