@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 # What these keep for themselves from their import on is no part of the job.
 import torch.distributed.fsdp
@@ -87,10 +88,18 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    # Taking gloo down can deadlock: the group's destructor joins a thread that may want the interpreter's
+    # lock to release a tensor. So the groups live as long as the process, which ends without destructors.
+    dist.destroy_process_group = lambda group=None: None
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
         Path(folder, f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(figures))
+    if dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
