@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from windtunnel.training.emulate.bench.jobs import step_order
+from windtunnel.training.emulate.bench.jobs import step_calls, step_order
 from windtunnel.training.emulate.cost.calibrate import measure_operators, measure_overhead, measure_sharding
+from windtunnel.training.emulate.cost.calibrate.gloo import measure_calls
 from windtunnel.training.emulate.cost.profile import save_profile
 
 
@@ -33,6 +34,9 @@ def main() -> None:
     dist.barrier()
     profile = measure_operators(slice_.operators, "cpu", 1, order=step_order(slice_), seconds=float(seconds))
     profile.host_overhead = overhead
+    if dist.get_world_size() > 1:
+        dist.barrier()
+        profile.collectives = measure_calls(step_calls(slice_))
     save_profile(profile, Path(folder, f"{os.environ['RANK']}.json"))
     dist.barrier()
     dist.destroy_process_group()

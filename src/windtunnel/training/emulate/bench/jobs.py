@@ -17,6 +17,7 @@ import numpy as np
 from windtunnel.cluster.load import load_cluster
 from windtunnel.errors import ScriptError, UserError
 from windtunnel.training.emulate.capture.session import Script, Session
+from windtunnel.training.emulate.cost.collectives import full_bytes
 from windtunnel.training.emulate.graph import EventKind, Slice
 
 PACKAGE = "windtunnel.training.emulate.bench"
@@ -99,6 +100,14 @@ def step_order(slice_: Slice) -> list[int]:
     events = slice_.events[slice(*slice_.steady)]
     rows: list[int] = events["ref"][events["kind"] == EventKind.OP].tolist()
     return rows
+
+
+def step_calls(slice_: Slice) -> list[tuple[str, int]]:
+    """The distinct collectives of the steady step: kind, and bytes as costs count them."""
+    events = slice_.events[slice(*slice_.steady)]
+    rows = np.unique(events["ref"][events["kind"] == EventKind.COLLECTIVE])
+    calls = [slice_.collectives[row] for row in rows.tolist()]
+    return sorted({(c.kind, full_bytes(c, len(slice_.groups[c.group].ranks))) for c in calls})
 
 
 def peak_bytes(slice_: Slice) -> int:

@@ -10,13 +10,11 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import Job, capture_one, launch, run_for_real, save
 from windtunnel.training.emulate.bench.rows import Row, left_out
-from windtunnel.training.emulate.cost.calibrate import measure_gloo
 from windtunnel.training.emulate.cost.profile import Profile, read_profile
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.run import costs_of
@@ -74,14 +72,11 @@ def compare(job: Job, repeats: int, steps: int, seconds: float) -> tuple[float, 
 
 
 def calibrated(job: Job, slice_: Slice, seconds: float) -> Profile:
-    """A profile of this machine for the operators of ``slice_``, with ``job.world`` cores busy."""
+    """A profile of this machine for the calls of ``slice_``, with ``job.world`` cores busy."""
     with tempfile.TemporaryDirectory() as folder:
         save(slice_, Path(folder, "slice.pkl"))
         launch(job.world, "calibration", f"{folder}/slice.pkl", folder, str(seconds))
-        profile = read_profile(Path(folder, "0.json"))
-    if job.world > 1:
-        profile = replace(profile, collectives=measure_gloo(job.world, quick=True))
-    return profile
+        return read_profile(Path(folder, "0.json"))
 
 
 def emulated_timing(job: Job, slice_: Slice, profile: Profile) -> Timing:

@@ -143,12 +143,13 @@ def replay_world(
 def compile_steps(world: World, cluster: Cluster, costs: Costs) -> list[StepProgram]:
     """The steady step of each class as a program, at the given costs."""
     on_host = cluster.host.device.kind == "cpu"
+    spare = cluster.host.cpu_cores > cluster.host.devices
     programs = []
     for row, cls in enumerate(world.classes.classes):
         seconds, host = event_seconds(
             cls.slice, costs.operators[row], costs.host_operators[row], costs.host_events[row]
         )
-        programs.append(step_program(cls.slice, seconds, host, on_host))
+        programs.append(step_program(cls.slice, seconds, host, on_host, spare_cores=spare))
     return programs
 
 

@@ -88,7 +88,12 @@ class StepProgram:
 
 
 def step_program(
-    slice_: Slice, op_seconds: Floats, host_seconds: Floats, on_host: bool = False, copies: int = COPIES
+    slice_: Slice,
+    op_seconds: Floats,
+    host_seconds: Floats,
+    on_host: bool = False,
+    copies: int = COPIES,
+    spare_cores: bool = True,
 ) -> StepProgram:
     """Compile the steady step.
 
@@ -97,6 +102,8 @@ def step_program(
         host_seconds: host seconds that each event of the steady step costs; [n].
         on_host: the device is a CPU, whose operators run on the host thread.
         copies: how often the step is repeated.
+        spare_cores: with ``on_host``, whether the threads that move messages have cores of their own. Where
+            they have not, a message takes its time from the operators, however asynchronous it is.
     """
     begin, end = slice_.steady
     events = slice_.events[begin:end]
@@ -108,6 +115,8 @@ def step_program(
     if is_call.any():
         host_stream = _host_streams(slice_, on_host)[events["ref"][is_call]]
         where[is_call] = np.where(host_stream >= 0, host_stream, stream[is_call])
+        if on_host and not spare_cores:
+            where[is_call] = HOST
 
     event = np.flatnonzero(is_op | is_call | is_sync)
     node_stream = where[event]

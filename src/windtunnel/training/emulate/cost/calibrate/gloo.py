@@ -18,6 +18,7 @@ import torch.distributed as dist
 from windtunnel.errors import ScriptError
 
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+COLD_BYTES = 16 << 20
 Row = tuple[str, int, int, float]
 
 
@@ -43,6 +44,23 @@ def measure_gloo(world: int = 2, threads: int = 1, *, quick: bool = False) -> li
         if process.returncode:
             raise ScriptError(f"gloo among {world} processes of this machine failed", errors)
     return [(str(k), int(w), int(b), float(s)) for k, w, b, s in json.loads(outputs[0][0])]
+
+
+def measure_calls(calls: list[tuple[str, int]], repeats: int = 25) -> list[Row]:
+    """(kind, world, bytes, seconds) of each (kind, bytes) of ``calls`` among the ranks of the default group.
+
+    To be called by all of them, which are otherwise busy as in the job: between two samples each walks
+    through memory larger than its cache, so that buffers are as cold as a job's. Kinds unknown here are left
+    out.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    other_work = torch.ones(COLD_BYTES // 4)
+    rows: list[Row] = []
+    for kind, nbytes in calls:
+        call = dist.barrier if kind == "barrier" else _calls(max(4 * world, nbytes), world, rank).get(kind)
+        if call is not None:
+            rows.append((kind, world, nbytes, _seconds(call, repeats, lambda: other_work.add_(1.0))))
+    return rows
 
 
 def _work(store: str, world: int, threads: int, rank: int, sizes: list[int]) -> list[Row]:
@@ -82,10 +100,12 @@ def _calls(nbytes: int, world: int, rank: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of ``call`` made by all ranks at about the same time."""
+def _seconds(call: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> float:
+    """Median seconds of ``call`` made by all ranks at about the same time, each after ``before``."""
     samples = []
     for _ in range(repeats):
+        if before is not None:
+            before()
         dist.barrier()
         begin = perf_counter()
         call()

@@ -12,7 +12,7 @@ On a GPU calls are queued behind a kernel that only waits, so that the host's la
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -83,11 +83,15 @@ class _Runner:
         self.stock: dict[tuple[Key, int], deque[torch.Tensor]] = {}
         self.stock_bytes = 0
         self.recent: dict[Key, deque[torch.Tensor]] = {}
+        self.kept: dict[Key, int] = defaultdict(lambda: RECENT)
 
     def in_order(
         self, order: list[int], seconds: float, progress: Callable[[float], None] | None
     ) -> list[list[float]]:
         """Samples of each operator from passes over ``order`` until ``seconds`` are over, at least three."""
+        made = Counter(_key(out) for row in order for out in self.ops[row].outputs)
+        # About half of what a step makes of a shape is held until backward.
+        self.kept = defaultdict(lambda: RECENT, {key: max(RECENT, count // 2) for key, count in made.items()})
         deadline = perf_counter() + seconds
         begin = perf_counter()
         passes = 0
@@ -131,7 +135,11 @@ class _Runner:
             return False
         op = self.ops[row]
         room = [self.recent.setdefault(_key(out), deque()) for out in op.outputs]
-        old: list[Any] | None = [queue.popleft() for queue in room if len(queue) > RECENT]
+        old: list[Any] | None = [
+            queue.popleft()
+            for out, queue in zip(op.outputs, room, strict=True)
+            if len(queue) > self.kept[_key(out)]
+        ]
         try:
             positional, keywords = self._arguments(plan)
             begin = perf_counter()
@@ -164,7 +172,9 @@ class _Runner:
 
     def _tensor(self, meta: TensorMeta, limit: int, used: set[int]) -> torch.Tensor:
         key = _key(meta)
-        for tensor in reversed(self.recent.get(key, ())):
+        recent = self.recent.get(key, ())
+        # The first argument of a shape is what was made last, still warm; a second one was made long before.
+        for tensor in recent if used else reversed(recent):
             if id(tensor) not in used:
                 return tensor
         turn = self.stock.setdefault((key, limit), deque())
