@@ -153,8 +153,13 @@ class _Runner:
         if keep:
             self.samples[row].append(elapsed)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        for queue, tensor in zip(room, results, strict=False):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+        for out, queue, tensor in zip(op.outputs, room, results, strict=False):
+            # What comes out here need not be what came out where it was captured.
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and str(tensor.dtype) == f"torch.{out.dtype}"
+            ):
                 queue.append(tensor)
         return True
 
