@@ -34,7 +34,7 @@ def grid(quick: bool, torch_device: str) -> dict[str, list[Operator]]:
     return {
         "matmul": [op for d in dtypes for op in _matmuls(d, sizes, limit)],
         "attention": [op for d in (dtypes[:1] if gpu else dtypes) for op in _attention(d, lengths, gpu)],
-        "norm": [op for d, shape in product(dtypes, rows) for op in _norms(d, shape)],
+        "norm": [op for d, shape in product(dtypes, rows) for op in _norms(d, shape, gpu)],
         "elementwise": [op for d, count in product(dtypes, counts) for op in _elementwise(d, count)],
         "reduction": [op for d, shape in product(dtypes, rows) for op in _rows(d, shape)],
         "embedding": [
@@ -91,9 +91,10 @@ def _attention(dtype: str, lengths: tuple[int, ...], gpu: bool) -> list[Operator
     return found
 
 
-def _norms(dtype: str, shape: Shape) -> list[Operator]:
+def _norms(dtype: str, shape: Shape, gpu: bool) -> list[Operator]:
     x, weight = tensor(shape, dtype), tensor(shape[1:], dtype)
-    sums = TensorMeta((shape[0], 1), "float32", (1, 1))
+    # On a CPU the statistics have the dtype of the weight.
+    sums = TensorMeta((shape[0], 1), "float32" if gpu else dtype, (1, 1))
     width = (shape[1],)
     return [
         Operator("aten.native_layer_norm.default", (x, width, weight, weight, 1e-5), (x, sums, sums)),
