@@ -18,7 +18,8 @@ sys.path.insert(0, str(EXAMPLES))  # as for the script of a user, its folder is 
 def run(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
     """``script`` under torchrun for a world above 1, else alone."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    command = [sys.executable, *(launcher if world > 1 else []), str(script), *flags]
+    ending = str(HERE / "ending.py")
+    command = [sys.executable, *(launcher if world > 1 else []), ending, str(script), *flags]
     names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     env = {key: value for key, value in os.environ.items() if key not in names}
     # Port 0 lets the system choose a free one where nobody else has to know it.
