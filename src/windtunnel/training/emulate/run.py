@@ -65,6 +65,7 @@ class Outcome:
     script: Script
     cluster: Cluster
     options: Options
+    profile: Profile | None
     classes: Classes
     world: World
     timing: Timing
@@ -115,6 +116,7 @@ def fly(
         script=script,
         cluster=cluster,
         options=options,
+        profile=profile,
         classes=classes,
         world=world,
         timing=timing,

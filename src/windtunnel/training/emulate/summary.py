@@ -14,7 +14,6 @@ import numpy as np
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.cost.collectives import collective_cost, full_bytes, sharing_of
 from windtunnel.training.emulate.cost.operators import cost_of
-from windtunnel.training.emulate.cost.profile import find_profile
 from windtunnel.training.emulate.graph import Category, EventKind
 from windtunnel.training.emulate.run import Outcome
 from windtunnel.training.emulate.twin.collectives import CollectiveUse
@@ -186,7 +185,7 @@ def _collective(outcome: Outcome, use: CollectiveUse) -> Json:
         cluster,
         backend=call.backend,
         sharing=sharing_of(cluster, placement),
-        profile=find_profile(cluster.host.device.name),
+        profile=outcome.profile,
     )
     return {
         "kind": call.kind,
@@ -211,14 +210,13 @@ def operator_table(outcome: Outcome, most: int = 60) -> list[Json]:
     row = int(outcome.classes.rank_class[outcome.timing.critical_rank])
     slice_ = outcome.classes.classes[row].slice
     device = outcome.cluster.host.device
-    profile = find_profile(device.name)
     events = slice_.events[slice(*slice_.steady)]
     count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
     rows: dict[tuple[str, str], Json] = {}
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
     for index in np.flatnonzero(count):
         op = slice_.operators[index]
-        cost = cost_of(op, device, profile)
+        cost = cost_of(op, device, outcome.profile)
         if cost.source == "free":
             continue
         key = (op.name, str(cost.kind))
