@@ -16,6 +16,7 @@ from windtunnel.cluster.build import EXAMPLE, build
 from windtunnel.cluster.model import Cluster
 from windtunnel.cluster.schema import check, suggest
 from windtunnel.errors import UserError
+from windtunnel.strict_yaml import StrictLoader
 
 # What may stand behind a comma, and where it belongs in a file.
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -80,25 +81,9 @@ def _apply(document: dict[str, Any], option: str, spec: str) -> str:
     return key
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a field given twice is an error: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"field {key.value} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file, accepted is a YAML file or a name like {EXAMPLE}"

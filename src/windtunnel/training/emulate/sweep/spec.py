@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from windtunnel.cluster.schema import suggest
 from windtunnel.errors import UserError
+from windtunnel.strict_yaml import StrictLoader
 from windtunnel.training.emulate.sweep.constraint import Value
 from windtunnel.training.emulate.sweep.grid import expand, typed
 
@@ -133,24 +134,9 @@ def _sentence(error: ValidationError) -> str:
     return f"{shown}, accepted is {ACCEPTED[field[-1]]}"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a field given twice is an error: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"field {key.value} is given twice", problem_mark=key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file, accepted is a sweep file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
