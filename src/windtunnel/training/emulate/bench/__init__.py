@@ -7,10 +7,10 @@ as missed, and a section that fails says why and does not lose the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.bench.rows import Row, guarded
+from windtunnel.training.emulate.bench.rows import Row, all_rows
 
 # Each section's module, imported when it runs: one does not pay for what another needs.
 SECTIONS = {
@@ -29,16 +29,7 @@ def run(
     Raises:
         UserError: a section that there is not.
     """
-    for name in sections:
-        if name not in SECTIONS:
-            raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(SECTIONS)}")
-    chosen = [name for name in SECTIONS if not sections or name in sections]
-    rows: list[Row] = []
-    for place, name in enumerate(chosen):
-        if progress is not None:
-            progress(name, place / len(chosen))
-        rows += guarded(name, lambda name=name: _produce(name, quick))  # type: ignore[misc]
-    return rows
+    return all_rows({name: partial(_produce, name, quick) for name in SECTIONS}, sections, progress)
 
 
 def _produce(name: str, quick: bool) -> Iterator[Row]:
