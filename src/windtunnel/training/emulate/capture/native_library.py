@@ -76,8 +76,10 @@ def build(target: Path) -> None:
             objects.append(f"{scratch}/{name}.o")
             include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
             defined = ["-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC"]
+            # assertions name their files: by their place in torch or here, not on the machine that built this
+            nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
             _run([
-                compiler, "-O2", "-std=c++20", "-fPIC", "-w", *include, *defined,
+                compiler, "-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined,
                 "-c", str(NATIVE / f"{name}.cpp"), "-o", objects[-1],
             ])  # fmt: skip
         # Linked beside the target and renamed, so that two processes building at once do not see half a file.
