@@ -23,14 +23,16 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Rebuild the library of the absent device, which lies built beside its source.
+# Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, the inspector.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.capture.native_library
+	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
+	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.native
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=24'
-	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --editable '.[train,agents,dev]'
 	touch $@
 
 clean:

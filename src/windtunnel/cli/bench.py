@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-CAPABILITIES = ("training.emulate",)
+CAPABILITIES = ("training.emulate", "agents.sandbox")
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    capability: Annotated[str, typer.Argument(help="As in training.emulate.")] = "training.emulate",
+    capability: Annotated[str, typer.Argument(help="Such as agents.sandbox.")] = "training.emulate",
     only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON list.")] = False,

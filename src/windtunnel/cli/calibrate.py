@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    device: str = typer.Argument("cpu", help="A device of the catalogue that this machine has, or 'show'."),
+    device: str = typer.Argument(
+        "cpu", help="A device of the catalogue that this machine has, 'agents.sandbox', or 'show'."
+    ),
     shown: str = typer.Argument("", metavar="[DEVICE]", help="With 'show': the device to tell about."),
     quick: bool = typer.Option(False, "--quick", help="Fewer and smaller shapes: about half a minute."),
     threads: int = typer.Option(1, min=1, help="Threads of each rank on a CPU."),
@@ -31,12 +33,29 @@ def calibrate(
 
     'calibrate show DEVICE' prints the profile's origin and every parameter of the cost model with its source.
     """
+    if device == "agents.sandbox":
+        _measure_sandboxes(quick)
+        return
     if device == "show":
         _show(_device(shown or "cpu"))
         return
     if shown:
         raise UserError(f"calibrate: argument {shown!r} is one too many, accepted is DEVICE or show DEVICE")
     _measure(_device(device), quick, threads, operators)
+
+
+def _measure_sandboxes(quick: bool) -> None:
+    from windtunnel.agents.sandbox.calibrate import calibrate as measure
+    from windtunnel.agents.sandbox.calibrate import cost_table
+
+    console = Console(stderr=True)
+    with console.status("measuring sandboxes") as status:
+        profile = measure(
+            quick=quick,
+            progress=lambda part, fraction: status.update(f"measuring sandboxes: {part} {fraction:.0%}"),
+        )
+    Console().print(cost_table(profile))
+    typer.echo(f"{profile.origin}: {profile.path}")
 
 
 def _device(name: str) -> Device:

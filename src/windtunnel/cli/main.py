@@ -13,11 +13,11 @@ from windtunnel.errors import ScriptError, UserError
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
 # imports what is heavy (torch, plotly) only when it runs.
-VERBS = ("emulate", "sweep", "runs", "graph", "cluster", "calibrate", "bench")
+VERBS = ("emulate", "sweep", "runs", "graph", "cluster", "calibrate", "bench", "sandbox")
 
 app = typer.Typer(
     name="windtunnel",
-    help="Put a real training job into a cluster that you do not have, and see how it flies.",
+    help="Put a real training job or agent sandbox into a cluster that you do not have; see how it flies.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,

@@ -1,0 +1,1 @@
+"""Agents: what runs under an agent's hands, and how to keep it."""

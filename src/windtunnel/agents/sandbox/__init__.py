@@ -1,0 +1,46 @@
+"""Agent sandboxes that survive: checkpoint, restore, fork and roll back files, processes and shells.
+
+    from windtunnel.agents.sandbox import Host, Spec
+
+    with Host() as host:
+        box = host.create(Spec("demo"))
+        with box.turn():
+            box.run("echo hello > /workspace/a")
+        forks = host.fork("demo", 4)
+
+``Host`` works in this process, ``connect`` speaks to a daemon. Source: Crab (arXiv 2604.28138); what differs
+from it is said where it does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.client import connect, connect_async
+    from windtunnel.agents.sandbox.live.box import Box
+    from windtunnel.agents.sandbox.live.effects import Journal
+    from windtunnel.agents.sandbox.live.host import Host
+    from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass, TurnResult
+
+_PLACES = {
+    "Box": "live.box",
+    "Host": "live.host",
+    "Journal": "live.effects",
+    "Limits": "model",
+    "Spec": "model",
+    "TurnClass": "model",
+    "TurnResult": "model",
+    "connect": "client",
+    "connect_async": "client",
+}
+
+__all__ = ["Box", "Host", "Journal", "Limits", "Spec", "TurnClass", "TurnResult", "connect", "connect_async"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: the command line must not load a host to speak to a daemon."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -1,0 +1,239 @@
+"""A pool of hosts as Ray actors: sandboxes on the nodes of a Ray cluster.
+
+Each node has one ``SandboxActor``, a client of that node's daemon. So an actor that dies loses nothing: the
+daemon and its sandboxes run on, and the actor that Ray starts anew finds them. A sandbox stays on its node,
+and so do its forks, because that is where its checkpoints are; ``Pool.move`` takes one to another node by an
+export that both can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from windtunnel.agents.sandbox.model import Manifest, Spec, TurnResult
+from windtunnel.agents.sandbox.views import BoxInfo
+from windtunnel.errors import UserError
+
+CONCURRENT = 256
+"""Calls that one actor takes at a time: a command occupies one until it ends."""
+OF_BOX = frozenset(
+    {
+        "checkpoint",
+        "diff",
+        "get",
+        "info",
+        "listdir",
+        "log",
+        "put",
+        "restore",
+        "rollback",
+        "run",
+        "shells",
+        "stop",
+        "wait",
+    }
+)
+"""Methods of a sandbox whose arguments and answers are plain data, so that they can travel."""
+
+
+class SandboxActor:
+    """The sandboxes of one node. Plain Python: ``pool`` makes it a Ray actor."""
+
+    def __init__(self, home: str | None = None) -> None:
+        from windtunnel.agents.sandbox.client import connect
+
+        self._client = connect(home)
+
+    def ping(self) -> str:
+        """The home that is served; answers when the daemon does."""
+        return self._client.health().home
+
+    def create(self, spec: Spec) -> BoxInfo:
+        return self._client.create(spec).info()
+
+    def boxes(self) -> list[BoxInfo]:
+        return self._client.boxes()
+
+    def fork(self, checkpoint: str, count: int, names: list[str] | None, lazy: bool) -> list[str]:
+        return [one.name for one in self._client.fork(checkpoint, count, names=names, lazy=lazy)]
+
+    def remove(self, name: str) -> None:
+        self._client.remove(name)
+
+    def export(self, checkpoint: str, url: str) -> Manifest:
+        return self._client.export(checkpoint, url)
+
+    def import_(self, url: str, name: str) -> BoxInfo:
+        return self._client.import_(url, name).info()
+
+    def notice(self, seconds: float) -> dict[str, str]:
+        return self._client.notice(seconds)
+
+    def end_turn(self, name: str, request: str) -> None:
+        self._client.get(name).end_turn(request)
+
+    def call(self, name: str, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A method of one sandbox."""
+        if method not in OF_BOX:
+            raise UserError(f"sandbox: {method!r} is no method of a sandbox in a pool")
+        return getattr(self._client.get(name), method)(*arguments, **options)
+
+
+def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool:
+    """A pool over Ray nodes: those whose ids or addresses are given, or all that live.
+
+    ``ray.init`` has been called, or is called here. Raises UserError where Ray is missing or a node is.
+    """
+    if find_spec("ray") is None:
+        raise UserError("sandbox: Ray is missing; pip install 'windtunnel[control]'")
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not ray.is_initialized():
+        ray.init()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    chosen = alive if hosts is None else [_node(alive, host) for host in hosts]
+    remote = ray.remote(SandboxActor)
+    actors = {
+        node["NodeID"]: remote.options(
+            num_cpus=0,
+            max_concurrency=CONCURRENT,
+            max_restarts=-1,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote(home)
+        for node in chosen
+    }
+    try:
+        ray.get([actor.ping.remote() for actor in actors.values()])
+    except BaseException:
+        for actor in actors.values():
+            ray.kill(actor)
+        raise
+    return Pool(actors)
+
+
+class Pool:
+    """Sandboxes on several nodes. A new one goes to the node that runs the fewest."""
+
+    def __init__(self, actors: dict[str, Any]) -> None:
+        self._actors = actors
+
+    @property
+    def nodes(self) -> list[str]:
+        return list(self._actors)
+
+    def boxes(self) -> dict[str, list[BoxInfo]]:
+        """The sandboxes of each node."""
+        asked = {node: actor.boxes.remote() for node, actor in self._actors.items()}
+        return {node: _got(answer) for node, answer in asked.items()}
+
+    def create(self, spec: Spec, *, node: str | None = None) -> PooledBox:
+        """A new sandbox; its name must be free on all nodes."""
+        known = self.boxes()
+        for at, found in known.items():
+            if any(one.name == spec.name for one in found):
+                raise UserError(f"sandbox: {spec.name!r} exists already, on node {at}")
+        if node is None:
+            node = min(known, key=lambda at: sum(one.status == "running" for one in known[at]))
+        elif node not in self._actors:
+            raise UserError(
+                f"sandbox: node {node!r} is not in the pool; there are: {', '.join(self._actors)}"
+            )
+        _got(self._actors[node].create.remote(spec))
+        return PooledBox(self._actors[node], spec.name, node)
+
+    def get(self, name: str) -> PooledBox:
+        """The sandbox of that name, on whichever node it is."""
+        for node, found in self.boxes().items():
+            if any(one.name == name for one in found):
+                return PooledBox(self._actors[node], name, node)
+        raise UserError(f"sandbox: {name!r} is unknown on all {len(self._actors)} nodes of the pool")
+
+    def remove(self, name: str) -> None:
+        self.get(name).remove()
+
+    def move(self, name: str, node: str, url: str) -> PooledBox:
+        """Take a sandbox to another node through ``url``, which both reach; it is removed where it was."""
+        if node not in self._actors:
+            raise UserError(
+                f"sandbox: node {node!r} is not in the pool; there are: {', '.join(self._actors)}"
+            )
+        source = self.get(name)
+        if source.node == node:
+            return source
+        _got(self._actors[source.node].export.remote(name, url))
+        _got(self._actors[node].import_.remote(url, name))
+        source.remove()
+        return PooledBox(self._actors[node], name, node)
+
+    def notice(self, node: str, seconds: float) -> dict[str, str]:
+        """A node will be taken: checkpoint all that runs there."""
+        return dict(_got(self._actors[node].notice.remote(seconds)))
+
+    def close(self) -> None:
+        """End the actors; daemons and sandboxes run on."""
+        import ray
+
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+
+class PooledBox:
+    """One sandbox of a pool. Its methods are those of ``Box``; ``start`` gives a reference to wait for."""
+
+    def __init__(self, actor: Any, name: str, node: str) -> None:
+        self._actor, self.name, self.node = actor, name, node
+
+    def start(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method without waiting: a Ray object reference."""
+        return self._actor.call.remote(self.name, method, arguments, options)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the sandbox (one of ``OF_BOX``) and wait for its answer."""
+        return _got(self.start(method, *arguments, **options))
+
+    def run(
+        self, command: str | Sequence[str], *, shell: str = "main", timeout: float | None = None
+    ) -> TurnResult:
+        result: TurnResult = self.call("run", command, shell=shell, timeout=timeout)
+        return result
+
+    def end_turn(self, request: str = "") -> None:
+        """End the turn; its checkpoint goes on while the model thinks."""
+        _got(self._actor.end_turn.remote(self.name, request))
+
+    def checkpoint(self, label: str = "", *, full: bool = False) -> Manifest:
+        made: Manifest = self.call("checkpoint", label, full=full)
+        return made
+
+    def fork(self, count: int = 1, *, names: list[str] | None = None, lazy: bool = False) -> list[PooledBox]:
+        """Sandboxes that go on from its state now, on the same node."""
+        made = _got(self._actor.fork.remote(self.name, count, names, lazy))
+        return [PooledBox(self._actor, name, self.node) for name in made]
+
+    def remove(self) -> None:
+        _got(self._actor.remove.remote(self.name))
+
+
+def _node(alive: list[dict[str, Any]], host: str) -> dict[str, Any]:
+    for node in alive:
+        if host in (node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"]):
+            return node
+    known = ", ".join(str(node["NodeManagerAddress"]) for node in alive) or "none"
+    raise UserError(f"sandbox: Ray has no live node {host!r}; there are: {known}")
+
+
+def _got(reference: Any) -> Any:
+    """The answer; an error is raised as what it was on the node, not as Ray's."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Exception):
+            raise cause from None
+        raise

@@ -1,0 +1,306 @@
+"""SWE-ReX on a sandbox: the runtime and deployment that SWE-agent and others speak to.
+
+A session is a persistent shell of the sandbox; ``execute`` runs beside them. After each action the turn ends,
+so an agent that knows nothing of checkpoints gets one where it needs one; ``SandboxRuntime.box`` is there for
+those that do. Where the package ``swerex`` is installed its classes are used, so that instances and errors
+are its own; otherwise equal ones of ``swerex_types``.
+
+A session has no terminal: programs that want one (``is_interactive_command``) are refused in words, and
+``expect`` has no meaning.
+
+Source: the interface of SWE-ReX 1.4 (``swerex.runtime.abstract``, ``swerex.deployment.abstract``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from windtunnel.agents.sandbox.adapters import subprocess as commands
+from windtunnel.agents.sandbox.adapters import swerex_types as own
+from windtunnel.agents.sandbox.model import Spec
+from windtunnel.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.adapters.swerex_types import AbstractDeployment as Deployment
+    from windtunnel.agents.sandbox.adapters.swerex_types import AbstractRuntime as Runtime
+    from windtunnel.agents.sandbox.client import Client, RemoteBox
+
+    rex = faults = own
+else:
+    try:
+        from swerex import exceptions as faults
+        from swerex.deployment.abstract import AbstractDeployment as Deployment
+        from swerex.runtime import abstract as rex
+        from swerex.runtime.abstract import AbstractRuntime as Runtime
+    except ImportError:
+        rex = faults = own
+        Runtime, Deployment = own.AbstractRuntime, own.AbstractDeployment
+
+T = TypeVar("T")
+LOG = logging.getLogger("windtunnel.sandbox.swerex")
+
+
+class SandboxRuntime(Runtime):
+    """Runs an agent's actions in a sandbox. ``turns``: each action is a turn."""
+
+    def __init__(self, box: RemoteBox, *, turns: bool = True) -> None:
+        self.box = box
+        self.logger = LOG
+        self._turns = turns
+        self._sessions: set[str] = set()
+        self._running: dict[str, threading.Event] = {}
+
+    async def is_alive(self, *, timeout: float | None = None) -> own.IsAliveResponse:
+        """Whether the sandbox runs."""
+        try:
+            async with asyncio.timeout(timeout):
+                info = await asyncio.to_thread(self.box.info)
+        except Exception as error:
+            return rex.IsAliveResponse(is_alive=False, message=str(error) or type(error).__name__)
+        alive = info.status == "running"
+        message = "" if alive else f"sandbox {info.name} is {info.status}"
+        return rex.IsAliveResponse(is_alive=alive, message=message)
+
+    async def create_session(self, request: own.CreateBashSessionRequest) -> own.CreateBashSessionResponse:
+        """Start a persistent shell, and source what is asked for in it."""
+        if request.session in self._sessions:
+            raise faults.SessionExistsError(f"session {request.session} already exists")
+        output = ""
+        script = "; ".join(f"source {shlex.quote(path)}" for path in request.startup_source) or "true"
+        timeout = max(request.startup_timeout, 10.0)  # a sandbox on a busy host is slow, not broken
+        result = await self._act(request.session, script, timeout)
+        if result.ended == "timeout":
+            raise faults.CommandTimeoutError(f"session {request.session} did not start in {timeout:g} s")
+        output = _text(result.stdout + result.stderr)
+        self._sessions.add(request.session)
+        return rex.CreateBashSessionResponse(output=output)
+
+    async def run_in_session(self, action: own.BashAction | own.BashInterruptAction) -> own.BashObservation:
+        """Run a command in a session, or interrupt the one that runs there.
+
+        Raises SessionDoesNotExistError, BashIncorrectSyntaxError, CommandTimeoutError, and
+        NonZeroExitCodeError where ``check`` is "raise".
+        """
+        if action.session not in self._sessions:
+            raise faults.SessionDoesNotExistError(f"session {action.session!r} does not exist")
+        if action.action_type == "bash_interrupt":
+            running = self._running.get(action.session)
+            if running is not None:
+                running.set()
+            return rex.BashObservation(output="", exit_code=0)
+        if action.is_interactive_command or action.is_interactive_quit:
+            raise UserError(
+                "sandbox: a session has no terminal, so interactive programs cannot be used in it"
+            )
+        # Both outputs in one, in the order of their writing, as a terminal would show them.
+        text = f"{{ {action.command}\n}} 2>&1"
+        result = await self._act(action.session, text, action.timeout)
+        output = _text(result.stdout + result.stderr)
+        if result.ended == "timeout":
+            raise faults.CommandTimeoutError(
+                f"timeout after {action.timeout} seconds while running command {action.command!r}"
+            )
+        if result.exit_code not in (0, None):
+            await self._check_syntax(action.command)
+        if action.check == "ignore":
+            return rex.BashObservation(output=output, exit_code=None)
+        if result.exit_code is None and action.check == "raise":
+            raise faults.NoExitCodeError(f"command {action.command!r} ended without a status: {result.ended}")
+        if result.exit_code != 0 and action.check == "raise":
+            sentence = f"Command {action.command!r} failed with exit code {result.exit_code}. "
+            sentence += f"Here is the output:\n{output!r}"
+            if action.error_msg:
+                sentence = f"{action.error_msg}: {sentence}"
+            raise faults.NonZeroExitCodeError(sentence)
+        return rex.BashObservation(output=output, exit_code=result.exit_code)
+
+    async def close_session(self, request: own.CloseBashSessionRequest) -> own.CloseBashSessionResponse:
+        """End the shell of a session."""
+        if request.session not in self._sessions:
+            raise faults.SessionDoesNotExistError(f"session {request.session!r} does not exist")
+        self._sessions.discard(request.session)
+        await asyncio.to_thread(lambda: self.box.run("exit", shell=request.session, timeout=10))
+        return rex.CloseBashSessionResponse()
+
+    async def execute(self, command: own.Command) -> own.CommandResponse:
+        """Run a command beside all sessions, as ``subprocess.run`` does."""
+
+        def work() -> Any:
+            return commands.run(
+                self.box,
+                command.command,
+                shell=command.shell,
+                timeout=command.timeout,
+                env=command.env,
+                cwd=command.cwd,
+                stdout=commands.PIPE,
+                stderr=commands.STDOUT if command.merge_output_streams else commands.PIPE,
+            )
+
+        try:
+            done = await asyncio.to_thread(work)
+        except commands.TimeoutExpired as error:
+            sentence = f"Timeout ({command.timeout}s) exceeded while running command"
+            raise faults.CommandTimeoutError(sentence) from error
+        await self._end_turn()
+        stdout, stderr = _text(done.stdout), _text(done.stderr or b"")
+        if command.check and done.returncode != 0:
+            sentence = f"Command {command.command!r} failed with exit code {done.returncode}. "
+            sentence += f"Stdout:\n{stdout!r}\nStderr:\n{stderr!r}"
+            if command.error_msg:
+                sentence = f"{command.error_msg}: {sentence}"
+            raise faults.NonZeroExitCodeError(sentence)
+        return rex.CommandResponse(stdout=stdout, stderr=stderr, exit_code=done.returncode)
+
+    async def read_file(self, request: own.ReadFileRequest) -> own.ReadFileResponse:
+        """A file as text."""
+        data = await asyncio.to_thread(self.box.get, request.path)
+        text = data.decode(request.encoding or "utf-8", request.errors or "strict")
+        return rex.ReadFileResponse(content=text.replace("\r\n", "\n").replace("\r", "\n"))
+
+    async def write_file(self, request: own.WriteFileRequest) -> own.WriteFileResponse:
+        """Write text to a file; folders on the way are made."""
+        await self._folder(str(Path(request.path).parent))
+        await asyncio.to_thread(self.box.put, request.path, request.content.encode())
+        await self._end_turn()
+        return rex.WriteFileResponse()
+
+    async def upload(self, request: own.UploadRequest) -> own.UploadResponse:
+        """Copy a file or a folder of this machine into the sandbox."""
+        source = Path(request.source_path)
+        if not source.exists():
+            raise FileNotFoundError(f"upload: {source} does not exist")
+        await asyncio.to_thread(self._upload, source, request.target_path)
+        await self._end_turn()
+        return rex.UploadResponse()
+
+    async def close(self) -> own.CloseResponse:
+        """End all sessions; the sandbox runs on."""
+        for session in sorted(self._sessions):
+            await self.close_session(rex.CloseBashSessionRequest(session=session))
+        return rex.CloseResponse()
+
+    async def _act(self, session: str, text: str, timeout: float | None) -> Any:
+        """Run ``text`` in the shell of a session; the turn ends with it."""
+        cancel = threading.Event()
+        self._running[session] = cancel
+        try:
+            result = await asyncio.to_thread(
+                lambda: self.box.run(text, shell=session, timeout=timeout, cancel=cancel)
+            )
+        except asyncio.CancelledError:
+            cancel.set()
+            raise
+        finally:
+            self._running.pop(session, None)
+        await self._end_turn()
+        return result
+
+    async def _end_turn(self) -> None:
+        if self._turns:
+            await asyncio.to_thread(self.box.end_turn)
+
+    async def _check_syntax(self, command: str) -> None:
+        """Raise BashIncorrectSyntaxError where that is why a command failed; nothing of it has run then."""
+        line = commands.command_line(["bash", "-n", "-c", command])
+        checked = await asyncio.to_thread(lambda: self.box.run(line, shell=commands.SHELL, timeout=30))
+        if checked.exit_code == 2 or b"syntax error" in checked.stderr:
+            told = _text(checked.stderr)
+            raise faults.BashIncorrectSyntaxError(
+                f"Error while checking bash command \n{command!r}\n---- Stderr ----\n{told}",
+                extra_info={"bash_stdout": _text(checked.stdout), "bash_stderr": told},
+            )
+
+    async def _folder(self, path: str) -> None:
+        line = commands.command_line(["mkdir", "-p", "--", path])
+        made = await asyncio.to_thread(lambda: self.box.run(line, shell=commands.SHELL, timeout=60))
+        if made.exit_code != 0:
+            raise OSError(f"sandbox: folder {path} cannot be made: {_text(made.stderr).strip()}")
+
+    def _upload(self, source: Path, target: str) -> None:
+        files = [source] if source.is_file() else sorted(source.rglob("*"))
+        folders = {str(Path(target).parent)} if source.is_file() else {target}
+        for file in files:
+            if file.is_dir():
+                folders.add(f"{target}/{file.relative_to(source)}")
+        line = commands.command_line(["mkdir", "-p", "--", *sorted(folders)])
+        commands.run(self.box, ["sh", "-c", line], check=True)
+        for file in files:
+            if file.is_file():
+                inside = target if file == source else f"{target}/{file.relative_to(source)}"
+                with file.open("rb") as data:
+                    self.box.put(inside, data, file.stat().st_mode & 0o777)
+
+
+class SandboxDeployment(Deployment):
+    """Makes a sandbox when it starts and removes it when it stops; one that was there before stays, and so
+    does one to ``keep``."""
+
+    def __init__(
+        self, host: Client | Callable[[], Client], spec: Spec, *, keep: bool = False, turns: bool = True
+    ) -> None:
+        self.logger = LOG
+        self._open = host if callable(host) else lambda: host
+        self._spec, self._keep, self._turns = spec, keep, turns
+        self._hooks: list[Any] = []
+        self._host: Client | None = None
+        self._made = False
+        self._runtime: SandboxRuntime | None = None
+
+    def add_hook(self, hook: Any) -> None:
+        self._hooks.append(hook)
+
+    async def is_alive(self, *, timeout: float | None = None) -> own.IsAliveResponse:
+        if self._runtime is None:
+            return rex.IsAliveResponse(is_alive=False, message="Runtime is None.")
+        return await self._runtime.is_alive(timeout=timeout)
+
+    async def start(self) -> None:
+        """Find the sandbox, or make it; one whose processes are gone is restored."""
+        for hook in self._hooks:
+            hook.on_custom_step(f"Starting sandbox {self._spec.name}")
+        try:
+            box = await asyncio.to_thread(self._find)
+        except Exception as error:
+            sentence = f"sandbox {self._spec.name} did not start: {error}"
+            raise faults.DeploymentStartupError(sentence) from error
+        self._runtime = SandboxRuntime(box, turns=self._turns)
+
+    async def stop(self) -> None:
+        if self._runtime is None:
+            return
+        runtime, self._runtime = self._runtime, None
+        await runtime.close()
+        if self._made and not self._keep and self._host is not None:
+            await asyncio.to_thread(self._host.remove, self._spec.name)
+
+    @property
+    def runtime(self) -> SandboxRuntime:
+        if self._runtime is None:
+            raise faults.DeploymentNotStartedError()
+        return self._runtime
+
+    def __del__(self) -> None:
+        """Nothing: a sandbox is made to outlive the program that made it; ``stop`` removes it."""
+
+    def _find(self) -> RemoteBox:
+        self._host = self._open()
+        known = {info.name: info for info in self._host.boxes()}
+        found = known.get(self._spec.name)
+        if found is None:
+            self._made = True
+            return self._host.create(self._spec)
+        box = self._host.get(found.name)
+        if found.status != "running":
+            box.restore()
+        return box
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace").replace("\r\n", "\n")

@@ -1,0 +1,228 @@
+"""What checkpoints add to the time of agents when many sandboxes share a machine.
+
+Eight sandboxes play eight sessions at once, with the think times of the sessions, unscaled, under each
+policy in turn, several times over. A turn's checkpoint starts with the request to the model and the next turn
+begins when the reply has come *and* the checkpoint is safe; what it waits beyond the reply is the gate. The
+figure is, for each sandbox, its time over that of the same session without checkpoints in the same repeat;
+the median over sandboxes and repeats.
+
+Source: Crab (arXiv 2604.28138), which publishes 1.9 %.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from windtunnel.agents.sandbox.bench.ground import MemoryMeter, load, new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.live.parts import SandboxError
+from windtunnel.agents.sandbox.policy import Retention
+from windtunnel.agents.sandbox.traces import shipped
+from windtunnel.agents.sandbox.traces.generate import generate
+from windtunnel.agents.sandbox.traces.replay import begin, play
+from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.traces.stats import spread
+from windtunnel.report.bench_rows import Row
+
+SECTION = "overhead"
+SANDBOXES = 8
+REPEATS = 3
+THINK = 48.0
+"""Seconds of think time that are played of each session."""
+QUICK_SCALE = 0.25
+PUBLISHED = 0.019
+POLICIES: dict[str, dict[str, Any]] = {
+    "no checkpoints": {"method": "conversation"},
+    "semantic": {"method": "semantic"},
+    "full every turn": {"method": "full"},
+    "full every turn, one queue": {"method": "full", "fifo": True},
+}
+FREE = "no checkpoints"
+
+
+@dataclass
+class Ran:
+    """One session under one policy. ``waits``: seconds at the gate after the reply, of every turn;
+    ``covered``: for each turn with a checkpoint, whether it was safe when the reply came; ``jobs``: seconds
+    from the request to the safe checkpoint."""
+
+    seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    covered: list[bool] = field(default_factory=list)
+    jobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """All sandboxes of one policy in one repeat, and the most memory the host's program held."""
+
+    runs: list[Ran]
+    memory: int
+
+
+def overhead_rows(quick: bool) -> Iterator[Row]:
+    scale = QUICK_SCALE if quick else 1.0
+    busy = load()
+    batches = measured(1 if quick else REPEATS, scale)
+    yield from rows(batches, f"{'think times scaled by 0.25; ' if quick else ''}{busy}; ")
+
+
+def rows(batches: dict[str, list[Batch]], remark: str = "") -> Iterator[Row]:
+    """The figures of all policies, from their batches, one for each repeat."""
+    free = batches[FREE]
+    times = spread(run.seconds for batch in free for run in batch.runs)
+    yield Row(
+        SECTION,
+        f"run time of a session, {FREE}",
+        "s",
+        measured=times.median,
+        note=f"{remark}{SANDBOXES} sandboxes at once, repeats: {len(free)}",
+    )
+    for policy, found in batches.items():
+        runs = [run for batch in found for run in batch.runs]
+        memory = Row(
+            SECTION,
+            f"memory of the host's program and CRIU at its peak, {policy}",
+            "bytes",
+            measured=max(batch.memory for batch in found),
+        )
+        if policy == FREE:
+            yield memory
+            continue
+        more = ratios(free, found)
+        main = policy == "semantic"
+        middle = statistics.median(more)
+        yield Row(
+            SECTION,
+            f"run time over fault-free, {policy}",
+            "",
+            measured=middle,
+            published=PUBLISHED if main else None,
+            source="arXiv 2604.28138" if main else "",
+            target="<= 1.9 %" if main else "",
+            met=middle <= PUBLISHED if main else None,
+            note=f"{remark}median of {len(more)} sandboxes; least {min(more):.2%}, most {max(more):.2%}",
+        )
+        waits, jobs = (
+            spread(w for run in runs for w in run.waits),
+            spread(j for run in runs for j in run.jobs),
+        )
+        yield Row(SECTION, f"wait at the gate, median, {policy}", "s", measured=waits.median)
+        yield Row(SECTION, f"wait at the gate, 95th percentile, {policy}", "s", measured=waits.p95)
+        covered = [one for run in runs for one in run.covered]
+        yield Row(
+            SECTION,
+            f"checkpoints that ended within the think time, {policy}",
+            "",
+            measured=sum(covered) / len(covered) if covered else None,
+            note=f"{len(covered)} checkpoints, from request to safe: median {jobs.median * 1e3:.0f} ms, "
+            f"95th percentile {jobs.p95 * 1e3:.0f} ms",
+        )
+        yield memory
+
+
+def ratios(free: Sequence[Batch], found: Sequence[Batch]) -> list[float]:
+    """Of each sandbox in each repeat: its time over that of the same session without checkpoints, less 1."""
+    return [
+        run.seconds / base.seconds - 1
+        for bases, batch in zip(free, found, strict=True)
+        for base, run in zip(bases.runs, batch.runs, strict=True)
+    ]
+
+
+def measured(repeats: int, scale: float) -> dict[str, list[Batch]]:
+    """Batches of each policy; in every repeat the policies come in another order."""
+    traces = loads()
+    batches: dict[str, list[Batch]] = {policy: [] for policy in POLICIES}
+    order = list(POLICIES)
+    with own_home() as home:
+        _batch(home, POLICIES["semantic"], [part(trace, 2.0) for trace in traces], 0.1, free=False)
+        for _ in range(repeats):
+            for policy in order:
+                batches[policy].append(_batch(home, POLICIES[policy], traces, scale, free=policy == FREE))
+            order.append(order.pop(0))
+    return batches
+
+
+def loads(think: float = THINK) -> list[Trace]:
+    """Eight sessions of equal length: as many turns of each as ``think`` seconds of thinking hold."""
+    traces = [*shipped(), *(generate(32, seed=seed) for seed in range(SANDBOXES))]
+    return [part(trace, think) for trace in traces[:SANDBOXES]]
+
+
+def part(trace: Trace, think: float) -> Trace:
+    """The turns from the first on, as far as their think times fit; the last one thinks for what is left."""
+    turns, left = [], think
+    for turn in trace.turns:
+        if turn.think >= left or turn is trace.turns[-1]:
+            turns.append(replace(turn, think=left))
+            break
+        turns.append(turn)
+        left -= turn.think
+    return replace(trace, turns=tuple(turns))
+
+
+def _batch(
+    home: Path, options: dict[str, Any], traces: Sequence[Trace], scale: float, *, free: bool
+) -> Batch:
+    start = Start(len(traces))
+    with opened(home, retention=Retention(), **options) as host, MemoryMeter() as memory:
+        jobs = [partial(_session, host, trace, scale, free, start) for trace in traces]
+        runs = side_by_side(jobs, len(traces), start.give_up)
+    return Batch(runs, memory.peak)
+
+
+class Start:
+    """Where sessions wait for one another, so that all begin at once; and how they are told to end."""
+
+    def __init__(self, sessions: int) -> None:
+        self._barrier = threading.Barrier(sessions)
+        self._end = threading.Event()
+
+    def give_up(self) -> None:
+        self._end.set()
+        self._barrier.abort()
+
+    def wait(self) -> None:
+        self._barrier.wait()
+
+    def sleep(self, seconds: float) -> None:
+        """Raises SandboxError when the run was given up meanwhile."""
+        if self._end.wait(seconds):
+            raise SandboxError("the run was given up")
+
+
+def _session(host: Host, trace: Trace, scale: float, free: bool, start: Start) -> Ran:
+    seat = Seat.new(host, new_name("busy"))
+    begin(trace, seat)
+    if not free:
+        seat.save()
+    ran = Ran()
+    start.wait()
+    began = time.monotonic()
+    for turn in trace.turns:
+        play(seat, turn)
+        asked = time.monotonic()
+        reply = asked + turn.think * scale
+        pending = None if free else seat.box.end_turn()
+        start.sleep(max(0.0, reply - time.monotonic()))
+        if pending is None:
+            continue
+        if pending.job:
+            ran.covered.append(pending.done)
+        arrived = time.monotonic()
+        pending.promote()
+        pending.wait(WAIT)
+        ran.waits.append(time.monotonic() - arrived)
+        if pending.job:
+            ran.jobs.append(pending.finished - asked)
+    ran.seconds = time.monotonic() - began
+    return ran

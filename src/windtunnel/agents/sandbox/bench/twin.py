@@ -1,0 +1,62 @@
+"""How close the twin comes to measured runs: eight sandboxes at once, under two policies.
+
+The costs are measured in the same run, so that the machine's load is the same for both; the twin gets the
+commands, think times and classes of the measured run and has to find what checkpoints add.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from windtunnel.agents.sandbox.bench.ground import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.overhead import Start, loads
+from windtunnel.agents.sandbox.bench.recording import record
+from windtunnel.agents.sandbox.bench.sessions import Seat
+from windtunnel.agents.sandbox.calibrate import calibrate
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.live.parts import Method
+from windtunnel.agents.sandbox.traces.replay import begin
+from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.twin.observed import BOUND, ObservedBox, ObservedRun, validate
+from windtunnel.report.bench_rows import Row
+
+THINK, QUICK_THINK = 24.0, 8.0
+POLICIES: tuple[Method, ...] = ("semantic", "full")
+
+
+def twin_rows(quick: bool) -> Iterator[Row]:
+    with own_home() as home:
+        costs = calibrate(home / "costs.json", quick=quick, home=home / "calibration").costs
+        traces = loads(QUICK_THINK if quick else THINK)
+        runs = [_observed(home, method, traces) for method in POLICIES]
+    for one in validate(runs, costs):
+        yield Row(
+            "twin",
+            f"{one.what}, {one.sandboxes} sandboxes, {one.policy}",
+            "s",
+            measured=one.measured,
+            emulated=one.emulated,
+            target=f"<= {BOUND:.0%}",
+            met=one.holds,
+        )
+
+
+def _observed(home: Path, method: Method, traces: Sequence[Trace]) -> ObservedRun:
+    start = Start(len(traces))
+    with opened(home, method=method) as host:
+        jobs = [partial(_recorded, host, trace, start) for trace in traces]
+        boxes = side_by_side(jobs, len(traces), start.give_up)
+        workers = host.parts.engine.workers
+    return ObservedRun(os.cpu_count() or 1, workers, method, tuple(boxes))
+
+
+def _recorded(host: Host, trace: Trace, start: Start) -> ObservedBox:
+    seat = Seat.new(host, new_name("twin"))
+    begin(trace, seat)
+    seat.save()
+    start.wait()
+    return record(seat.box, trace, epoch=time.monotonic(), sleep=start.sleep)

@@ -1,0 +1,186 @@
+"""What the daemon and its clients say to each other: answers as dataclasses, outputs as lines of JSON.
+
+Answers travel as JSON and come back as the dataclasses of ``model`` and of this file. A command's output is a
+stream of lines, each a JSON object: ``{"stdout": text}`` where the bytes are UTF-8, else
+``{"stdout_base64": …}``, the same for stderr, and at last ``{"result": …}`` or ``{"error": …}``. So the bytes
+are exact, and a person can read the stream.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass, TurnResult
+from windtunnel.errors import ScriptError, UserError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+TAIL = 64 * 2**10
+"""Bytes of each output that a result holds where the output was passed on while the command ran."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns.
+
+    ``tips``: the newest checkpoint of every sandbox of the host, so that forks can be told.
+    """
+
+    checkpoints: tuple[Manifest, ...]
+    turns: tuple[Turn, ...]
+    tips: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TurnAnswer:
+    """The end of a turn. ``ticket`` names its checkpoint while that is under way; ``turn`` is its line of the
+    log once ``done``."""
+
+    ticket: str
+    done: bool
+    turn: Turn | None = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """A daemon that answers."""
+
+    pid: int
+    home: str
+    version: str
+
+
+class SandboxFault(ScriptError):
+    """The machine, the daemon or a sandbox failed, in a sentence. Earlier checkpoints are untouched."""
+
+
+class SandboxGone(SandboxFault):
+    """The sandbox's processes are gone; a restore brings its newest checkpoint back."""
+
+
+STATUS = {"user": 400, "denied": 401, "unknown": 404, "conflict": 409, "died": 410, "fault": 500, "full": 507}
+"""Kinds of errors, and the HTTP status that each has."""
+
+
+def raised(answer: Any, status: int = 500) -> Exception:
+    """The exception for an error that the daemon answered with."""
+    known = answer if isinstance(answer, dict) else {}
+    sentence = str(known.get("error") or f"the daemon answered with HTTP status {status}")
+    kind = known.get("kind", "user" if status == 422 else "fault")
+    if kind in ("user", "denied", "unknown", "conflict"):
+        return UserError(sentence)
+    return SandboxGone(sentence) if kind == "died" else SandboxFault(sentence)
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Reads and writes values of ``kind`` as plain data."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read(kind: type[T], plain: Any) -> T:
+    """``plain`` JSON data as a ``kind``; what a newer daemon adds is left out."""
+    value: T = adapter(kind).validate_python(plain)  # type: ignore[arg-type]
+    return value
+
+
+def as_kind(kind: type[T], value: Any) -> T:
+    """A dataclass as another with the same fields."""
+    return read(kind, asdict(value))
+
+
+def plain(value: Any) -> Any:
+    """JSON data for people: as on the wire, but with words for the classes of turns."""
+    if isinstance(value, TurnClass):
+        return value.word
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def output_line(stream: str, data: bytes) -> bytes:
+    """One piece of output as a line."""
+    try:
+        return json_line({stream: data.decode()})
+    except UnicodeDecodeError:
+        return json_line({f"{stream}_base64": base64.b64encode(data).decode()})
+
+
+def json_line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def line(text: bytes) -> Any:
+    """The value of one line; raises the error that it tells."""
+    value = json.loads(text)
+    if "error" in value:
+        raise raised(value)
+    return value
+
+
+def result_line(result: TurnResult, sent: dict[str, int], turn: dict[str, Any] | None) -> bytes:
+    """The last line: how the command ended, how many bytes were sent, and the end of its turn."""
+    ended = {
+        "exit_code": result.exit_code,
+        "seconds": result.seconds,
+        "ended": result.ended,
+        "note": result.note,
+        "stdout_bytes": sent["stdout"],
+        "stderr_bytes": sent["stderr"],
+    }
+    return json_line({"result": ended, "turn": turn})
+
+
+class Collector:
+    """Puts the lines of one command together again. ``whole``: keep all output, else the end of it."""
+
+    def __init__(self, whole: bool = True) -> None:
+        self.outputs = {"stdout": bytearray(), "stderr": bytearray()}
+        self.counts = {"stdout": 0, "stderr": 0}
+        self._whole = whole
+        self.result: TurnResult | None = None
+        self.turn: dict[str, Any] = {}
+
+    def feed(self, text: bytes) -> tuple[str, bytes] | None:
+        """Take one line; returns the piece of output that it held. Raises what the daemon failed with."""
+        value = line(text)
+        if "result" in value:
+            self._end(value["result"])
+            self.turn = value.get("turn") or {}
+            return None
+        ((key, part),) = value.items()
+        stream = key.removesuffix("_base64")
+        data = base64.b64decode(part) if key.endswith("_base64") else part.encode()
+        kept = self.outputs[stream]
+        kept += data
+        self.counts[stream] += len(data)
+        if not self._whole and len(kept) > 2 * TAIL:
+            del kept[:-TAIL]
+        return stream, data
+
+    def complete(self) -> TurnResult:
+        """The result; SandboxFault when the stream ended before it came."""
+        if self.result is None:
+            raise SandboxFault("the daemon ended before the command did; what the command did is not known")
+        return self.result
+
+    def _end(self, ended: dict[str, Any]) -> None:
+        if self.counts != {"stdout": ended.pop("stdout_bytes"), "stderr": ended.pop("stderr_bytes")}:
+            raise SandboxFault("part of the command's output was lost between the daemon and here")
+        stdout, stderr = (
+            bytes(kept if self._whole else kept[-TAIL:])
+            for kept in (self.outputs["stdout"], self.outputs["stderr"])
+        )
+        self.result = TurnResult(stdout=stdout, stderr=stderr, **ended)

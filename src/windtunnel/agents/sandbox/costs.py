@@ -1,0 +1,221 @@
+"""What the operations of a sandbox cost: plain figures, and formulas that anything can use.
+
+A cost is a base, plus so much for each byte of memory and each process; the figures come from a *profile*,
+which calibration measures on a machine and writes with that machine's facts. Time is split into CPU and the
+rest (disk), because the two are shared with different neighbours. Without a profile of the user's own the
+shipped one is used, and whoever shows a figure says which it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.errors import UserError
+
+VERSION = 1
+SHIPPED = Path(__file__).with_name("costs.json")
+NAME = "agents.sandbox.json"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, bytes, seconds for each byte; ``*_cpu`` are the parts of a time that are CPU (0 to 1).
+
+    *Memory* is what a process image holds as raw bytes beyond ``image_base`` and ``image_per_process``;
+    *processes* are those beyond the sandbox's own init and main shell.
+    """
+
+    decide: float
+    """Reading a turn's effects and giving it a class; all CPU."""
+    shell: float
+    """A checkpoint of shells only: the manifest, on the disk."""
+    shell_cpu: float
+    files_freeze: float
+    """The frozen part of a checkpoint of files: freeze, snapshot, new baselines, thaw."""
+    files_after: float
+    """The rest of it: the snapshot and the manifest on the disk."""
+    files_cpu: float
+    full_freeze: float
+    """The frozen part of a full checkpoint of a bare sandbox: freeze, snapshot beside dump, thaw."""
+    full_freeze_per_byte: float
+    full_freeze_per_process: float
+    full_after: float
+    """The rest of it: arming, page store, disk, manifest."""
+    full_after_per_byte: float
+    """For each raw byte of memory that goes through the page store, known or not."""
+    full_after_per_new_byte: float
+    """Further, for each raw byte that the page store has not seen."""
+    full_cpu: float
+    restore: float
+    """Files cloned, page store read, processes restored: a bare sandbox."""
+    restore_per_byte: float
+    restore_per_process: float
+    restore_cpu: float
+    lazy: float
+    """The same, when memory comes page by page later."""
+    lazy_per_byte: float
+    fork: float
+    """What a fork takes beyond a restore: a record, a fresh identity."""
+    create: float
+    """A new sandbox from an image that is imported already, with its first checkpoint."""
+    image_base: float
+    """Raw bytes of the image of a bare sandbox."""
+    image_per_process: float
+    new_base: float
+    """Bytes that an image adds to the page store when no memory changed."""
+    new_per_byte: float
+    """Bytes added for each raw byte that changed: what compression leaves of it."""
+    files_new: float
+    """Bytes of file system metadata that a snapshot adds."""
+    disk_lanes: float
+    """How many checkpoints' disk parts go on at once before they slow one another down."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{one.name} is {value}, accepted is a number from 0")
+            if one.name.endswith("_cpu") and value > 1:
+                raise ValueError(f"{one.name} is {value}, accepted is 0 to 1")
+        if self.disk_lanes <= 0:
+            raise ValueError("disk_lanes is 0, accepted is a positive number")
+
+    def image_bytes(self, memory: float, processes: int) -> float:
+        """Raw bytes of a process image."""
+        return self.image_base + memory + self.image_per_process * processes
+
+    def checkpoint(
+        self,
+        turn_class: TurnClass,
+        *,
+        memory: float = 0.0,
+        processes: int = 0,
+        dirty: float = 0.0,
+        files: float = 0.0,
+    ) -> Work:
+        """What a checkpoint of that class takes; ``dirty``: raw bytes of memory that changed since the last
+        image, ``files``: bytes written since the last snapshot."""
+        if turn_class is TurnClass.NONE:
+            return Work()
+        if turn_class is TurnClass.SHELL:
+            return Work(after=self.shell, cpu=self.shell_cpu)
+        if turn_class is TurnClass.FILES:
+            return Work(self.files_freeze, self.files_after, self.files_cpu, self.files_new + files)
+        freeze = (
+            self.full_freeze + self.full_freeze_per_byte * memory + self.full_freeze_per_process * processes
+        )
+        after = (
+            self.full_after
+            + self.full_after_per_byte * memory
+            + self.full_after_per_new_byte * min(dirty, memory)
+        )
+        return Work(freeze, after, self.full_cpu, self.files_new + files + self.image_new(memory, dirty))
+
+    def image_new(self, memory: float, dirty: float) -> float:
+        """Bytes that an image adds to the page store."""
+        return self.new_base + self.new_per_byte * min(dirty, memory)
+
+    def bring_back(self, *, memory: float, processes: int, lazy: bool = False, fork: bool = False) -> Work:
+        """What a restore takes, or a fork."""
+        base, each = (self.lazy, self.lazy_per_byte) if lazy else (self.restore, self.restore_per_byte)
+        seconds = base + each * memory + self.restore_per_process * processes
+        return Work(after=seconds + (self.fork if fork else 0.0), cpu=self.restore_cpu)
+
+    def estimate_full(self, memory: float, processes: int, dirty: float | None = None) -> float:
+        """Seconds of a full checkpoint that has the machine for itself; by default all memory is new."""
+        changed = memory if dirty is None else dirty
+        return self.checkpoint(TurnClass.FULL, memory=memory, processes=processes, dirty=changed).seconds
+
+    def estimate_files(self) -> float:
+        """Seconds of a checkpoint of files that has the machine for itself."""
+        return self.checkpoint(TurnClass.FILES).seconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operation: seconds with the sandbox frozen, seconds after that, the part that is CPU, and bytes
+    written."""
+
+    freeze: float = 0.0
+    after: float = 0.0
+    cpu: float = 0.0
+    written: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.freeze + self.after
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs and where they come from: ``provenance`` (machine, date, versions, load while measured, what
+    kind of memory was measured, fit errors) and what the machine has."""
+
+    costs: Costs
+    provenance: dict[str, str] = field(default_factory=dict)
+    capabilities: dict[str, str] = field(default_factory=dict)
+    path: str = ""
+
+    @property
+    def origin(self) -> str:
+        """One line for whoever shows an emulated figure."""
+        told = self.provenance
+        which = "shipped profile" if self.path == str(SHIPPED) else "own profile"
+        return (
+            f"{which}, measured on {told.get('machine', 'an unnamed machine')}, {told.get('date', 'undated')}"
+        )
+
+
+def profile_path() -> Path:
+    """Where this user's own profile lies: ``$WINDTUNNEL_HOME/profiles`` or the XDG data folder."""
+    home = os.environ.get("WINDTUNNEL_HOME")
+    if home:
+        return Path(home) / "profiles" / NAME
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "windtunnel" / "profiles" / NAME
+
+
+def load_costs(path: Path | None = None) -> Profile:
+    """The profile at ``path``; None: the user's own where there is one, else the shipped one.
+
+    Raises UserError when the file is no profile.
+    """
+    if path is None:
+        path = profile_path() if profile_path().is_file() else SHIPPED
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        if data["version"] != VERSION:
+            raise UserError(
+                f"{path}: field version is {data['version']}, accepted is {VERSION}; calibrate again"
+            )
+        return Profile(
+            costs=Costs(**{str(name): float(value) for name, value in data["costs"].items()}),
+            provenance={str(key): str(value) for key, value in data["provenance"].items()},
+            capabilities={str(key): str(value) for key, value in data["capabilities"].items()},
+            path=str(path),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: not a profile of sandbox costs ({error}), accepted is a file that "
+            "'windtunnel calibrate agents.sandbox' wrote"
+        ) from error
+
+
+def save_costs(profile: Profile, path: Path) -> None:
+    """Write a profile, whole or not at all."""
+    data = {
+        "version": VERSION,
+        "provenance": profile.provenance,
+        "capabilities": profile.capabilities,
+        "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(data, indent=2) + "\n")
+    partial.replace(path)

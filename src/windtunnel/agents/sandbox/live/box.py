@@ -1,0 +1,534 @@
+"""One sandbox: commands, turns and checkpoints.
+
+A turn begins with the first command after the last one and ends with ``end_turn``. At its end the policy
+reads the turn's effects, and the checkpoint that they call for runs in the background, while the model
+thinks. The next command waits for it (the gate), so that a checkpoint never sees half of the turn that
+follows.
+
+On each failure: a checkpoint that fails leaves the earlier ones and the running sandbox as they were, and
+makes the next turn full. A sandbox that dies says so at the next call; ``restore`` brings its newest
+checkpoint back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import BinaryIO
+
+from windtunnel.agents.sandbox import policy
+from windtunnel.agents.sandbox.live import record as records
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, take
+from windtunnel.agents.sandbox.live.engine import Pending, settled
+from windtunnel.agents.sandbox.live.images import TurnLog, new_id
+from windtunnel.agents.sandbox.live.machine import Machine, not_replayable
+from windtunnel.agents.sandbox.live.onlooker import Onlooker
+from windtunnel.agents.sandbox.live.parts import Parts, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.record import Record
+from windtunnel.agents.sandbox.live.restore import bring_back
+from windtunnel.agents.sandbox.live.settle import settle
+from windtunnel.agents.sandbox.model import (
+    Decision,
+    Effects,
+    Manifest,
+    References,
+    Spec,
+    Turn,
+    TurnClass,
+    TurnResult,
+)
+from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
+from windtunnel.errors import UserError
+
+
+class Box:
+    """A sandbox of a host. Made by ``Host``; every method may be called from any thread."""
+
+    def __init__(self, parts: Parts, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
+        self._parts = parts
+        self._record = record
+        self._machine = machine
+        self._doubt = doubt
+        self._lock = threading.RLock()
+        self._pending: Pending | None = None
+        self._tip: Manifest | None = parts.manifests.load(record.tip) if record.tip else None
+        self._log = TurnLog(parts.home.box(record.spec.name) / "turns.jsonl")
+        self._turn_began = 0.0
+
+    # --- what it is
+
+    @property
+    def name(self) -> str:
+        return self._record.spec.name
+
+    @property
+    def spec(self) -> Spec:
+        return self._record.spec
+
+    @property
+    def tip(self) -> str:
+        """Id of the newest checkpoint; empty before the first."""
+        return self._tip.id if self._tip else ""
+
+    @property
+    def snapshot(self) -> str:
+        """The newest snapshot of its files; empty before the first."""
+        return self._tip.files.id if self._tip and self._tip.files else ""
+
+    @property
+    def turns(self) -> int:
+        return self._record.turns
+
+    def info(self) -> BoxInfo:
+        record, machine = self._record, self._machine
+        alive = machine is not None and machine.alive()
+        status = "running" if alive else "dead" if record.status == "running" else record.status
+        return BoxInfo(
+            name=self.name,
+            status=status,
+            pid=machine.pid if machine is not None and alive else 0,
+            turns=record.turns,
+            tip=self.tip,
+            image=record.image,
+            network=record.spec.network,
+            created=record.created,
+            processes=machine.commands() if machine is not None and alive else (),
+            base=record.base,
+        )
+
+    def machine(self) -> Machine:
+        """The running machine, or SandboxDied in words."""
+        machine = self._machine
+        if machine is None or not machine.alive():
+            stopped = self._record.status == "stopped"
+            raise SandboxDied(
+                f"sandbox {self.name} is {'stopped' if stopped else 'dead: its processes are gone'}; "
+                f"'windtunnel sandbox restore {self.name}' brings its newest checkpoint back"
+            )
+        return machine
+
+    # --- commands
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: str = "main",
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> TurnResult:
+        """Run ``command`` (shell text, or arguments) in a persistent shell and wait for its end.
+
+        ``timeout`` in seconds. ``on_output`` gets the output's name and bytes as they come.
+        Raises SandboxDied when the sandbox does not run, UserError for a command that no shell can be given.
+        """
+        text = command if isinstance(command, str) else shlex.join(command)
+        if "\0" in text:
+            raise UserError("sandbox: a command must not contain the NUL character")
+        with self._lock:
+            self._gate()
+            machine = self.machine()
+            self._begin()
+        # not under the lock: an agent that runs in this command ends its turns through the model proxy
+        result = machine.run(text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
+        if result.ended == "sandbox-died":
+            self._parts.report(Event("died", self.name, text[:80]))
+        return result
+
+    def put(self, path: str, data: bytes | BinaryIO, mode: int = 0o644) -> None:
+        """Write a file of the sandbox, atomically. It counts as a change of the turn."""
+        with self._lock:
+            self._gate()
+            machine = self.machine()
+            self._begin()
+            machine.put(path, data, mode)
+            if self._parts.inspector is not None:
+                self._parts.inspector.touched(self.name, path)
+
+    def get(self, path: str) -> bytes:
+        """The bytes of a regular file of the sandbox; links are followed inside of it only."""
+        return self.machine().get(path)
+
+    def get_to(self, path: str, out: BinaryIO) -> None:
+        """Stream a file of the sandbox into ``out``."""
+        self.machine().get_to(path, out)
+
+    def listdir(self, path: str) -> list[Entry]:
+        return self.machine().listdir(path)
+
+    # --- turns
+
+    @contextlib.contextmanager
+    def turn(self, request: str = "") -> Iterator[None]:
+        """A turn: at the end of the block it is classified and its checkpoint starts."""
+        yield
+        self.end_turn(request)
+
+    def end_turn(self, request: str = "", *, urgent: bool = False) -> Pending:
+        """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""
+        with self._lock:
+            self._gate()
+            machine = self.machine()
+            begin = time.monotonic()
+            decision = self._decide(machine)
+            seconds = time.monotonic() - begin
+            number = self._record.turns + 1
+            self._save(turns=number)
+            began = self._turn_began or time.time()
+            self._turn_began = 0.0
+
+            def line(manifest: Manifest | None, fault: str = "") -> Turn:
+                image, files = (manifest.image, manifest.files) if manifest else (None, None)
+                made = manifest.id if manifest else ""
+                added = sum(part.bytes_new for part in (image, files) if part and part.id == made)
+                turn = Turn(
+                    number=number,
+                    turn_class=decision.turn_class,
+                    reasons=((fault,) if fault else ()) + decision.reasons[:20],
+                    checkpoint=self.tip,
+                    started=began,
+                    seconds=time.time() - began,
+                    decide_seconds=seconds,
+                    bytes_new=added,
+                    request=request,
+                )
+                self._log.append(turn)
+                self._parts.report(
+                    Event("turn", self.name, f"{number}: {decision.turn_class.word}", turn.seconds)
+                )
+                return turn
+
+            if decision.turn_class is TurnClass.NONE:
+                return settled(self.name, line(None))
+
+            def work() -> Turn:
+                try:
+                    return line(self._cover(number, decision, request=request))
+                except (SandboxError, *FAULTS) as error:
+                    with contextlib.suppress(*FAULTS):
+                        line(None, f"checkpoint failed: {error}")
+                    raise
+
+            self._pending = self._parts.engine.submit(self.name, work, urgent=urgent)
+            return self._pending
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
+        pending = self._pending
+        if pending is not None:
+            pending.promote()
+            pending.wait(timeout)
+
+    # --- checkpoints
+
+    def checkpoint(
+        self,
+        label: str = "",
+        *,
+        full: bool = False,
+        pin: bool = False,
+        most: TurnClass = TurnClass.FULL,
+    ) -> Manifest:
+        """A checkpoint of the state now, safe on return.
+
+        It costs what changed since the last one: where nothing did, the newest checkpoint is labelled anew.
+        ``full``: dump the processes in any case. ``most``: raise SandboxError when a stronger class would be
+        needed.
+        """
+        with self._lock:
+            self._gate()
+            machine = self.machine()
+            decision = Decision(TurnClass.FULL, ("asked for",)) if full else self._decide(machine)
+            if decision.turn_class > most:
+                raise SandboxError(f"it needs a checkpoint of class {decision.turn_class.word}")
+            pending = self._parts.engine.submit(
+                self.name,
+                lambda: self._explicit(decision, label, pin),
+                urgent=True,
+            )
+            pending.wait()
+            assert self._tip is not None
+            return self._tip
+
+    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport:
+        """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
+
+        Whatever runs of the sandbox is killed. ``lazy``: memory comes page by page while it already runs.
+        What an agent inside asks the model again, because it is set back, is answered from the record.
+        """
+        return self._back(checkpoint, lazy=lazy, on_purpose=False)
+
+    def _instead(self, damaged: Manifest) -> str:
+        """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
+        known = {manifest.id: manifest for manifest in self.log()[0]}
+        snapshots = set(self._parts.pool.snapshots())
+        at = known.get(damaged.parent or "")
+        while at is not None:
+            whole = at.files is not None and at.files.id in snapshots
+            if whole and (at.image is None or not self._parts.pages.verify(at.image.id)):
+                return f"checkpoint {at.id}, from turn {at.turn}, is whole"
+            at = known.get(at.parent or "")
+        return "no checkpoint before it is whole"
+
+    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport:
+        """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
+
+        An agent inside asks the model anew.
+        """
+        return self._back(checkpoint, lazy=lazy, on_purpose=True)
+
+    def _back(self, checkpoint: str, *, lazy: bool, on_purpose: bool) -> RestoreReport:
+        with self._lock:
+            with contextlib.suppress(Exception):
+                self._gate()
+            manifest = self._own(checkpoint) if checkpoint else self._tip
+            if manifest is None:
+                raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
+            self.halt()
+            self._parts.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
+            try:
+                machine, report = bring_back(self._parts, self.spec, manifest, lazy=lazy)
+            except SandboxError as error:
+                self._save(status="dead", pid=0, started=0)
+                raise SandboxError(f"{error}; {self._instead(manifest)}") from error
+            if manifest.box != self.name:
+                machine.freshen(self.spec.hostname or self.name)
+            self.adopt(machine, manifest)
+            self._parts.report(Event("restored", self.name, manifest.id, report.seconds))
+            return report
+
+    def log(self) -> tuple[list[Manifest], list[Turn]]:
+        """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
+        found, _ = self._parts.manifests.all()
+        known = {manifest.id: manifest for manifest in found}
+        chain = {manifest.id for manifest in found if manifest.box == self.name}
+        for start in (*chain, self._record.base):
+            at: str | None = start
+            while at and at in known:
+                chain.add(at)
+                at = known[at].parent
+        shown = sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id))
+        return shown, self._log.read()
+
+    def diff(self, older: str, newer: str = "") -> Diff:
+        """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
+        first = self._own(older)
+        second = self._own(newer) if newer else None
+        if first.files is None or (second is not None and second.files is None):
+            raise UserError(f"diff: checkpoint {older if first.files is None else newer} holds no files")
+        pool = self._parts.pool
+        if second is None:
+            files = pool.changed(first.files.id, None, box=self.name)
+            after = list(self.machine().commands())
+        else:
+            assert second.files is not None
+            files = pool.changed(first.files.id, second.files.id)
+            after = list(second.image.processes) if second.image else []
+        before = list(first.image.processes) if first.image else []
+        return Diff(tuple(files), tuple(_less(after, before)), tuple(_less(before, after)))
+
+    # --- end
+
+    def stop(self) -> None:
+        """Kill all its processes. Files and checkpoints stay; ``restore`` brings it back."""
+        with self._lock:
+            with contextlib.suppress(Exception):
+                self._gate()
+            self.halt()
+            self._save(status="stopped", pid=0, started=0)
+            self._parts.report(Event("stopped", self.name))
+
+    # --- for the host
+
+    def halt(self) -> None:
+        """Kill whatever is left of it, and let go of its root."""
+        if self._parts.inspector is not None:
+            self._parts.inspector.unwatch(self.name)
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            machine.stop()
+        Machine.clear(self._parts.home, self.name)
+        self._parts.pool.unmount(self.name)
+
+    def adopt(self, machine: Machine, manifest: Manifest | None, *, doubt: str = "") -> None:
+        """Go on with ``machine``, which is in the state of ``manifest``."""
+        others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
+        if manifest is not None and others and not doubt:
+            doubt = "processes ran before they were watched"
+        self._machine, self._tip, self._doubt = machine, manifest, doubt
+        self._pending = None
+        self._save(
+            status="running",
+            pid=machine.pid,
+            started=records.start_ticks(machine.pid),
+            boot=records.boot_id(),
+            tip=manifest.id if manifest else "",
+            turns=manifest.turn if manifest else self._record.turns,
+        )
+        self.watch()
+        self._parts.proxy.serve(self)
+
+    def watch(self) -> None:
+        """Have the inspector look at it from now on; what was before is covered by the newest checkpoint."""
+        inspector, machine = self._parts.inspector, self._machine
+        if inspector is None or machine is None:
+            return
+        pool, name = self._parts.pool, self.name
+        inspector.watch(
+            name,
+            cgroup=machine.cgroup.path,
+            root=machine.externals.root,
+            init=machine.pid,
+            shells=machine.shells,
+            pool_generation=lambda: pool.generation(name),
+            find_new=lambda generation: pool.find_new(name, generation),
+        )
+
+    def detach(self) -> None:
+        """Let the sandbox run on without this process."""
+        with contextlib.suppress(Exception):
+            self.wait()
+        if self._machine is not None:
+            self._machine.close()
+
+    def _gate(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.promote()
+        try:
+            pending.wait()
+        except (SandboxError, *FAULTS) as error:
+            self._parts.report(Event("failed", self.name, str(error)))
+
+    def _begin(self) -> None:
+        if not self._turn_began:
+            self._turn_began = time.time()
+
+    def _own(self, checkpoint: str) -> Manifest:
+        manifest = self._parts.manifests.find(checkpoint)
+        if manifest.id not in {one.id for one in self.log()[0]}:
+            raise UserError(
+                f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
+                f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"
+            )
+        return manifest
+
+    def _decide(self, machine: Machine, *, frozen: bool = False) -> Decision:
+        fixed = {
+            "full": Decision(TurnClass.FULL, ("every turn",)),
+            "files": Decision(TurnClass.FILES, ("every turn",)),
+            "conversation": Decision(TurnClass.NONE, ("nothing is kept",)),
+        }.get(self._parts.method)
+        if fixed is not None:
+            return fixed
+        tip, inspector = self._tip, self._parts.inspector
+        if tip is None:
+            return Decision(TurnClass.FULL, ("the first checkpoint",))
+        busy = () if frozen else settle(machine.shells())
+        effects = Effects(doubts=("no inspector",))
+        if inspector is not None:
+            try:
+                effects = inspector.effects(self.name)
+            except FAULTS as error:
+                effects = Effects(doubts=(f"the inspector failed: {error}",))
+        doubts = list(effects.doubts)
+        if self._doubt:
+            doubts.insert(0, self._doubt)
+        doubts.extend(f"shell {name} is busy" for name in busy)
+        kept = {state.name: state.fingerprint for state in tip.shells}
+        changed = []
+        image = tip.image
+        watched = image is not None and inspector is not None
+        states = {state.name: state for state in machine.shell_states()}
+        for name in sorted(kept.keys() | states.keys()):
+            state = states.get(name)
+            if state is not None and kept.get(name) == state.fingerprint:
+                continue
+            changed.append(name)
+            reason = "it is gone" if state is None else not_replayable(state, fresh=not watched)
+            if reason:
+                doubts.append(f"shell {name}: {reason}")
+        references = (
+            References(frozenset(image.references), frozenset(image.mapped)) if image else References()
+        )
+        decision = policy.decide(
+            replace(effects, shells=tuple(changed), doubts=tuple(doubts)), references, self._parts.rules
+        )
+        if image is None and self._parts.criu is not None and decision.turn_class < TurnClass.FULL:
+            return Decision(
+                TurnClass.FULL, ("the newest checkpoint holds no process image", *decision.reasons)
+            )
+        return decision
+
+    def _explicit(self, decision: Decision, label: str, pin: bool) -> Turn:
+        number = self._record.turns
+        if decision.turn_class is TurnClass.NONE and not (label or pin) and self._tip is not None:
+            manifest = self._tip
+        else:
+            manifest = self._cover(number, decision, label=label, pin=pin)
+        return Turn(number, decision.turn_class, decision.reasons, manifest.id, time.time(), 0.0, 0.0, 0)
+
+    def _cover(
+        self, number: int, decision: Decision, *, request: str = "", label: str = "", pin: bool = False
+    ) -> Manifest:
+        machine = self.machine()
+        order = Order(
+            id=new_id(),
+            spec=self.spec,
+            turn=number,
+            decision=decision,
+            parent=self._tip,
+            again=(lambda: self._decide(machine, frozen=True)) if self._may_misfit() else None,
+            request=request,
+            label=label,
+            pinned=pin,
+        )
+        self._parts.in_use.append(order.id)
+        try:
+            manifest = take(self._parts, machine, order)
+        except SandboxError as error:
+            self._doubt = f"the last checkpoint failed: {error}"
+            raise
+        finally:
+            self._parts.in_use.remove(order.id)
+        self._doubt = ""
+        self._tip = manifest
+        self._save(tip=manifest.id)
+        self._parts.report(
+            Event(
+                "checkpoint", self.name, f"{manifest.id} {manifest.turn_class.word}", manifest.total_seconds
+            )
+        )
+        return manifest
+
+    def _may_misfit(self) -> bool:
+        """Whether newer files could be kept beside an older process image that they do not fit."""
+        # without root there are no images, and a comparison of all files would only lengthen the freeze
+        return self._parts.method == "semantic" and not isinstance(self._parts.inspector, Onlooker)
+
+    def _save(self, **changes: object) -> None:
+        self._record = replace(self._record, **changes)  # type: ignore[arg-type]
+        try:
+            records.write(self._parts.home.box(self.name), self._record)
+        except OSError as error:
+            raise SandboxError(
+                f"the record of sandbox {self.name} could not be written: {error.strerror}"
+            ) from error
+
+
+def _less(left: list[str], right: list[str]) -> list[str]:
+    """What of ``left`` is not in ``right``, each as often as it is more."""
+    rest = list(right)
+    more = []
+    for one in left:
+        if one in rest:
+            rest.remove(one)
+        else:
+            more.append(one)
+    return more

@@ -1,0 +1,280 @@
+"""Take a checkpoint: freeze, snapshot, dump, thaw; then store, sync, and only then say that it exists.
+
+Order, and what a failure leaves behind:
+
+1. (running) trackers of dirty memory are put into new processes;
+2. (frozen) references, snapshot of the files, dump of the processes, new baselines. A failure here drops the
+   snapshot and the dump and thaws: the sandbox runs on, nothing has changed;
+3. (running again) the dump goes into the page store and the snapshot to the disk;
+4. the manifest is written atomically: from now on the checkpoint exists. A failure in 3 or 4 drops what was
+   made.
+
+After any failure the caller must treat the next turn as full, because the baselines may have moved.
+
+Source: Crab (arXiv 2604.28138), section 5; the order freeze, snapshot, dump, thaw is what makes files and
+processes one state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+from windtunnel.agents.sandbox.live.criu import CriuError
+from windtunnel.agents.sandbox.live.criu.failure import who
+from windtunnel.agents.sandbox.live.files import PoolError
+from windtunnel.agents.sandbox.live.images import ImageError
+from windtunnel.agents.sandbox.live.inspect import InspectError
+from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
+from windtunnel.agents.sandbox.live.parts import Parts, SandboxError
+from windtunnel.agents.sandbox.live.settle import settle
+from windtunnel.agents.sandbox.model import (
+    Decision,
+    FilesPart,
+    ImagePart,
+    Manifest,
+    References,
+    ShellState,
+    Spec,
+    TurnClass,
+)
+from windtunnel.agents.sandbox.views import Event
+
+FREEZE_TIMEOUT = 10.0
+"""Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
+OUTSIDE = (
+    "connections to other machines",
+    "what was done outside the sandbox (the journal of effects has it)",
+)
+FAULTS = (CriuError, PoolError, ImageError, MachineError, InspectError, OSError)
+AFTERMATH = 0.1
+"""Seconds after a failed dump in which a process that it damaged is seen to die."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which checkpoint is asked for."""
+
+    id: str
+    spec: Spec
+    turn: int
+    decision: Decision
+    parent: Manifest | None
+    again: Callable[[], Decision] | None = None
+    """Decides anew, of the sandbox as it stands frozen."""
+    request: str = ""
+    label: str = ""
+    pinned: bool = False
+
+
+class _TooWeakError(Exception):
+    """Files alone are not enough any more."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__()
+        self.decision = decision
+
+
+@dataclass
+class _Freeze:
+    seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def frozen(cgroup: Cgroup | Group) -> Iterator[_Freeze]:
+    """The sandbox stands still within the block, and always runs again after it."""
+    freeze = _Freeze()
+    begin = time.monotonic()
+    try:
+        cgroup.freeze(FREEZE_TIMEOUT)
+        yield freeze
+    finally:
+        cgroup.thaw()
+        freeze.seconds = time.monotonic() - begin
+
+
+def take(parts: Parts, machine: Machine, order: Order) -> Manifest:
+    """Make the checkpoint that ``order`` asks for.
+
+    A process that CRIU cannot dump does not stop the rest: files and shells are kept, and the manifest says
+    what is not. Raises SandboxError when not even that was possible; nothing is left of the attempt then.
+    """
+    try:
+        return _take(parts, machine, order)
+    except FAULTS as error:
+        drop_made(parts, order.id)
+        raise SandboxError(f"checkpoint of sandbox {order.spec.name}: {error}") from error
+
+
+def _take(parts: Parts, machine: Machine, order: Order) -> Manifest:
+    begin = time.monotonic()
+    name = order.spec.name
+    settle(machine.shells())
+    wanted = order.decision.turn_class
+    parent = order.parent
+    if parent is None or (wanted < TurnClass.FULL and parent.files is None):
+        wanted = TurnClass.FULL
+    shells = machine.shell_states()
+    files, image = (parent.files, parent.image) if parent else (None, None)
+    lost: tuple[str, ...] = parent.not_covered if parent else OUTSIDE
+    freeze = 0.0
+    if wanted is TurnClass.FILES:
+        try:
+            files, freeze = _files(parts, machine, order)
+        except _TooWeakError as stronger:
+            order = replace(order, decision=stronger.decision)
+            wanted = TurnClass.FULL
+    if wanted is TurnClass.FULL and parts.criu is not None:
+        seen: dict[int, str] = {}
+        try:
+            files, image, freeze = _full(parts, machine, order, seen)
+            lost = OUTSIDE
+        except CriuError as error:
+            parts.report(Event("failed", name, f"no image of the processes: {error}"))
+            gone = _ended(machine, seen)
+            if gone:
+                parts.report(Event("failed", name, f"ended by the failed dump: {', '.join(gone)}"))
+            files, freeze = _files(parts, machine, replace(order, again=None))
+            if not machine.alive():
+                # a checkpoint without the processes would stand in for the earlier one that has them
+                raise MachineError(f"the sandbox died meanwhile: {error}") from error
+            image, lost = None, (f"processes and their memory: {error}", *OUTSIDE)
+    elif wanted is TurnClass.FULL:
+        files, freeze = _files(parts, machine, replace(order, again=None))
+    if wanted >= TurnClass.FILES and parts.criu is None:
+        image, lost = None, (f"processes and their memory: {parts.no_images}", *OUTSIDE)
+    manifest = Manifest(
+        id=order.id,
+        box=name,
+        turn=order.turn,
+        parent=parent.id if parent else None,
+        turn_class=order.decision.turn_class,
+        reasons=order.decision.reasons[:20],
+        created=time.time(),
+        files=files,
+        image=image,
+        shells=shells,
+        spec=order.spec,
+        covered=covered(files, image, shells),
+        not_covered=lost,
+        freeze_seconds=freeze,
+        total_seconds=time.monotonic() - begin,
+        request=order.request,
+        label=order.label,
+        pinned=order.pinned,
+    )
+    parts.manifests.write(manifest)
+    return manifest
+
+
+def covered(
+    files: FilesPart | None, image: ImagePart | None, shells: tuple[ShellState, ...]
+) -> tuple[str, ...]:
+    """In words, what a restore brings back."""
+    words = ["files"] if files else []
+    if image:
+        words.append(f"{len(image.processes)} processes with memory and open files")
+    words.extend(f"state of shell {shell.name}" for shell in shells)
+    return tuple(words)
+
+
+def drop_made(parts: Parts, checkpoint: str) -> None:
+    """Undo what a checkpoint that will not exist has made; what cannot be undone now is left for ``gc``."""
+    try:
+        # a manifest that is there but not surely on the disk must not outlive what it names
+        parts.manifests.remove(checkpoint)
+    except FAULTS:
+        return
+    with contextlib.suppress(*FAULTS):
+        parts.pool.drop_snapshot(checkpoint)
+    with contextlib.suppress(*FAULTS):
+        parts.pages.drop(checkpoint)
+    shutil.rmtree(parts.home.dump(checkpoint), ignore_errors=True)
+
+
+def _files(parts: Parts, machine: Machine, order: Order) -> tuple[FilesPart, float]:
+    name = order.spec.name
+    # what is written already goes to the disk now, so that the snapshot has little left to write
+    parts.pool.generation(name)
+    with frozen(machine.cgroup) as freeze:
+        # what runs in the background may have gone on since the decision, and newer files of its making would
+        # not fit the older image of it
+        now = order.again() if order.again is not None else order.decision
+        if now.turn_class > max(order.decision.turn_class, TurnClass.FILES):
+            raise _TooWeakError(now)
+        parts.pool.snapshot(name, order.id)
+        if parts.inspector is not None:
+            parts.inspector.rebase(name, files=True, processes=False)
+    return _synced(parts, order), freeze.seconds
+
+
+def _full(
+    parts: Parts, machine: Machine, order: Order, seen: dict[int, str]
+) -> tuple[FilesPart, ImagePart, float]:
+    """Raises CriuError when the processes cannot be dumped; nothing is left of the attempt then, and
+    ``seen`` holds the processes that there were (host pid to words)."""
+    name, folder = order.spec.name, parts.home.dump(order.id)
+    criu, inspector = parts.criu, parts.inspector
+    assert criu is not None
+    folder.mkdir(parents=True)
+    if inspector is not None:
+        inspector.arm(name)
+
+    def look() -> References:
+        found = inspector.references(name) if inspector is not None else References()
+        parts.pool.snapshot(name, order.id)
+        return found
+
+    try:
+        with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
+            processes, before = machine.commands(), machine.cgroup.pids()
+            # both only read what stands still, so the snapshot is made while CRIU works
+            looked = beside.submit(look)
+            try:
+                try:
+                    criu.dump(machine.pid, folder, machine.externals)
+                except CriuError:
+                    seen.update({pid: who(pid) for pid in before})
+                    raise
+            finally:
+                # before the thaw, whatever happened: what it reads must stand still
+                wait((looked,))
+            references = looked.result()
+            if inspector is not None:
+                inspector.rebase(name, files=True, processes=True)
+    except CriuError:
+        drop_made(parts, order.id)
+        raise
+    files = _synced(parts, order)
+    last = order.parent.image.id if order.parent and order.parent.image else ""
+    kept = parts.pages.keep(order.id, folder, like=last)
+    shutil.rmtree(folder, ignore_errors=True)
+    image = ImagePart(
+        id=order.id,
+        pid=machine.pid,
+        processes=processes,
+        references=tuple(sorted(references.paths)),
+        mapped=tuple(sorted(references.mapped)),
+        bytes_raw=kept.bytes_raw,
+        bytes_new=kept.bytes_new,
+    )
+    return files, image, freeze.seconds
+
+
+def _ended(machine: Machine, seen: Mapping[int, str]) -> list[str]:
+    """Which of the processes ``seen`` are gone: a CRIU that is killed may leave one unable to go on, and it
+    dies as soon as it runs."""
+    time.sleep(AFTERMATH)
+    left = machine.cgroup.pids()
+    return [words for pid, words in sorted(seen.items()) if pid not in left]
+
+
+def _synced(parts: Parts, order: Order) -> FilesPart:
+    """The snapshot is on the disk, and what it added is known."""
+    parts.pool.sync(order.id)
+    before = order.parent.files.id if order.parent and order.parent.files else ""
+    return FilesPart(order.id, parts.pool.kind, parts.pool.bytes_new(order.id, before))

@@ -1,0 +1,251 @@
+"""Dump and restore of one sandbox by CRIU: the options that such a sandbox needs, and nothing half done.
+
+A dump leaves either a complete folder of images or none. A restore ends with the whole tree running or with
+none of it. Whatever happens, the freezer of the sandbox's cgroup is as it was before the call.
+
+Options: the network namespace belongs to the host and stays (external), so no packet has to be locked out;
+cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept (``--tcp-established``):
+both ends of one inside the sandbox come back together, and one whose other end is gone is ended. A file that
+was deleted under the name by which it is open while another name remains makes the dump fail: CRIU's stand-in
+for it (``--link-remap``) exists only while it dumps, so no snapshot of files would hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.criu import process
+from windtunnel.agents.sandbox.live.criu.connections import close_orphans
+from windtunnel.agents.sandbox.live.criu.failure import CriuError, explain_dump, explain_restore, who
+from windtunnel.agents.sandbox.live.criu.lazy import start_pages
+from windtunnel.agents.sandbox.live.criu.stats import read_stats
+from windtunnel.agents.sandbox.live.place import Externals
+
+COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks")
+NETWORK = ("--network-lock", "skip", "--skip-in-flight")
+CONNECTIONS = ("--tcp-established", "--tcp-close")
+"""Kept, or, where CRIU cannot (an address that a new network namespace does not have), closed."""
+CONNECTION_FAILED = re.compile(r"soccr|criu/sk-tcp|tcp-stream|Cannot assign requested address")
+COLLECT_SECONDS = 10
+"""How long CRIU may try to stop all processes of a tree."""
+
+
+@dataclass(frozen=True)
+class DumpStats:
+    """What a dump took. ``frozen_seconds``: how long CRIU itself held the processes."""
+
+    frozen_seconds: float
+    pages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Criu:
+    """One CRIU program. Its methods may be called from several threads, for different sandboxes."""
+
+    path: Path
+    version: tuple[int, ...]
+
+    def dump(
+        self,
+        pid: int,
+        into: Path,
+        externals: Externals,
+        *,
+        leave_running: bool = True,
+        timeout: float = 60,
+    ) -> DumpStats:
+        """Write the images of the tree of ``pid`` into the folder ``into``, which must not hold any yet."""
+        refuse_traced(process.members(externals.freezer))
+        arguments = ["--freeze-cgroup", str(externals.freezer), *NETWORK]
+        for inside, key, _ in externals.mounts:
+            arguments += ["--external", f"mnt[{inside}]:{key}"]
+        arguments += ["--external", f"net[{externals.netns.stat().st_ino}]:net"]
+        with _freezer_kept(externals.freezer):
+            for connections in CONNECTIONS:
+                try:
+                    return self.dump_tree(
+                        pid, into, [*arguments, connections], leave_running=leave_running, timeout=timeout
+                    )
+                except CriuError as failed:
+                    if connections == CONNECTIONS[-1] or not CONNECTION_FAILED.search(failed.details):
+                        raise
+        raise AssertionError("the last way either returns or raises")
+
+    def dump_tree(
+        self,
+        pid: int,
+        into: Path,
+        options: list[str],
+        *,
+        leave_running: bool = True,
+        timeout: float = 60,
+        own_mounts: bool = True,
+    ) -> DumpStats:
+        """``dump`` with options given one by one, for a tree that is no sandbox."""
+        made = not into.exists()
+        into.mkdir(parents=True, exist_ok=True)
+        if any(into.iterdir()):
+            raise CriuError(f"process image: the folder {into} is not empty")
+        collect = max(1, min(COLLECT_SECONDS, int(timeout)))
+        arguments = ["dump", "-t", str(pid), "-D", str(into), *COMMON, *options]
+        arguments += ["--ghost-limit", "64M", "--timeout", str(collect)]
+        if leave_running:
+            arguments.append("--leave-running")
+        complete = False
+        try:
+            with _work(into) as work:
+                arguments += ["-W", str(work)]
+                ended = process.run(self.path, arguments, work, timeout=timeout, own_mounts=own_mounts)
+                if ended.code is None:
+                    raise CriuError(
+                        f"process image: not complete after {timeout:g} s; CRIU was stopped", ended.log
+                    )
+                if ended.code != 0:
+                    raise CriuError(explain_dump(ended.log, pid), ended.log)
+                stats = read_stats(work / "stats-dump")
+            size = sum(entry.stat().st_size for entry in os.scandir(into))
+            complete = True
+        finally:
+            if not complete:
+                _clear(into, remove=made)
+        pages = stats.get("pages_written", 0) + stats.get("shared_pages_written", 0)
+        return DumpStats(stats.get("frozen_us", 0) / 1e6, pages, size)
+
+    def restore(self, images: Path, externals: Externals, *, lazy: bool = False, timeout: float = 60) -> int:
+        """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
+
+        ``lazy``: return as soon as it runs; its memory comes when it is touched. ``images`` must stay until
+        ``wait_lazy`` of this pid has returned.
+        """
+        # newer files under an older image may have other permissions: an open descriptor does not care
+        options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
+        for _, key, host in externals.mounts:
+            options += ["--external", f"mnt[{key}]:{host}"]
+        for connections in CONNECTIONS:
+            try:
+                pid = self._restore(images, externals, [*options, connections], lazy, timeout)
+                break
+            except CriuError as failed:
+                if connections == CONNECTIONS[-1] or not CONNECTION_FAILED.search(failed.details):
+                    raise
+        close_orphans(pid, externals.netns)
+        return pid
+
+    def _restore(
+        self, images: Path, externals: Externals, options: list[str], lazy: bool, timeout: float
+    ) -> int:
+        """One attempt, of which nothing is left when it fails."""
+        before = process.members(externals.freezer)
+        netns = os.open(externals.netns, os.O_RDONLY)
+        restored = False
+        try:
+            pid = self.restore_tree(
+                images,
+                [*options, "--inherit-fd", f"fd[{netns}]:net"],
+                lazy=lazy,
+                timeout=timeout,
+                procs=externals.procs,
+                descriptors=(netns,),
+            )
+            restored = True
+        finally:
+            os.close(netns)
+            if not restored:
+                process.kill_new(externals.freezer, before)
+        return pid
+
+    def restore_tree(
+        self,
+        images: Path,
+        options: list[str],
+        *,
+        lazy: bool = False,
+        timeout: float = 60,
+        procs: tuple[Path, ...] = (),
+        descriptors: tuple[int, ...] = (),
+        own_mounts: bool = True,
+    ) -> int:
+        """``restore`` with options given one by one, for a tree that is no sandbox."""
+        if not (images / "inventory.img").exists():
+            raise CriuError(f"process restore: {images} holds no complete process image")
+        arguments = ["restore", "-d", "-D", str(images), *COMMON, *options]
+        with contextlib.ExitStack() as stack:
+            pages = stack.enter_context(start_pages(self.path, images)) if lazy else None
+            work = pages.work if pages is not None else stack.enter_context(_work(images))
+            arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
+            if lazy:
+                arguments.append("--lazy-pages")
+            ended = process.run(
+                self.path,
+                arguments,
+                work,
+                procs=procs,
+                descriptors=descriptors,
+                timeout=timeout,
+                own_mounts=own_mounts,
+            )
+            if ended.code is None:
+                raise CriuError(
+                    f"process restore: not complete after {timeout:g} s; CRIU was stopped", ended.log
+                )
+            if ended.code != 0:
+                raise CriuError(explain_restore(ended.log), ended.log)
+            pid = int((work / "pid").read_text())
+            if pages is not None:
+                pages.serve(pid, procs)
+        return pid
+
+
+def refuse_traced(pids: set[int]) -> None:
+    """CRIU would try for ten seconds to seize a process that has a debugger, so ask first."""
+    for pid in sorted(pids):
+        try:
+            status = Path(f"/proc/{pid}/status").read_bytes()
+        except OSError:
+            continue
+        tracer = status.partition(b"TracerPid:")[2].split(maxsplit=1)[0]
+        if tracer != b"0":
+            raise CriuError(
+                f"process image: {who(pid)} is being traced by {who(int(tracer))}; end the debugger first"
+            )
+
+
+@contextlib.contextmanager
+def _work(images: Path) -> Iterator[Path]:
+    """A folder for messages, beside the images, so that whoever clears those away clears it too."""
+    with tempfile.TemporaryDirectory(prefix="criu-", dir=images.absolute().parent) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _freezer_kept(cgroup: Path) -> Iterator[None]:
+    """A CRIU that was killed leaves the freezer as it happened to be: put it back."""
+    file = cgroup / "cgroup.freeze"
+    try:
+        state = file.read_text()
+    except OSError:
+        state = ""
+    try:
+        yield
+    finally:
+        if state:
+            with contextlib.suppress(OSError):
+                if file.read_text() != state:
+                    file.write_text(state)
+
+
+def _clear(folder: Path, *, remove: bool) -> None:
+    if remove:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):
+            os.unlink(entry.path)

@@ -1,0 +1,265 @@
+"""The endpoints for sandboxes, turns and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+import windtunnel
+from windtunnel.agents.sandbox import views
+from windtunnel.agents.sandbox.client import wire
+from windtunnel.agents.sandbox.live.daemon import schema
+from windtunnel.agents.sandbox.live.daemon.execution import Execution, lines
+from windtunnel.agents.sandbox.live.daemon.faults import Refused
+from windtunnel.agents.sandbox.live.daemon.service import Service
+from windtunnel.agents.sandbox.model import Facility, Manifest, Spec
+
+LINES = "application/x-ndjson"
+LONGEST_WAIT = 30.0
+"""Seconds that one request waits for a checkpoint; a client that waits longer asks again."""
+
+
+def host_routes(service: Service) -> APIRouter:
+    """What concerns the host as a whole."""
+    routes = APIRouter(prefix="/v1", tags=["host"])
+    host, lanes = service.host, service.lanes
+
+    @routes.get("/health", summary="The daemon that answers")
+    async def health() -> wire.Health:
+        return wire.Health(os.getpid(), str(service.home), windtunnel.__version__)
+
+    @routes.get("/doctor", summary="What the host has or lacks, and what follows")
+    async def doctor() -> list[Facility]:
+        return await lanes.call(service.doctor)
+
+    @routes.post("/down", summary="End the daemon; sandboxes run on", status_code=202)
+    async def down() -> None:
+        service.stopping.set()
+
+    @routes.post("/fork", summary="Start sandboxes from one checkpoint")
+    async def fork(body: schema.ForkBody) -> list[views.BoxInfo]:
+        def work() -> list[views.BoxInfo]:
+            made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
+            return [wire.as_kind(views.BoxInfo, box.info()) for box in made]
+
+        return await lanes.call(work)
+
+    @routes.post("/gc", summary="Drop what nothing needs any more")
+    async def gc(body: schema.GcBody) -> views.GcReport:
+        return wire.as_kind(views.GcReport, await lanes.call(lambda: host.gc(dry_run=body.dry_run)))
+
+    @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
+    async def export(body: schema.ExportBody) -> Manifest:
+        return await lanes.call(lambda: host.export(body.checkpoint, body.url))
+
+    @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
+    async def import_(body: schema.ImportBody) -> views.BoxInfo:
+        box = await lanes.call(lambda: host.import_(body.url, body.name))
+        return wire.as_kind(views.BoxInfo, await lanes.call(box.info))
+
+    @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
+    async def notice(body: schema.NoticeBody) -> dict[str, str]:
+        return await lanes.call(lambda: host.notice(body.seconds))
+
+    @routes.get("/events", summary="What happens, as lines of JSON, from now on")
+    async def events() -> StreamingResponse:
+        async def told() -> AsyncIterator[bytes]:
+            queue = service.events.listen()
+            try:
+                while not service.stopping.is_set() and (event := await queue.get()) is not None:
+                    yield wire.json_line(asdict(event))
+            finally:
+                service.events.leave(queue)
+
+        return StreamingResponse(told(), media_type=LINES)
+
+    @routes.post("/executions/{execution}/cancel", summary="Cancel a command")
+    async def cancel(execution: str) -> None:
+        service.executions.cancel(execution)
+
+    return routes
+
+
+def box_routes(service: Service) -> APIRouter:
+    """What concerns one sandbox: its life, its commands and its turns."""
+    routes = APIRouter(prefix="/v1/boxes", tags=["sandboxes"])
+    host, lanes, executions = service.host, service.lanes, service.executions
+
+    @routes.post("", summary="Make a sandbox", status_code=201)
+    async def create(body: schema.SpecBody) -> views.BoxInfo:
+        spec = body.spec()
+        if spec.name in await lanes.call(service.names):
+            sentence = (
+                f"sandbox: {spec.name!r} exists already; 'windtunnel sandbox rm {spec.name}' removes it"
+            )
+            raise Refused("conflict", sentence)
+        box = await lanes.call(lambda: host.create(spec))
+        return wire.as_kind(views.BoxInfo, await lanes.call(box.info))
+
+    @routes.get("", summary="All sandboxes")
+    async def boxes() -> list[views.BoxInfo]:
+        return [wire.as_kind(views.BoxInfo, info) for info in await lanes.call(host.boxes)]
+
+    @routes.get("/{name}", summary="One sandbox")
+    async def info(name: str) -> views.BoxInfo:
+        return wire.as_kind(views.BoxInfo, await lanes.call((await service.box(name)).info))
+
+    @routes.get("/{name}/spec", summary="How it was made")
+    async def spec(name: str) -> Spec:
+        return (await service.box(name)).spec
+
+    @routes.delete("/{name}", summary="Kill and forget it")
+    async def remove(name: str) -> None:
+        await service.box(name)
+        executions.cancel_all(name)
+        await lanes.ordered(name, lambda: host.remove(name))
+        lanes.forget(name)
+
+    @routes.post("/{name}/stop", summary="Kill its processes; files and checkpoints stay")
+    async def stop(name: str) -> None:
+        box = await service.box(name)
+        executions.cancel_all(name)
+        await lanes.ordered(name, box.stop)
+
+    @routes.get("/{name}/shells", summary="Names of its persistent shells")
+    async def shells(name: str) -> list[str]:
+        box = await service.box(name)
+        return await lanes.call(lambda: sorted(box.machine().shells()))
+
+    @routes.post("/{name}/exec", summary="Run a command", response_model=schema.CommandAnswer)
+    async def execute(name: str, body: schema.Command, request: Request) -> Response:
+        execution = executions.start(await service.box(name), body)
+        watcher = asyncio.create_task(_when_gone(request, execution, cancel=body.cancel_on_disconnect))
+        answer = _watching(lines(execution, service.died), watcher)
+        if body.stream:
+            return StreamingResponse(answer, media_type=LINES)
+        collector = wire.Collector()
+        async for line in answer:
+            if execution.error is not None:
+                raise execution.error
+            collector.feed(line)
+        result = collector.complete()
+        return Response(
+            schema.CommandAnswer(
+                **_texts("stdout", result.stdout),
+                **_texts("stderr", result.stderr),
+                exit_code=result.exit_code,
+                seconds=result.seconds,
+                ended=result.ended,
+                note=result.note,
+                turn=execution.turn,
+            ).model_dump_json(),
+            media_type="application/json",
+        )
+
+    @routes.post("/{name}/turns/begin", summary="Wait until the last turn's checkpoint is safe")
+    async def begin(name: str) -> None:
+        box = await service.box(name)
+        await lanes.ordered(name, box.wait)
+
+    @routes.post("/{name}/turns/end", summary="End the turn: classify it and start its checkpoint")
+    async def end(name: str, body: schema.TurnEnd) -> wire.TurnAnswer:
+        box = await service.box(name)
+        pending = await lanes.ordered(name, lambda: box.end_turn(request=body.request, urgent=body.urgent))
+        return service.tickets.add(pending)
+
+    @routes.get("/{name}/turns/{ticket}", summary="How the checkpoint of a turn stands")
+    async def turn(
+        name: str, ticket: str, timeout: float = Query(0.0, ge=0.0), promote: bool = False
+    ) -> wire.TurnAnswer:
+        pending = service.tickets.get(ticket)
+        if promote:
+            pending.promote()
+        if not pending.done and timeout > 0:
+            await _wait(service, pending, min(timeout, LONGEST_WAIT))
+        return service.tickets.answer(ticket)
+
+    return routes
+
+
+def checkpoint_routes(service: Service) -> APIRouter:
+    """What concerns the past of one sandbox."""
+    routes = APIRouter(prefix="/v1/boxes", tags=["checkpoints"])
+    lanes, executions = service.lanes, service.executions
+
+    @routes.post("/{name}/checkpoint", summary="A checkpoint of the state now")
+    async def checkpoint(name: str, body: schema.CheckpointBody) -> Manifest:
+        box = await service.box(name)
+        return await lanes.ordered(
+            name, lambda: box.checkpoint(label=body.label, full=body.full, pin=body.pin)
+        )
+
+    @routes.post("/{name}/restore", summary="Bring a checkpoint back; what runs is killed")
+    async def restore(name: str, body: schema.RestoreBody) -> views.RestoreReport:
+        box = await service.box(name)
+        executions.cancel_all(name)
+        report = await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
+        return wire.as_kind(views.RestoreReport, report)
+
+    @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
+    async def rollback(name: str, body: schema.RestoreBody) -> views.RestoreReport:
+        if not body.checkpoint:
+            raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
+        box = await service.box(name)
+        executions.cancel_all(name)
+        report = await lanes.ordered(name, lambda: box.rollback(body.checkpoint, lazy=body.lazy))
+        return wire.as_kind(views.RestoreReport, report)
+
+    @routes.get("/{name}/log", summary="Its checkpoints and turns")
+    async def log(name: str) -> wire.Log:
+        box = await service.box(name)
+
+        def work() -> wire.Log:
+            checkpoints, turns = box.log()
+            tips = {info.name: info.tip for info in service.host.boxes()}
+            return wire.Log(tuple(checkpoints), tuple(turns), tips)
+
+        return await lanes.call(work)
+
+    @routes.get("/{name}/diff", summary="What changed between two checkpoints, or since one")
+    async def diff(name: str, older: str, newer: str = "") -> views.Diff:
+        box = await service.box(name)
+        return wire.as_kind(views.Diff, await lanes.call(lambda: box.diff(older, newer)))
+
+    return routes
+
+
+async def _when_gone(request: Request, execution: Execution, *, cancel: bool) -> None:
+    """When the client goes away, keep no output for it, and cancel the command if that is asked for."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    execution.leave()
+    if cancel:
+        execution.cancel.set()
+
+
+async def _watching(answer: AsyncIterator[bytes], watcher: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    """``answer``; when it was read to its end, nobody needs to watch any more."""
+    async for line in answer:
+        yield line
+    watcher.cancel()
+
+
+async def _wait(service: Service, pending: Any, seconds: float) -> None:
+    """Wait for a checkpoint; whether it came in time, or failed, is asked for afterwards."""
+
+    def work() -> None:
+        try:
+            pending.wait(seconds)
+        except Exception:  # its fault is raised when the answer is made
+            return
+
+    await service.lanes.call(work)
+
+
+def _texts(stream: str, data: bytes) -> dict[str, Any]:
+    text = data.decode(errors="replace")
+    exact = text.encode() == data
+    return {stream: text, f"{stream}_base64": None if exact else base64.b64encode(data).decode()}

@@ -1,0 +1,224 @@
+"""The daemon's life: its sockets, its signals, and its end.
+
+One daemon for a home: it holds a lock that the kernel frees when it dies, so a socket that is left over can
+be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing, when there
+has been no sandbox and no request for a while. The sandboxes run on in each case, and the next daemon takes
+them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from windtunnel.agents.sandbox.client.address import socket_of
+from windtunnel.agents.sandbox.client.launch import answers
+from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
+from windtunnel.agents.sandbox.live.daemon.faults import Died
+from windtunnel.agents.sandbox.live.daemon.guard import guarded, is_loopback
+from windtunnel.agents.sandbox.live.daemon.service import Events, Service
+from windtunnel.agents.sandbox.model import Facility
+from windtunnel.errors import UserError
+
+LOG = logging.getLogger("windtunnel.sandbox.daemon")
+TAKEOVER_SECONDS = 30.0
+"""How long a daemon that is just ending is waited for."""
+
+
+@contextlib.contextmanager
+def held(home: Path) -> Iterator[None]:
+    """Be the daemon of ``home`` within the block. Raises UserError where another one is."""
+    socket_of(home)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + TAKEOVER_SECONDS
+        while not _locked(lock):
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            if answers(home):
+                raise UserError(
+                    f"sandbox: a daemon of home {home} runs already (process {holder}); "
+                    "'windtunnel sandbox down' ends it"
+                )
+            if time.monotonic() > deadline:
+                raise UserError(f"sandbox: process {holder} holds home {home} but does not answer")
+            time.sleep(0.05)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def serve(
+    host: Any,
+    socket_path: Path,
+    *,
+    http: tuple[str, int] | None = None,
+    token: str = "",
+    events: Events | None = None,
+    doctor: Callable[[], list[Facility]] = list,
+    died: Died = (),
+    idle_seconds: float | None = None,
+    grace_seconds: float = 10.0,
+    allow_remote: bool = False,
+    ready: Callable[[str], None] = lambda where: None,
+) -> None:
+    """Answer for ``host`` until told to end; the caller holds the home.
+
+    ``http``: also listen on this address and port (0: any free one), for whoever knows ``token``; loopback
+    only, unless ``allow_remote``. ``ready`` is told each address as soon as it answers. ``grace_seconds``:
+    how long commands may go on after the daemon is told to end, before they are cancelled.
+    """
+    if http is not None:
+        if not token:
+            raise UserError("serve: HTTP needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+        if not allow_remote and not is_loopback(http[0]):
+            raise UserError(
+                f"serve: address {http[0]!r} can be reached from other machines, and the token would travel "
+                "unencrypted; use 127.0.0.1, or say --allow-remote"
+            )
+    with contextlib.ExitStack() as closing:
+        local = closing.enter_context(_unix(socket_path))
+        remote = closing.enter_context(_tcp(*http)) if http is not None else None
+
+        async def life() -> None:
+            service = Service(host, socket_path.parent, events or Events(), doctor, died)
+            service.events.attach(asyncio.get_running_loop())
+            app = counted(build_app(service), service)
+            servers = [(_server(app, grace_seconds), local)]
+            where = [str(socket_path)]
+            if remote is not None and http is not None:
+                servers.append((_server(guarded(app, token=token, host=http[0]), grace_seconds), remote))
+                where.append(_url(remote))
+            for address in where:
+                ready(address)
+            await _until_stopped(service, servers, idle_seconds, grace_seconds)
+
+        asyncio.run(life())
+
+
+async def _until_stopped(
+    service: Service,
+    servers: list[tuple[_Server, socket.socket]],
+    idle_seconds: float | None,
+    grace_seconds: float,
+) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stopping.set)
+    idle = asyncio.create_task(_stop_when_idle(service, idle_seconds)) if idle_seconds else None
+    running = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
+    stopped = asyncio.create_task(service.stopping.wait())
+    await asyncio.wait([stopped, *running], return_when=asyncio.FIRST_COMPLETED)
+    service.stopping.set()
+    LOG.info("ending; sandboxes run on")
+    service.events.end()
+    for server, _ in servers:
+        server.should_exit = True
+    if not await service.executions.finished(grace_seconds):
+        service.executions.cancel_all()
+        await service.executions.finished(grace_seconds)
+    await asyncio.gather(*running)
+    if idle is not None:
+        idle.cancel()
+    service.lanes.close()
+
+
+async def _stop_when_idle(service: Service, idle_seconds: float) -> None:
+    """End a daemon that nobody needs: no sandbox, no request."""
+    while not service.stopping.is_set():
+        since = time.monotonic() - service.last
+        if service.busy == 0 and since >= idle_seconds:
+            if not await service.lanes.call(service.names) and service.busy == 0:
+                LOG.info("no sandbox and no request for %g s", idle_seconds)
+                service.stopping.set()
+                return
+            since = 0.0
+        await asyncio.sleep(min(max(idle_seconds - since, 0.05), 60.0))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: two of them would take the signals from each other."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: ASGIApp, grace_seconds: float) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=int(2 * grace_seconds) + 5,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _unix(path: Path) -> Iterator[socket.socket]:
+    """A listening Unix socket that only its owner reaches; one that a dead daemon left is replaced."""
+    socket_of(path.parent)
+    if answers(path.parent):
+        raise UserError(f"sandbox: a daemon answers on {path} already; 'windtunnel sandbox down' ends it")
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(1024)
+        inode = path.stat().st_ino
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _tcp(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening TCP socket."""
+    bare = host.strip("[]")
+    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((bare, port))
+        except (OSError, OverflowError) as error:
+            raise UserError(f"serve: cannot listen on {host}:{port}: {error}") from error
+        listener.listen(1024)
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""The engine: one for a host, it runs the checkpoint jobs of all its sandboxes.
+
+Workers are as many as CPUs: more would only stretch the tails, because a checkpoint is bound by the CPU and
+the disk. A job waits in the normal queue until somebody waits for it (the model's reply is there): then it is
+promoted to the urgent one. A sandbox has at most one job at a time, since its next turn waits for the job of
+the last one; that is the back-pressure, and it bounds the queue by the number of sandboxes.
+
+Source: Crab (arXiv 2604.28138), section 5.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from windtunnel.agents.sandbox.model import Turn
+from windtunnel.agents.sandbox.policy import Queues
+
+
+class EngineClosed(Exception):
+    """The host was closed before the job could run."""
+
+
+@dataclass
+class Pending:
+    """The checkpoint of a turn, under way. ``wait`` gives the turn's line of the log, or raises its fault."""
+
+    box: str
+    job: str = ""
+    submitted: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    finished: float = 0.0
+    promoted: bool = False
+    error: BaseException | None = None
+    _engine: Engine | None = None
+    _turn: Turn | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        """The turn's line of the log once its checkpoint is safe.
+
+        Raises TimeoutError when it is not after ``timeout`` seconds, and whatever the checkpoint failed with.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the checkpoint of sandbox {self.box} is not done after {timeout} s")
+        if self.error is not None:
+            raise self.error
+        assert self._turn is not None
+        return self._turn
+
+    def promote(self) -> None:
+        """Somebody waits for this job now."""
+        if self._engine is not None and not self.done:
+            self._engine.promote(self)
+
+    def settle(self, turn: Turn | None, error: BaseException | None = None) -> None:
+        """End it: with the turn's line, or with the fault."""
+        self._turn, self.error = turn, error
+        self.finished = time.monotonic()
+        self._done.set()
+
+
+def settled(box: str, turn: Turn) -> Pending:
+    """A pending checkpoint that has nothing left to do."""
+    pending = Pending(box)
+    pending.started = pending.submitted
+    pending.settle(turn)
+    return pending
+
+
+class Engine:
+    """Runs jobs on a few threads, urgent ones first."""
+
+    def __init__(self, workers: int | None = None, *, fifo: bool = False) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        self._queues = Queues(fifo=fifo)
+        self._jobs: dict[str, tuple[Pending, Callable[[], Turn]]] = {}
+        self._changed = threading.Condition()
+        self._count = 0
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"sandbox-engine-{n}", daemon=True)
+            for n in range(self.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, box: str, work: Callable[[], Turn], *, urgent: bool = False) -> Pending:
+        """Queue ``work``; what it returns or raises settles the pending checkpoint."""
+        with self._changed:
+            if self._closing:
+                raise EngineClosed("the host is being closed")
+            self._count += 1
+            pending = Pending(box, job=f"{box}/{self._count}", promoted=urgent)
+            pending._engine = self
+            self._jobs[pending.job] = (pending, work)
+            self._queues.add(pending.job, urgent=urgent)
+            self._changed.notify()
+        return pending
+
+    def promote(self, pending: Pending) -> None:
+        with self._changed:
+            if self._queues.promote(pending.job):
+                pending.promoted = True
+
+    def waiting(self) -> int:
+        """Jobs that no worker has taken yet."""
+        with self._changed:
+            return len(self._queues)
+
+    def close(self) -> None:
+        """Finish what is queued, then end the workers."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (job := self._queues.take()):
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                pending, work = self._jobs.pop(job)
+            pending.started = time.monotonic()
+            try:
+                turn = work()
+            except BaseException as error:  # it belongs to whoever waits for the job
+                pending.settle(None, error)
+            else:
+                pending.settle(turn)

@@ -1,0 +1,6 @@
+"""The roots of sandboxes: images, live trees and snapshots."""
+
+from windtunnel.agents.sandbox.live.files.fault import PoolError
+from windtunnel.agents.sandbox.live.files.pool import Pool, open_pool
+
+__all__ = ["Pool", "PoolError", "open_pool"]

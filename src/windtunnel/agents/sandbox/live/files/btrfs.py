@@ -1,0 +1,274 @@
+"""btrfs by ioctl: subvolumes, snapshots, what was written since a generation, and limits.
+
+A *generation* is the number of a transaction. Every inode carries the number of the transaction that wrote it
+last, and every block of the tree that of the one that wrote the block, so a search "newer than g" skips all
+older subtrees: its cost follows what changed, not what is there.
+
+Source: linux/btrfs.h and linux/btrfs_tree.h (the layouts below), fs/btrfs/ioctl.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.files.kernel import ioctl, opened
+
+MAGIC = 0x9123683E
+ROOT_INODE = 256
+INODE_ITEM, EXTENT_DATA, ROOT_ITEM, ROOT_REF = 1, 108, 132, 156
+LAST = 2**64 - 1
+
+_READ_ONLY = 1 << 1
+_MAX_REFERENCED = 1 << 0
+_SEARCH_KEY = struct.Struct("=7Q4I4Q")
+_HEADER = struct.Struct("=3Q2I")
+_ROOT_TREE = 1
+_BUFFER = 256 << 10
+
+
+def _request(direction: int, number: int, size: int) -> int:
+    return direction << 30 | size << 16 | 0x94 << 8 | number
+
+
+_W, _R, _WR = 1, 2, 3
+_SYNC = _request(0, 8, 0)
+_SUBVOL_CREATE = _request(_W, 14, 4096)
+_SNAP_DESTROY = _request(_W, 15, 4096)
+_TREE_SEARCH_V2 = _request(_WR, 17, 112)
+_SNAP_CREATE_V2 = _request(_W, 23, 4096)
+_SUBVOL_SETFLAGS = _request(_W, 26, 8)
+_INO_PATHS = _request(_WR, 35, 56)
+_QUOTA_CTL = _request(_WR, 40, 16)
+_QGROUP_LIMIT = _request(_R, 43, 48)
+_START_SYNC = _request(_R, 24, 8)
+_WAIT_SYNC = _request(_W, 22, 8)
+_SUBVOL_INFO = _request(_R, 60, 504)
+
+
+@dataclass(frozen=True)
+class Subvolume:
+    """What tells one subvolume from all others, and where it comes from."""
+
+    id: int
+    generation: int
+    """Transaction that wrote it last."""
+    born: int
+    """Transaction in which it was made."""
+    uuid: bytes
+    parent: bytes
+    """``uuid`` of the subvolume of which it is a snapshot; zeros for none."""
+
+
+def is_btrfs(folder: Path) -> bool:
+    """Whether ``folder`` lies on a btrfs."""
+    block = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.statfs(os.fsencode(folder), block) == 0 and struct.unpack_from("=q", block)[0] == MAGIC
+
+
+def _block(raw: bytes) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(raw, len(raw))
+
+
+def create(path: Path) -> None:
+    """A new, empty subvolume."""
+    with opened(path.parent) as folder:
+        ioctl(folder, _SUBVOL_CREATE, _block(struct.pack("=q4088s", 0, os.fsencode(path.name))))
+
+
+def snapshot(source: Path, path: Path, *, read_only: bool) -> None:
+    """All of ``source`` as it is now, at ``path``; it is there whole or not at all."""
+    with opened(path.parent) as folder, opened(source) as given:
+        flags = _READ_ONLY if read_only else 0
+        raw = struct.pack("=qQQ32s4040s", given, 0, flags, b"", os.fsencode(path.name))
+        try:
+            ioctl(folder, _SNAP_CREATE_V2, _block(raw))
+        except OSError as error:
+            # what was removed a moment ago is given back in the background
+            if error.errno != errno.ENOSPC or not waited_for_room(path.parent):
+                raise
+            ioctl(folder, _SNAP_CREATE_V2, _block(raw))
+
+
+def destroy(path: Path) -> None:
+    """Forget a subvolume and those nested in it; the kernel frees the space in the background."""
+    with opened(path.parent) as folder:
+        block = _block(struct.pack("=q4088s", 0, os.fsencode(path.name)))
+        try:
+            ioctl(folder, _SNAP_DESTROY, block)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            set_read_only(path, False)
+            for nested in _nested_paths(path):
+                destroy(nested)
+            ioctl(folder, _SNAP_DESTROY, block)
+
+
+def waited_for_room(path: Path, deadline: float = 3.0) -> bool:
+    """Wait while the kernel still frees removed subvolumes; False when there were none to wait for."""
+    waited = False
+    end = time.monotonic() + deadline
+    while _being_freed(path) and time.monotonic() < end:
+        waited = True
+        sync(path)
+        time.sleep(0.02)
+    sync(path)
+    return waited
+
+
+def _being_freed(path: Path) -> bool:
+    """Whether the tree of roots has one to which nothing refers any more (``refs`` is at byte 216)."""
+    with opened(path) as given:
+        low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
+        return any(
+            item == ROOT_ITEM and struct.unpack_from("=I", body, 216)[0] == 0
+            for _, item, _, body in search(given, _ROOT_TREE, low, high, 0)
+        )
+
+
+def is_subvolume(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and path.stat().st_ino == ROOT_INODE
+
+
+def _nested_paths(path: Path) -> list[Path]:
+    found = []
+    for folder, names, _ in os.walk(path):
+        for name in list(names):
+            inner = Path(folder, name)
+            if is_subvolume(inner):
+                found.append(inner)
+                names.remove(name)
+    return found
+
+
+def set_read_only(path: Path, read_only: bool) -> None:
+    with opened(path) as given:
+        ioctl(given, _SUBVOL_SETFLAGS, _block(struct.pack("=Q", _READ_ONLY if read_only else 0)))
+
+
+def subvolume(path: Path) -> Subvolume:
+    block = ctypes.create_string_buffer(504)
+    with opened(path) as given:
+        ioctl(given, _SUBVOL_INFO, block)
+    number = struct.unpack_from("=Q", block)[0]
+    generation, _flags = struct.unpack_from("=QQ", block, 8 + 256 + 16)
+    uuid, parent = struct.unpack_from("=16s16s", block, 8 + 256 + 32)
+    born = struct.unpack_from("=Q", block, 8 + 256 + 32 + 48 + 8)[0]
+    return Subvolume(number, generation, born, uuid, parent)
+
+
+def sync(path: Path) -> None:
+    """All written data of the file system, and the trees that name it, are on the disk."""
+    with opened(path) as given:
+        ioctl(given, _SYNC, 0)
+
+
+def search(
+    given: int, tree: int, low: tuple[int, int], high: tuple[int, int], newer: int
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """Items between two keys (object, type) that lie in blocks written in generation ``newer`` or later.
+
+    Yields object, type, offset and body. The block's generation is no bound on that of the item.
+    """
+    object_id, item, offset = low[0], low[1], 0
+    block = ctypes.create_string_buffer(112 + _BUFFER)
+    while True:
+        _SEARCH_KEY.pack_into(
+            block, 0, tree, object_id, high[0], offset, LAST, newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5
+        )
+        struct.pack_into("=Q", block, 104, _BUFFER)
+        ioctl(given, _TREE_SEARCH_V2, block)
+        count = struct.unpack_from("=I", block, 64)[0]
+        if not count:
+            return
+        place = 112
+        for _ in range(count):
+            _, object_id, offset, item, size = _HEADER.unpack_from(block, place)
+            place += _HEADER.size
+            yield object_id, item, offset, ctypes.string_at(ctypes.addressof(block) + place, size)
+            place += size
+        # the next key in the order of (object, type, offset)
+        if offset < LAST:
+            offset += 1
+        else:
+            object_id, item, offset = (object_id, item + 1, 0) if item < 255 else (object_id + 1, 0, 0)
+
+
+def written_in(path: Path, newer: int) -> set[int]:
+    """Inodes of the subvolume that were written in generation ``newer`` or later."""
+    with opened(path) as given:
+        return {
+            inode
+            for inode, item, _, body in search(
+                given, 0, (ROOT_INODE, INODE_ITEM), (LAST - 256, INODE_ITEM), newer
+            )
+            if item == INODE_ITEM and struct.unpack_from("=Q", body, 8)[0] >= newer
+        }
+
+
+def bytes_written(given: int, newer: int) -> int:
+    """Bytes on disk of the extents of files that came in generation ``newer`` or later."""
+    seen: dict[int, int] = {}
+    inline = 0
+    for _, item, _, body in search(given, 0, (ROOT_INODE, EXTENT_DATA), (LAST - 256, EXTENT_DATA), newer):
+        if item != EXTENT_DATA or struct.unpack_from("=Q", body)[0] < newer:
+            continue
+        if body[20] == 0:
+            inline += len(body) - 21
+        else:
+            start, size = struct.unpack_from("=QQ", body, 21)
+            if start:
+                seen[start] = size
+    return inline + sum(seen.values())
+
+
+def has_nested(path: Path) -> bool:
+    """Whether subvolumes lie inside this one: a snapshot would hold empty folders in their place."""
+    number = subvolume(path).id
+    with opened(path) as given:
+        return any(True for _ in search(given, _ROOT_TREE, (number, ROOT_REF), (number, ROOT_REF), 0))
+
+
+def paths(given: int, inode: int) -> list[str]:
+    """All paths, below the root of the subvolume, of an inode; none when it has no name any more."""
+    if inode == ROOT_INODE:
+        return [""]
+    size = 4096
+    while True:
+        result = ctypes.create_string_buffer(size)
+        address = ctypes.addressof(result)
+        try:
+            ioctl(given, _INO_PATHS, _block(struct.pack("=7Q", inode, size, 0, 0, 0, 0, address)))
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return []
+            raise
+        _, missing, count, missed = struct.unpack_from("=4I", result)
+        if not missing and not missed:
+            # the kernel fills in offsets from the end of the four counters
+            offsets = struct.unpack_from(f"={count}Q", result, 16)
+            return [os.fsdecode(ctypes.string_at(address + 16 + offset)) for offset in offsets]
+        size = min(max(size * 4, size + missing), 1 << 16)
+        if len(result) == 1 << 16:
+            raise OSError(errno.EOVERFLOW, "an inode has too many names", str(inode))
+
+
+def enable_simple_quotas(path: Path) -> None:
+    with opened(path) as given:
+        ioctl(given, _QUOTA_CTL, _block(struct.pack("=QQ", 4, 0)))
+
+
+def limit(path: Path, most: int | None) -> None:
+    """Bound what the subvolume may own; None: no bound. Quotas must be on."""
+    number = subvolume(path).id
+    with opened(path) as given:
+        bound = LAST if most is None else most
+        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, bound, 0, 0, 0)))

@@ -1,0 +1,560 @@
+"""The host of sandboxes: makes, finds, forks and forgets them, and finds them again after a crash of its own.
+
+State is on disk: each sandbox's record, its log, the checkpoints' manifests, the page store, the pool of
+roots. A process that opens the home takes its lock, reads the records, and takes over every sandbox whose
+init still runs; the processes never depended on the host's process. What it cannot know about the time it was
+away, it doubts: the next turn of such a sandbox is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal
+
+from windtunnel.agents.sandbox.costs import load_costs
+from windtunnel.agents.sandbox.live import guard as guards
+from windtunnel.agents.sandbox.live import machine as machines
+from windtunnel.agents.sandbox.live import record as records
+from windtunnel.agents.sandbox.live import rungs, without_root
+from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS
+from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
+from windtunnel.agents.sandbox.live.effects import EffectError
+from windtunnel.agents.sandbox.live.engine import Engine
+from windtunnel.agents.sandbox.live.files import PoolError, open_pool
+from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
+from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.machine import Machine, rootless
+from windtunnel.agents.sandbox.live.model_proxy import ModelProxy, with_address
+from windtunnel.agents.sandbox.live.onlooker import Onlooker
+from windtunnel.agents.sandbox.live.parts import Method, Parts, SandboxError
+from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
+from windtunnel.agents.sandbox.live.record import Record
+from windtunnel.agents.sandbox.live.restore import bring_back
+from windtunnel.agents.sandbox.model import FileChange, Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.policy import DEFAULT, Retention, Rules, forgettable, save_order
+from windtunnel.agents.sandbox.views import BoxInfo, Event, GcReport
+from windtunnel.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.live.coordinator import CoordinatorEvent
+
+
+class Host:
+    """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
+
+    ``method`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
+    ``inspector_kind`` force a rung of the ladder. Raises UserError when another process holds the home.
+    """
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        workers: int | None = None,
+        method: Method = "semantic",
+        rules: Rules = DEFAULT,
+        retention: Retention | None = None,
+        fifo: bool = False,
+        pool_kind: Literal["auto", "btrfs", "copy"] = "auto",
+        pool_size: int | None = None,
+        inspector_kind: Literal["auto", "ebpf", "fanotify", "activity"] = "auto",
+        criu: bool = True,
+        on_event: Callable[[Event], None] | None = None,
+        on_request: Callable[[CoordinatorEvent], None] | None = None,
+    ) -> None:
+        self.home = Home((home or default_home()).absolute())
+        self._rootless = rootless.rootless()
+        if self._rootless:
+            without_root.admit(self.home, pool_kind, inspector_kind)
+        for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.home.path.chmod(0o700)
+        self._lock_file = _locked(self.home)
+        guards.wait_for_last(self.home.path)
+        _clear_dumps(self.home)
+        self._on_event = on_event
+        self._checkpoints_made = 0
+        self._tidying = threading.Lock()
+        with_images = criu and method not in ("files", "conversation") and not self._rootless
+        inspector: Inspector | Onlooker | None = None
+        try:
+            pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
+            if method == "semantic":
+                inspector = (
+                    without_root.onlooker(self.home, self._changed)
+                    if self._rootless
+                    else rungs.inspector_for(inspector_kind, pool)
+                )
+            self.parts = Parts(
+                home=self.home,
+                pool=pool,
+                pages=PageStore(self.home.pages),
+                manifests=Manifests(self.home.checkpoints),
+                criu=find_criu() if with_images else None,
+                inspector=inspector,
+                engine=Engine(workers, fifo=fifo),
+                rules=rules,
+                retention=retention or Retention(),
+                method=method,
+                in_use=[],
+                proxy=ModelProxy(self.home, on_request),
+                report=self._report,
+                no_images=without_root.NO_IMAGES if self._rootless else "CRIU is missing",
+            )
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._guard = without_root.guard(self.home)
+        guards.note(self.home.path, self._guard.pid)
+        self._boxes: dict[str, Box] = {}
+        self._claims: set[str] = set()
+        self._lock = threading.RLock()
+        if not self._rootless:
+            seen = inspector if isinstance(inspector, Inspector) else None
+            asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
+            for words in rungs.lacking(self.home, pool, self.parts.criu, seen, asked=asked):
+                self._report(Event("weaker", "", words))
+        self._recover()
+
+    # --- sandboxes
+
+    def create(self, spec: Spec) -> Box:
+        """A new running sandbox, with its first checkpoint.
+
+        Raises UserError for a name that is taken or an image that cannot be imported; SandboxError when the
+        machine refuses. Nothing is left of a sandbox that could not be made.
+        """
+        checked_name(spec.name)
+        spec = with_address(spec)
+        if self._rootless:
+            rootless.check(spec)
+        parts, name = self.parts, spec.name
+        left_out: list[str] = []
+        image = parts.pool.import_image(spec.image, lambda text: _note(left_out, text))
+        with self._claimed(name):
+            record = Record(spec=spec, created=time.time(), image=image)
+            records.write(self.home.box(name), record)
+            box = None
+            try:
+                parts.pool.create(name, image)
+                refused = parts.pool.set_limit(name, spec.limits.disk) if spec.limits.disk else ""
+                machine = Machine.start(self.home, spec, parts.pool.mount(name))
+                box = Box(parts, record, None)
+                box.adopt(machine, None)
+                box.checkpoint()
+                for service, command in spec.services.items():
+                    started = box.run(f"{command} </dev/null >/dev/null 2>&1 &", timeout=30)
+                    if started.exit_code != 0:
+                        raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
+                told = [*left_out, *machine.limits_missed] if self._rootless else []
+                told += [f"disk limit is not enforced: {refused}"] if refused else []
+                for words in told:
+                    parts.report(Event("created", name, words))
+            except BaseException as error:
+                self._forget(name, box)
+                if isinstance(error, FAULTS):
+                    raise SandboxError(f"sandbox {name} could not be made: {error}") from error
+                raise
+            self._boxes[name] = box
+        parts.report(Event("created", name, image))
+        return box
+
+    def get(self, name: str) -> Box:
+        """The sandbox of that name; UserError where there is none."""
+        with self._lock:
+            box = self._boxes.get(name)
+            if box is None:
+                known = ", ".join(sorted(self._boxes)) or "none yet"
+                raise UserError(f"sandbox: {name!r} is unknown; there are: {known}")
+            return box
+
+    def boxes(self) -> list[BoxInfo]:
+        with self._lock:
+            boxes = [self._boxes[name] for name in sorted(self._boxes)]
+        return [box.info() for box in boxes]
+
+    def fork(
+        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+    ) -> list[Box]:
+        """``count`` new running sandboxes that go on from one checkpoint.
+
+        ``checkpoint``: an id, a prefix of one that is unique, or the name of a sandbox (its state now: a
+        checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
+        """
+        manifest = self._checkpoint_of(checkpoint)
+        if count < 1:
+            raise UserError(f"fork: count {count} is not accepted; at least 1")
+        wanted = list(names) if names else self._free_names(manifest.box, count)
+        if len(wanted) != count:
+            raise UserError(f"fork: {len(wanted)} names for {count} sandboxes")
+        for name in wanted:
+            checked_name(name)
+        made: list[Box] = []
+        try:
+            with ThreadPoolExecutor(min(count, self.parts.engine.workers)) as pool:
+                jobs = [pool.submit(self._fork_one, manifest, name, lazy) for name in wanted]
+                failed = None
+                for job in jobs:
+                    try:
+                        made.append(job.result())
+                    except Exception as error:
+                        failed = failed or error
+                if failed is not None:
+                    raise failed
+        except BaseException:
+            for box in made:
+                self.remove(box.name)
+            raise
+        return made
+
+    def remove(self, name: str) -> None:
+        """Kill a sandbox and forget it, with all checkpoints that no other sandbox rests on."""
+        box = self.get(name)
+        with self._lock:
+            self._boxes.pop(name, None)
+        with contextlib.suppress(Exception):
+            box.wait()
+        self._forget(name, box)
+        self._drop_forgettable()
+        self.parts.report(Event("removed", name))
+
+    def import_(self, url: str, name: str) -> Box:
+        """A sandbox from a checkpoint that was exported to ``url``, here or on another host."""
+        checked_name(name)
+        parts = self.parts
+        with self._claimed(name):
+            manifest = import_checkpoint(
+                url, pool=parts.pool, pages=parts.pages, manifests=parts.manifests, name=name
+            )
+            return self._from(manifest, replace(manifest.spec, name=name), lazy=False, fresh=False)
+
+    def export(self, checkpoint: str, url: str) -> Manifest:
+        """Write a checkpoint, complete in itself, to a directory or an fsspec URL."""
+        manifest = self._checkpoint_of(checkpoint)
+        export_checkpoint(manifest, pool=self.parts.pool, pages=self.parts.pages, url=url)
+        return manifest
+
+    def notice(self, seconds: float) -> dict[str, str]:
+        """The machine will be taken in ``seconds``: save what runs, in the order that saves most.
+
+        Returns for each sandbox the checkpoint that covers its state now, or why there is none, in words. One
+        that would need a whole image, and for which the time does not suffice, keeps its newest checkpoint.
+        """
+        begin = time.monotonic()
+        with self._lock:
+            boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}
+        costs = load_costs().costs
+        estimates = {}
+        for name, box in boxes.items():
+            memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
+            estimates[name] = (costs.estimate_files(), costs.estimate_full(memory, processes))
+        outcome: dict[str, str] = {}
+
+        def save(planned: tuple[str, TurnClass]) -> None:
+            name, most = planned
+            box = boxes[name]
+            try:
+                if time.monotonic() - begin >= seconds:
+                    raise SandboxError("no time is left")
+                outcome[name] = box.checkpoint(label="notice", most=most).id
+            except Exception as error:
+                outcome[name] = f"{error}; its newest checkpoint is {box.tip}"
+
+        workers = self.parts.engine.workers
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(save, save_order(estimates, seconds, workers)))
+        return outcome
+
+    # --- the past
+
+    def gc(self, *, dry_run: bool = False) -> GcReport:
+        """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""
+        parts = self.parts
+        with self._lock:
+            names = {*self._boxes, *self._claims}
+            past = self._past()
+            if dry_run:
+                left = [*parts.pool.leftovers(names, set(past.needed)), *machines.leftovers(self.home, names)]
+                return GcReport(past.dropped, tuple(left), 0)
+            used = parts.pool.usage()[0]
+            self._drop(past)
+            gone = [f"snapshot {one}" for one in past.snapshots if one not in past.needed]
+            # snapshots are dropped already; those that are there now may be of checkpoints just being made
+            gone += [*parts.pool.collect(names, None), *machines.collect(self.home, names)]
+            for folder in self.home.boxes.iterdir():
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    gone.append(f"folder of sandbox {folder.name}")
+            freed = parts.pages.collect(past.needed) + max(0, used - parts.pool.usage()[0])
+        parts.report(Event("collected", "", f"{len(past.dropped)} checkpoints, {len(gone)} leftovers"))
+        return GcReport(past.dropped, tuple(gone), freed)
+
+    def close(self) -> None:
+        """Let go of the home. Checkpoints under way are finished; the sandboxes run on.
+
+        Where none runs, the pool is unmounted too.
+        """
+        with self._lock:
+            runs = any(info.status == "running" for info in self.boxes())
+            for box in self._boxes.values():
+                box.detach()
+            self.parts.engine.close()
+            self.parts.proxy.close()
+            if self.parts.inspector is not None:
+                self.parts.inspector.close()
+            self.parts.pool.close(unmount=not runs)
+            self._boxes = {}
+            self._guard.close()
+            self._lock_file.close()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- inside
+
+    def _recover(self) -> None:
+        """Take over the sandboxes that still run, and note which do not.
+
+        Where a sandbox's newest checkpoint is damaged, the one before it takes its place.
+        """
+        sound, problems = self.parts.manifests.all()
+        for problem in problems:
+            self.parts.report(Event("failed", "", problem))
+        for folder in sorted(self.home.boxes.iterdir()):
+            record = records.read(folder)
+            # without a checkpoint it was about to get its first, and nobody was told that it exists
+            if record is None or record.status == "making" or not record.tip:
+                Machine.clear(self.home, folder.name)
+                self.parts.pool.unmount(folder.name)
+                continue
+            name = record.spec.name
+            tip = _newest(record, sound)
+            if tip != record.tip:
+                self.parts.report(Event("failed", name, f"checkpoint {record.tip} cannot be read; {tip} is"))
+                record = replace(record, tip=tip)
+            if record.status == "running" and records.is_alive(record):
+                root = self.parts.pool.mount(name)
+                machine = Machine.adopt(self.home, record.spec, root, record.pid)
+                box = Box(self.parts, record, machine, doubt="nobody watched while the host was away")
+                box.watch()
+                machine.cgroup.thaw()
+                self.parts.proxy.serve(box)
+            else:
+                box = Box(self.parts, record, None)
+                Machine.clear(self.home, name)
+                if record.status == "running":
+                    self.parts.report(Event("died", name, "while the host was away"))
+            self._boxes[name] = box
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[None]:
+        """Nobody else makes a sandbox of that name within the block."""
+        with self._lock:
+            if name in self._boxes or name in self._claims:
+                raise UserError(
+                    f"sandbox: {name!r} exists already; 'windtunnel sandbox rm {name}' removes it"
+                )
+            self._claims.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claims.discard(name)
+
+    def _checkpoint_of(self, given: str) -> Manifest:
+        with self._lock:
+            box = self._boxes.get(given)
+        if box is None:
+            return self.parts.manifests.find(given)
+        if box.info().status == "running":
+            return box.checkpoint()
+        if not box.tip:
+            raise UserError(f"sandbox {given} has no checkpoint")
+        return self.parts.manifests.load(box.tip)
+
+    def _free_names(self, stem: str, count: int) -> list[str]:
+        with self._lock:
+            taken = set(self._boxes)
+        names: list[str] = []
+        number = 0
+        while len(names) < count:
+            number += 1
+            name = f"{stem[:40]}-{number}"
+            if name not in taken:
+                names.append(name)
+        return names
+
+    def _fork_one(self, manifest: Manifest, name: str, lazy: bool) -> Box:
+        with self._claimed(name):
+            spec = replace(manifest.spec, name=name, hostname="")
+            return self._from(manifest, spec, lazy=lazy, fresh=True)
+
+    def _from(self, manifest: Manifest, spec: Spec, *, lazy: bool, fresh: bool) -> Box:
+        """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
+        begin = time.monotonic()
+        name = spec.name
+        with self._lock:
+            origin = self._boxes.get(manifest.box)
+        image = origin.info().image if origin is not None else manifest.spec.image
+        record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
+        records.write(self.home.box(name), record)
+        box = None
+        try:
+            if fresh:
+                self.parts.proxy.forked(manifest.box, spec, manifest.turn)
+            machine, _ = bring_back(self.parts, spec, manifest, lazy=lazy)
+            if fresh:
+                machine.freshen(spec.hostname or name)
+            box = Box(self.parts, record, None)
+            box.adopt(machine, manifest)
+        except BaseException:
+            self._forget(name, box)
+            raise
+        with self._lock:
+            self._boxes[name] = box
+        self.parts.report(Event("forked", name, manifest.id, time.monotonic() - begin))
+        return box
+
+    def _forget(self, name: str, box: Box | None) -> None:
+        """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
+        with contextlib.suppress(*FAULTS, EffectError, UserError):
+            self.parts.proxy.forget(name)
+        with contextlib.suppress(*FAULTS):
+            if box is not None:
+                box.halt()
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(self.home, name)
+        with contextlib.suppress(*FAULTS):
+            self.parts.pool.unmount(name)
+        with contextlib.suppress(*FAULTS):
+            self.parts.pool.drop_box(name)
+        shutil.rmtree(self.home.box(name), ignore_errors=True)
+
+    def _tips(self) -> dict[str, str]:
+        """The newest checkpoint of each sandbox (none yet: of one that is being made), and under impossible
+        names what is being restored."""
+        tips = dict.fromkeys(tuple(self._claims), "")
+        tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
+        return tips | {f"in use: {one}": one for one in tuple(self.parts.in_use)}
+
+    def _changed(self, name: str) -> list[FileChange]:
+        """What differs between a sandbox now and its newest snapshot of files."""
+        box = self._boxes.get(name)
+        if box is None or not box.snapshot:
+            raise PoolError(f"sandbox {name} has no snapshot to compare with")
+        return self.parts.pool.changed(box.snapshot, None, box=name)
+
+    def _report(self, event: Event) -> None:
+        """Pass an event on; every so many checkpoints, let go of what retention no longer keeps."""
+        if self._on_event is not None:
+            self._on_event(event)
+        if event.kind == "checkpoint":
+            self._checkpoints_made += 1
+            if self._checkpoints_made % self.parts.retention.keep == 0:
+                threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
+
+    def _tidy(self) -> None:
+        if self._tidying.acquire(blocking=False):
+            try:
+                with contextlib.suppress(*FAULTS):
+                    self._drop_forgettable()
+            finally:
+                self._tidying.release()
+
+    def _past(self) -> _Past:
+        """What may be dropped now.
+
+        Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
+        is being made, then what has been; what is finished in between is in one of the last two.
+        """
+        parts = self.parts
+        snapshots, images = tuple(parts.pool.snapshots()), tuple(parts.pages.ids())
+        making = frozenset(parts.in_use)
+        manifests, problems = parts.manifests.all()
+        dropped, needed = forgettable(manifests, self._tips(), parts.retention)
+        if problems:
+            # what a manifest that cannot be read needs is not known, and it may be readable again
+            needed |= {*snapshots, *images}
+        return _Past(tuple(dropped), needed | making, snapshots, images)
+
+    def _drop(self, past: _Past) -> None:
+        for one in past.dropped:
+            self.parts.manifests.remove(one)
+        for snapshot in past.snapshots:
+            if snapshot not in past.needed:
+                self.parts.pool.drop_snapshot(snapshot)
+        for image in past.images:
+            if image not in past.needed:
+                self.parts.pages.drop(image)
+
+    def _drop_forgettable(self) -> None:
+        """Remove the manifests that retention lets go of, then what only they needed."""
+        with self._lock:
+            self._drop(self._past())
+
+
+@dataclass(frozen=True)
+class _Past:
+    """Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
+
+    dropped: tuple[str, ...]
+    needed: frozenset[str]
+    snapshots: tuple[str, ...]
+    images: tuple[str, ...]
+
+
+def _note(left_out: list[str], text: str) -> None:
+    if "are left out" in text:
+        left_out.append(text)
+
+
+def _clear_dumps(home: Home) -> None:
+    """Drop images that a crash left on the way to the page store; a lazy restore may still read its own."""
+    folder = home.path / "dumps"
+    if folder.is_dir():
+        used = images_in_use()
+        for left in folder.iterdir():
+            if left not in used:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _newest(record: Record, sound: Sequence[Manifest]) -> str:
+    """The sandbox's newest checkpoint that can be read; empty where there is none."""
+    ids = {manifest.id for manifest in sound}
+    if not record.tip or record.tip in ids:
+        return record.tip
+    own = [manifest for manifest in sound if manifest.box == record.spec.name]
+    if own:
+        return max(own, key=lambda manifest: (manifest.turn, manifest.created)).id
+    return record.base if record.base in ids else ""
+
+
+def _locked(home: Home) -> IO[str]:
+    file = (home.path / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"sandbox: home {home.path} is held by process {holder}; use its daemon, or another home "
+            "(WINDTUNNEL_SANDBOX_HOME)"
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file

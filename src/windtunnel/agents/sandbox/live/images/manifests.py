@@ -1,0 +1,118 @@
+"""Manifests on the disk: one JSON file a checkpoint, written once, checked whenever it is read.
+
+``<folder>/<id>/manifest.json`` is an object with ``format`` (1), ``manifest`` (all fields of
+``model.Manifest``) and ``check`` (BLAKE2b of the canonical bytes of ``manifest``: keys sorted, no blanks).
+The file appears whole, by a link, and is never replaced: a checkpoint exists from the moment it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.images import plain
+from windtunnel.agents.sandbox.live.images.fault import ImageError
+from windtunnel.agents.sandbox.live.images.safely import checked_id, sync_folder, write_new
+from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.errors import UserError
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+def new_id() -> str:
+    """An id for a checkpoint: sorts by time (UTC, seconds), and is unique."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The content of a manifest's file."""
+    return plain.sealed("manifest", FORMAT, plain.to_plain(manifest))
+
+
+def from_bytes(data: bytes, where: str) -> Manifest:
+    """The manifest in ``data``; ImageError, naming ``where``, when it is not exactly what was written."""
+    value = plain.unsealed("manifest", FORMAT, data, where)
+    try:
+        return plain.from_plain(Manifest, value)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ImageError(f"{where} is no manifest: {error}") from None
+
+
+class Manifests:
+    """All manifests in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, manifest: Manifest) -> None:
+        """Make the checkpoint exist. On the disk on return; an older one is never replaced."""
+        path = self._path(manifest.id)
+        try:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            sync_folder(self._folder)
+            write_new(path, to_bytes(manifest))
+        except FileExistsError:
+            raise ImageError(
+                f"there is a manifest {manifest.id} already, and one is never replaced"
+            ) from None
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+            raise ImageError(f"manifest {path} cannot be written: {error}") from error
+
+    def load(self, id: str) -> Manifest:
+        path = self._path(id)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise ImageError(f"checkpoint {id} is not there: {path} is missing") from None
+        except OSError as error:
+            raise ImageError(f"manifest {path} cannot be read: {error}") from error
+        manifest = from_bytes(data, str(path))
+        if manifest.id != id:
+            raise ImageError(f"{path} is the manifest of another checkpoint, {manifest.id}")
+        return manifest
+
+    def find(self, prefix: str) -> Manifest:
+        """The checkpoint whose id is ``prefix``, or the only one whose id begins with it."""
+        ids = self._ids()
+        found = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
+        if not found:
+            known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
+            raise UserError(f"checkpoint {prefix!r} is not known; {known}")
+        if len(found) > 1:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(found[:5])}{more}")
+        return self.load(found[0])
+
+    def all(self) -> tuple[list[Manifest], list[str]]:
+        """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
+        good, problems = [], []
+        for id in self._ids():
+            try:
+                good.append(self.load(id))
+            except ImageError as error:
+                problems.append(str(error))
+        return good, problems
+
+    def remove(self, id: str) -> None:
+        """Forget a checkpoint, if there is one: the manifest goes first, so never half of one is read."""
+        path = self._path(id)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            sync_folder(path.parent)
+        shutil.rmtree(path.parent, ignore_errors=True)
+
+    def _path(self, id: str) -> Path:
+        return self._folder / checked_id(id) / NAME
+
+    def _ids(self) -> list[str]:
+        return sorted(
+            entry.name for entry in os.scandir(self._folder) if os.path.exists(os.path.join(entry.path, NAME))
+        )

@@ -1,0 +1,241 @@
+"""Process images, kept page by page: what an image shares with any earlier one is stored once.
+
+Each image is one file (see ``packs``): its new pages and its recipe. It is written beside, synced, renamed,
+and only then linked under its id, so a crash at any point leaves all earlier images and at most garbage,
+which ``collect`` removes. Readers and writers of new images share a file lock; only ``collect``, which
+removes and rewrites packs, holds it alone.
+
+A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
+images also stay as they were written (see ``raw``), within ``keep_raw`` bytes.
+
+Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.images import intake, outlet, sweep
+from windtunnel.agents.sandbox.live.images.fault import ImageError
+from windtunnel.agents.sandbox.live.images.intake import Known
+from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
+from windtunnel.agents.sandbox.live.images.raw import RawImages
+from windtunnel.agents.sandbox.live.images.safely import checked_id
+
+IMAGE, PACK = ".image", ".pack"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What ``keep`` stored. ``bytes_raw``: size of the image; ``bytes_new``: by how much the store grew."""
+
+    bytes_raw: int
+    bytes_new: int
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """``unique``: bytes on the disk without the raw images; ``logical``: bytes of all images that can be
+    read; ``new``: for each of them the bytes that it added."""
+
+    unique: int
+    logical: int
+    new: dict[str, int]
+
+
+class PageStore:
+    """The images in ``folder``. Any method may be called from several threads and processes at once."""
+
+    def __init__(self, folder: Path, *, keep_raw: int = 2 * 2**30, workers: int | None = None) -> None:
+        self._folder = folder / "images"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (folder / "raw").mkdir(exist_ok=True)
+            self._lock_path = folder / "lock"
+            self._lock_path.touch()
+            self._raw = RawImages(folder / "raw", keep_raw)
+            self._work = folder / "work"
+            self._work.mkdir(exist_ok=True)
+            for path in list(self._work.iterdir()):
+                # what a process that is gone has left
+                if not Path("/proc", path.name.split("-")[0]).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+        except OSError as error:
+            raise ImageError(f"the page store {folder} cannot be opened: {error}") from error
+        self._jobs = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), "windtunnel-pages")
+        self._young: set[str] = set()
+        self._known: Known | None = None
+        self._loading = threading.Lock()
+
+    def keep(self, id: str, images: Path, *, like: str = "") -> Kept:
+        """Store the folder ``images`` under ``id``; on the disk on return. The folder stays the caller's.
+
+        ``like``: an image that is probably much the same, best the one before of the same sandbox.
+        """
+        path = self._path(checked_id(id))
+        if path.exists():
+            raise ImageError(f"there is an image {id} already, and an image is never replaced")
+        with self._held(fcntl.LOCK_SH):
+            known = self._load()
+            base = None
+            folder = self._raw.trusted(like) if like else None
+            if folder is not None:
+                with contextlib.suppress(ImageError), opened(self._path(like)) as pack:
+                    base = (folder, pack.recipe())
+            try:
+                kept = intake.keep(self._folder, id, images, known, base, self._jobs)
+            except OSError as error:
+                raise ImageError(f"image {id} cannot be kept: {error}") from error
+            self._young.add(id)
+            with contextlib.suppress(OSError):
+                self._raw.put(id, images)
+        return Kept(*kept)
+
+    def materialise(self, id: str, into: Path) -> None:
+        """Write the files of an image into the folder ``into``, which must be empty or not there yet.
+
+        Every byte is one that was kept, or ImageError names what is damaged and nothing is left in ``into``.
+        The files may share their bytes with a cache, so they must not be written to.
+        """
+        with self._held(fcntl.LOCK_SH):
+            recipe = self.recipe(id)
+            made = not into.exists()
+            try:
+                into.mkdir(parents=True, exist_ok=True)
+                if any(into.iterdir()):
+                    raise ImageError(f"the folder {into} for image {id} is not empty")
+            except OSError as error:
+                raise ImageError(f"image {id} cannot be written to {into}: {error}") from error
+            try:
+                self._recheck(recipe)
+                if not self._raw.give(id, into):
+                    outlet.write(self._folder, recipe, into, self._jobs)
+                    self._raw.put(id, into)
+            except (OSError, ImageError) as error:
+                for file in into.iterdir():
+                    file.unlink()
+                if made:
+                    into.rmdir()
+                if isinstance(error, ImageError):
+                    raise
+                raise ImageError(f"image {id} cannot be written to {into}: {error}") from error
+
+    def recipe(self, id: str) -> Recipe:
+        """How an image is put together."""
+        path = self._path(checked_id(id))
+        if not path.exists():
+            raise ImageError(f"there is no image {id}")
+        with opened(path) as pack:
+            return pack.recipe()
+
+    def ids(self) -> list[str]:
+        return sorted(name.removesuffix(IMAGE) for name in os.listdir(self._folder) if name.endswith(IMAGE))
+
+    def drop(self, id: str) -> None:
+        """Forget an image, if there is one. Its bytes go when ``collect`` finds that no other needs them."""
+        self._young.discard(id)
+        with contextlib.suppress(FileNotFoundError):
+            self._path(checked_id(id)).unlink()
+        self._raw.forget(id)
+
+    def collect(self, needed: Iterable[str]) -> int:
+        """Drop all images but the ``needed`` ones, and the pages that no other has; returns bytes freed.
+
+        Images that this process has kept stay until ``drop`` names them: what needs them may be about to be
+        written. When a needed image cannot be read nothing is removed, since its pages are not known.
+        """
+        with self._held(fcntl.LOCK_EX):
+            wanted = {*needed, *self._young}
+            for id in self.ids():
+                if id not in wanted:
+                    self.drop(id)
+            try:
+                self._advance()
+                freed = sweep.sweep(self._folder)
+            except OSError as error:
+                raise ImageError(f"the page store cannot be collected: {error}") from error
+            self._raw.forget_all_but(set(self.ids()))
+            return freed
+
+    def verify(self, id: str) -> list[str]:
+        """Read every page of an image from its pack; what is damaged, in words."""
+        with self._held(fcntl.LOCK_SH):
+            try:
+                return outlet.problems(self._folder, self.recipe(id), self._jobs)
+            except ImageError as error:
+                return [str(error)]
+
+    def stats(self) -> StoreStats:
+        """Sizes. An image that cannot be read counts only by what it takes on the disk."""
+        unique, logical, new = 0, 0, {}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                size = entry.stat().st_size
+                if entry.name.endswith(PACK):
+                    unique += size
+                elif entry.name.endswith(IMAGE):
+                    new[entry.name.removesuffix(IMAGE)] = size
+        for id in new:
+            with contextlib.suppress(ImageError):
+                logical += sum(size for _, size in self.recipe(id).files)
+        return StoreStats(unique, logical, new)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for the time being, on the disk of the store."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._work))
+        except OSError as error:
+            raise ImageError(f"the page store has no room to work in: {error}") from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _path(self, id: str) -> Path:
+        return self._folder / f"{id}{IMAGE}"
+
+    def _recheck(self, recipe: Recipe) -> None:
+        """Check a raw image that was here before this process; a wrong one is removed."""
+        folder = self._raw.untrusted(recipe.id)
+        if folder is None:
+            return
+        with contextlib.suppress(ImageError, OSError):
+            if outlet.matches(self._folder, recipe, folder):
+                self._raw.trust(recipe.id)
+                return
+        self._raw.forget(recipe.id)
+
+    @contextlib.contextmanager
+    def _held(self, kind: int) -> Iterator[None]:
+        """The lock of the store. A fresh descriptor each time: so threads exclude each other too."""
+        with self._lock_path.open("rb") as file:
+            fcntl.flock(file, kind)
+            yield
+
+    def _advance(self) -> None:
+        """Tell every process that what it knows of places is out of date: packs are about to go."""
+        self._known = None
+        count = self._epoch() + 1
+        with self._lock_path.open("r+b") as file:
+            file.write(count.to_bytes(8, "little"))
+
+    def _epoch(self) -> int:
+        return int.from_bytes(self._lock_path.read_bytes(), "little")
+
+    def _load(self) -> Known:
+        """Digests of all pages; read anew when some process has collected since."""
+        with self._loading:
+            epoch = self._epoch()
+            if self._known is None or self._known.epoch != epoch:
+                self._known = intake.load(self._folder, epoch)
+            return self._known

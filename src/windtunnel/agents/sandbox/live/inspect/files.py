@@ -1,0 +1,169 @@
+"""What the events of one sandbox say of its files."""
+
+from __future__ import annotations
+
+import platform
+import stat
+import threading
+from collections.abc import Collection
+
+from windtunnel.agents.sandbox.live.inspect.changes import Changes
+from windtunnel.agents.sandbox.live.inspect.kernel import Event
+from windtunnel.agents.sandbox.live.inspect.paths import Root
+from windtunnel.agents.sandbox.live.inspect.syscalls import (
+    CREATED,
+    DELETED,
+    METADATA,
+    MODIFIED,
+    NUMBERS,
+    RENAMED,
+)
+from windtunnel.agents.sandbox.model import FileChange
+
+LISTED = 4096
+_NUMBERS = NUMBERS.get(platform.machine(), {})
+_SYMLINK = {_NUMBERS.get("symlink"), _NUMBERS.get("symlinkat")} - {None}
+_LINK = {_NUMBERS.get("link"), _NUMBERS.get("linkat")} - {None}
+
+
+class Window:
+    """Changes of the files of one sandbox since a snapshot."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """A new window begins."""
+        with self._lock:
+            self._kept, self._elsewhere = Changes(), Changes()
+            self._links: set[bytes] = set()
+            self._nameless: set[int] = set()
+            self._doubts: dict[str, None] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in. One that cannot be told leaves a doubt, and the reader goes on."""
+        with self._lock:
+            try:
+                self._add(event)
+            except (OSError, ValueError) as error:
+                self._doubts[f"files: an event was not understood ({error})"] = None
+
+    def _add(self, event: Event) -> None:
+        if event.cut:
+            self._doubts["files: a path was too long to be read"] = None
+        base = self._root.inside(event.device, event.names)
+        if base is None:
+            self._root.refresh()
+            base = self._root.inside(event.device, event.names)
+        if event.mode:
+            self._open_file(event, base)
+            return
+        if base is None:
+            self._doubts["files: a change on no known mount"] = None
+            return
+        path = self._root.resolved(base, event.path)
+        self._through_proc(path)
+        if event.op == RENAMED:
+            self._root.forget()
+            base2 = self._root.inside(event.device2, event.names2)
+            if base2 is None:
+                self._doubts["files: a change on no known mount"] = None
+                return
+            new = self._root.resolved(base2, event.path2)
+            self._through_proc(new)
+            if b"/" in event.path + event.path2:
+                self._through_link(path, new)
+            if path in self._links:
+                self._links.add(new)
+            self._note(DELETED, path)
+            self._note(RENAMED, new)
+            return
+        if b"/" in event.path:
+            self._through_link(path)
+        if event.op == CREATED:
+            self._root.forget()
+            if event.number in _SYMLINK or (event.number in _LINK and self._may_be_link(path)):
+                self._links.add(path)
+        elif event.op in (METADATA, MODIFIED):
+            if path in self._links:
+                self._doubts["files: a change through a link that was just made"] = None
+            path = self._root.followed(path)
+        self._note(event.op, path)
+
+    def seen(self, op: int, path: bytes) -> None:
+        """Take in a change of a path that needs no resolving; RENAMED: it was moved there."""
+        with self._lock:
+            self._note(op, path)
+
+    def doubt(self, words: str) -> None:
+        with self._lock:
+            self._doubts[words] = None
+
+    def touched(self, path: bytes) -> None:
+        """The host itself wrote a path inside."""
+        with self._lock:
+            self._note(MODIFIED, self._root.followed(path))
+
+    def _open_file(self, event: Event, path: bytes | None) -> None:
+        if path is None:
+            self._nameless.add(event.pid)
+        elif event.links or event.op == CREATED:
+            self._note(event.op, path)
+
+    def _changes(self, path: bytes) -> Changes | None:
+        place = self._root.place(path)
+        return self._kept if place == "root" else self._elsewhere if place == "elsewhere" else None
+
+    def _note(self, op: int, path: bytes) -> None:
+        changes = self._changes(path)
+        if changes is None:
+            return
+        if op == CREATED:
+            changes.created(path)
+        elif op == MODIFIED:
+            changes.modified(path)
+        elif op == DELETED:
+            changes.deleted(path)
+        elif op == RENAMED:
+            changes.moved_in(path)
+        else:
+            changes.metadata(path)
+
+    def _through_link(self, *paths: bytes) -> None:
+        """A link that was made and perhaps moved within the window may have led elsewhere at the time."""
+        for path in paths:
+            at = path.rfind(b"/") if self._links else 0
+            while at > 0:
+                if path[:at] in self._links and not self._known(path[:at]):
+                    self._doubts["files: a change through a link that was just made"] = None
+                at = path.rfind(b"/", 0, at)
+
+    def _through_proc(self, path: bytes) -> None:
+        """Nothing can be made or removed in /proc itself: the path led through a link of a process."""
+        if not self._root.is_channel(path) and self._root.place(path) == "ignored":
+            self._doubts["files: a change by a path through /proc or /dev"] = None
+
+    def _may_be_link(self, path: bytes) -> bool:
+        now = self._root.lstat(path)
+        return now is None or stat.S_ISLNK(now.st_mode)
+
+    def _known(self, path: bytes) -> bool:
+        """Is it a plain directory after all?"""
+        now = self._root.lstat(path)
+        return now is not None and stat.S_ISDIR(now.st_mode)
+
+    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[str]]:
+        """Net changes, how many there are in all, and doubts in words."""
+        with self._lock:
+            doubts = list(self._doubts)
+            found, total = self._kept.net(self._root.lstat, LISTED)
+            gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
+        if count:
+            doubts.append(
+                f"{gone[0].path if gone else 'a file'} is kept by process images only and was changed"
+            )
+        if self._nameless & set(alive):
+            doubts.append("a process wrote to a file in memory that has no name")
+        return found, total, doubts

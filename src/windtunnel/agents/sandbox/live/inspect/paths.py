@@ -1,0 +1,181 @@
+"""From the kernel's names to paths inside a sandbox, and which of its mounts a path lies on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from windtunnel.agents.sandbox.live.inspect.fault import InspectError
+from windtunnel.agents.sandbox.live.place import CHANNEL
+
+Place = Literal["root", "elsewhere", "ignored"]
+"""root: in what a snapshot of files holds. elsewhere: kept only by a process image (tmpfs). ignored: no
+state."""
+
+_IGNORED = frozenset(
+    b"proc sysfs devpts devtmpfs cgroup cgroup2 debugfs tracefs securityfs bpf binfmt_misc configfs".split()
+)
+_OPENAT2 = 437
+_RESOLVE_IN_ROOT = 0x10
+_libc = ctypes.CDLL(None, use_errno=True)
+_CHANNEL = b"/" + CHANNEL.encode()
+
+
+@dataclass(frozen=True)
+class Mount:
+    device: int
+    top: bytes
+    """What of its file system is mounted."""
+    point: bytes
+    kind: bytes
+
+
+def device_number(text: bytes) -> int:
+    """``major:minor`` as the kernel keeps it."""
+    major, _, minor = text.partition(b":")
+    return int(major) << 20 | int(minor)
+
+
+def mounts(pid: int | str) -> list[Mount]:
+    """The mounts that a process sees, at the paths at which it sees them; empty when it is gone."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines():
+            words = line.split(b" ")
+            kind = words[words.index(b"-") + 1]
+            found.append(Mount(device_number(words[2]), _plain(words[3]), _plain(words[4]), kind))
+    return found
+
+
+def _plain(text: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), text) if b"\\" in text else text
+
+
+def below(path: bytes, folder: bytes) -> bytes | None:
+    """What of ``path`` follows ``folder``: empty for itself, None when it lies elsewhere."""
+    if folder == b"/":
+        return b"" if path == b"/" else path
+    if path.startswith(folder) and path[len(folder) : len(folder) + 1] in (b"", b"/"):
+        return path[len(folder) :]
+    return None
+
+
+class Root:
+    """The root of one sandbox: a folder of the host, and the mounts that its init has on it."""
+
+    def __init__(self, folder: Path, init: int) -> None:
+        self.folder = os.path.realpath(folder).encode()
+        self._init = init
+        own = max(
+            (mount for mount in mounts("self") if below(self.folder, mount.point) is not None),
+            key=lambda mount: len(mount.point),
+            default=None,
+        )
+        if own is None:
+            raise InspectError(f"the mount of {folder} cannot be found")
+        # of several mounts at one point the last one is on top
+        for mount in mounts("self"):
+            if mount.point == own.point:
+                own = mount
+        self.device = own.device
+        self._top = (own.top.rstrip(b"/") + (below(self.folder, own.point) or b"")) or b"/"
+        self._fd = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._mounts: list[Mount] = []
+        self._cache: dict[tuple[bytes, bytes], bytes] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the mounts inside again."""
+        inside = [mount for mount in mounts(self._init) if mount.point != b"/"]
+        self._mounts = sorted(inside, key=lambda mount: -len(mount.top))
+        self._points = sorted(inside, key=lambda mount: -len(mount.point))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def inside(self, device: int, names: bytes) -> bytes | None:
+        """The path inside of what the kernel calls ``names`` on a device; None: on none of its mounts."""
+        if device == self.device:
+            rest = below(names, self._top)
+            if rest is not None:
+                return rest or b"/"
+        for mount in self._mounts:
+            if mount.device == device:
+                rest = below(names, mount.top)
+                if rest is not None:
+                    return mount.point + rest
+        return None
+
+    def place(self, path: bytes) -> Place:
+        """Which part of the state a path inside belongs to."""
+        if self.is_channel(path):
+            return "ignored"
+        for mount in self._points:
+            if below(path, mount.point) is not None:
+                return "ignored" if mount.kind in _IGNORED else "elsewhere"
+        return "root"
+
+    def is_channel(self, path: bytes) -> bool:
+        return below(path, _CHANNEL) is not None
+
+    def forget(self) -> None:
+        """Directories may have moved: what was resolved before no longer counts."""
+        self._cache.clear()
+
+    def resolved(self, base: bytes, path: bytes) -> bytes:
+        """``path`` from the directory ``base``, symbolic links in its directories followed as they are now.
+        The last name is not followed."""
+        path = path.rstrip(b"/")
+        folder, _, name = path.rpartition(b"/")
+        if name in (b"", b".", b".."):
+            return self.followed(os.path.normpath(base + b"/" + path)) if path else base
+        folder = folder.strip(b"/")
+        if not folder:
+            return base.rstrip(b"/") + b"/" + name
+        key = (base, folder)
+        real = self._cache.get(key)
+        if real is None:
+            real = self._cache[key] = self.followed(base + b"/" + folder)
+        return real.rstrip(b"/") + b"/" + name
+
+    def followed(self, path: bytes) -> bytes:
+        """``path`` inside with every symbolic link followed; the plain path where that leads nowhere."""
+        plain: bytes = os.path.normpath(b"/" + path.lstrip(b"/"))
+        if self.place(plain) != "root":
+            return plain
+        how = ctypes.create_string_buffer(struct.pack("<QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT))
+        fd: int = _libc.syscall(_OPENAT2, self._fd, ctypes.c_char_p(path), how, ctypes.c_size_t(24))
+        if fd < 0:
+            return plain
+        try:
+            rest = below(os.readlink(f"/proc/self/fd/{fd}".encode()), self.folder)
+        except OSError:
+            rest = None
+        finally:
+            os.close(fd)
+        return plain if rest is None else rest or b"/"
+
+    def lstat(self, path: bytes) -> os.stat_result | None:
+        """Of a path inside that ``resolved`` gave; None: nothing is there."""
+        try:
+            return os.lstat(self.folder + path)
+        except OSError:
+            return None
+
+    def lstat_elsewhere(self, path: bytes) -> os.stat_result | None:
+        """Of a path on another mount of the sandbox."""
+        try:
+            return os.lstat(b"/proc/%d/root" % self._init + path)
+        except OSError:
+            return None
+
+    def seen(self, path: str) -> str:
+        """A path that /proc tells of a process of the sandbox, as a path inside."""
+        rest = below(os.fsencode(path), self.folder)
+        return path if rest is None else os.fsdecode(rest) or "/"

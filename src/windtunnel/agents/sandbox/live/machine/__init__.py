@@ -1,0 +1,24 @@
+"""Sandboxes as processes: namespaces, control groups, network, persistent shells, files in and out.
+
+A sandbox is started by a small static program that sets everything up and becomes pid 1; all commands run
+in shells that live on between them. Everything is chosen such that CRIU can dump and restore the whole: no
+controlling terminal, no descriptor of the host's, mounts that are either the sandbox's own or declared
+external.
+
+Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system calls after Docker's defaults.
+"""
+
+from windtunnel.agents.sandbox.live.machine import rootless
+from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
+from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.live.machine.group import Group
+from windtunnel.agents.sandbox.live.machine.leftovers import collect, leftovers
+from windtunnel.agents.sandbox.live.machine.machine import Machine
+from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file
+from windtunnel.agents.sandbox.live.machine.state import not_replayable
+from windtunnel.agents.sandbox.views import Entry
+
+__all__ = [
+    "Cgroup", "Entry", "Group", "Machine", "MachineError", "addresses", "collect", "leftovers",
+    "listen_inside", "netns_file", "not_replayable", "rootless",
+]  # fmt: skip

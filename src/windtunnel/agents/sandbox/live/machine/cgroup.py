@@ -1,0 +1,243 @@
+"""The control groups of one sandbox: its freezer, its limits, and the certainty of what belongs to it.
+
+The v2 group always exists: its freezer stops a sandbox as one, its inode names the sandbox to eBPF, and its
+list of processes is complete whatever they did. Where memory, cpu and pids are still v1 controllers (a
+hybrid host), a group of the same name is made in each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.model import Limits
+
+CONTROLLERS = ("memory", "cpu", "pids")
+CPU_PERIOD = 100_000
+"""Microseconds over which a share of the CPUs is counted."""
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """Where this host's control groups are mounted: v2, and each v1 controller that is in use."""
+
+    unified: Path
+    v1: dict[str, Path]
+
+
+def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Mounts:
+    """Raises MachineError when the host has no v2 mount."""
+    unified: Path | None = None
+    v1: dict[str, Path] = {}
+    for line in mountinfo.read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        point = Path(before.split(" ")[4].replace("\\040", " "))
+        if kind == "cgroup2" and unified is None:
+            unified = point
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in CONTROLLERS:
+                    v1.setdefault(option, point)
+    if unified is None:
+        raise MachineError("this host has no cgroup v2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
+    return Mounts(unified, v1)
+
+
+class Cgroup:
+    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
+
+    def __init__(self, tag: str, box: str) -> None:
+        found = mounts()
+        below = Path(f"windtunnel-{tag}") / box
+        self.path = found.unified / below
+        self.v1 = {name: point / below for name, point in found.v1.items()}
+
+    @property
+    def id(self) -> int:
+        """What bpf_get_current_cgroup_id gives for the sandbox's processes."""
+        return os.stat(self.path).st_ino
+
+    @property
+    def procs(self) -> tuple[Path, ...]:
+        return tuple(folder / "cgroup.procs" for folder in (*dict.fromkeys(self.v1.values()), self.path))
+
+    def create(self, limits: Limits) -> list[str]:
+        """Make the groups and set the limits; returns, in words, those that could not be set."""
+        try:
+            for folder in (*self.v1.values(), self.path):
+                _made(folder)
+        except OSError as error:
+            raise MachineError(f"cannot make a control group: {error.strerror} ({error.filename})") from error
+        if not self.v1.keys() >= set(CONTROLLERS):
+            self._hand_down()
+        missed = []
+        for words, controller, wanted in (
+            ("memory", "memory", self._memory(limits.memory)),
+            ("CPUs", "cpu", self._cpu(limits.cpus)),
+            ("processes", "pids", {"pids.max": "max" if limits.pids is None else str(limits.pids)}),
+        ):
+            folder = self.v1.get(controller, self.path)
+            unlimited = {"memory": limits.memory, "cpu": limits.cpus, "pids": limits.pids}[controller] is None
+            try:
+                for file, value in wanted.items():
+                    if not (folder / file).exists() and (unlimited or "swap" in file or "oom" in file):
+                        continue
+                    _write(folder / file, value)
+            except OSError as error:
+                if not unlimited:
+                    missed.append(f"the limit on {words} could not be set: {error.strerror}")
+        return missed
+
+    def _hand_down(self) -> None:
+        for folder in (self.path.parent.parent, self.path.parent):
+            for controller in CONTROLLERS:
+                if controller not in self.v1:
+                    with contextlib.suppress(OSError):
+                        _write(folder / "cgroup.subtree_control", f"+{controller}")
+
+    def _memory(self, limit: int | None) -> dict[str, str]:
+        if "memory" in self.v1:
+            value = "-1" if limit is None else str(limit)
+            now = _number(self.v1["memory"] / "memory.limit_in_bytes")
+            both = {"memory.limit_in_bytes": value, "memory.memsw.limit_in_bytes": value}
+            # memory plus swap may never be below memory: the one that grows goes first
+            grows = limit is None or (now is not None and limit > now)
+            return dict(reversed(both.items())) if grows else both
+        value = "max" if limit is None else str(limit)
+        return {"memory.max": value, "memory.swap.max": "max" if limit is None else "0"}
+
+    def _cpu(self, cpus: float | None) -> dict[str, str]:
+        quota = None if cpus is None else max(1000, round(cpus * CPU_PERIOD))
+        if "cpu" in self.v1:
+            return {
+                "cpu.cfs_period_us": str(CPU_PERIOD),
+                "cpu.cfs_quota_us": "-1" if quota is None else str(quota),
+            }
+        return {"cpu.max": f"{'max' if quota is None else quota} {CPU_PERIOD}"}
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def pids(self) -> set[int]:
+        """Host pids of all processes inside, now."""
+        try:
+            return {int(line) for line in (self.path / "cgroup.procs").read_text().split()}
+        except FileNotFoundError:
+            return set()
+
+    def freeze(self, timeout: float = 10.0) -> None:
+        """Stop every process, and return when all stand. Raises MachineError, thawed, when that takes too
+        long."""
+        try:
+            _write(self.path / "cgroup.freeze", "1")
+            self._wait_for(b"frozen 1", timeout)
+        except (OSError, TimeoutError) as error:
+            self.thaw()
+            why = (
+                error.strerror if isinstance(error, OSError) and error.strerror else "a process does not stop"
+            )
+            raise MachineError(f"the sandbox could not be frozen: {why}") from error
+
+    def thaw(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _write(self.path / "cgroup.freeze", "0")
+
+    def _wait_for(self, line: bytes, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        events = os.open(self.path / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            poll = select.poll()
+            poll.register(events, select.POLLPRI)
+            while line not in os.pread(events, 4096, 0):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                poll.poll(min(left, 1.0) * 1000)
+        finally:
+            os.close(events)
+
+    def kill(self, timeout: float = 30.0) -> None:
+        """Kill everything inside, frozen or not, and return when nothing is left."""
+        if not self.path.exists():
+            return
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                _write(self.path / "cgroup.kill", "1")
+            except OSError:
+                for pid in self.pids():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            self.thaw()
+            try:
+                self._wait_for(b"populated 0", 0.5)
+                return
+            except FileNotFoundError:
+                return
+            except TimeoutError as error:
+                if time.monotonic() > deadline:
+                    raise MachineError(
+                        f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
+                    ) from error
+
+    def remove(self) -> None:
+        """Remove the empty groups; what is gone already is fine."""
+        for folder in (*self.v1.values(), self.path):
+            deadline = time.monotonic() + 5
+            while True:
+                try:
+                    folder.rmdir()
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    # a process that was just reaped may be counted for a moment longer
+                    if time.monotonic() > deadline:
+                        raise MachineError(f"control group {folder} is still in use") from error
+                    time.sleep(0.002)
+                    continue
+                break
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+    def usage(self) -> tuple[float, int]:
+        """CPU seconds used, and bytes of memory held now; zero where the host does not count."""
+        cpu = 0.0
+        with contextlib.suppress(OSError):
+            for line in (self.path / "cpu.stat").read_text().splitlines():
+                if line.startswith("usage_usec "):
+                    cpu = int(line.split()[1]) / 1e6
+        memory = self.v1.get("memory")
+        file = memory / "memory.usage_in_bytes" if memory else self.path / "memory.current"
+        return cpu, _number(file) or 0
+
+
+def _made(folder: Path) -> None:
+    """Make the group and the one above it, which another sandbox that just ends may remove in between."""
+    for _ in range(1000):
+        with contextlib.suppress(FileNotFoundError):
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _write(file: Path, value: str) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None

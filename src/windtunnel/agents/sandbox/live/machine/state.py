@@ -1,0 +1,208 @@
+"""The state of a persistent shell, as it describes itself, and how another shell is made equal to it.
+
+At the end of every command the shell prints its variables, functions, aliases, options, traps, directory, …
+into a file, in sections. ``State`` is that, taken apart; its JSON is what a ShellState carries. A replay is
+a script for the shell: undo what it has and the state has not, then run what the state printed. What a
+shell changes by itself (RANDOM, SECONDS, …) counts neither as state nor as a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from dataclasses import dataclass
+
+from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.model import ShellState
+
+SECTIONS = (
+    "variables", "functions", "attributes", "aliases", "shopt", "options", "umask", "arguments", "limits",
+    "descriptors", "jobs", "traps", "directory",
+)  # fmt: skip
+VOLATILE = re.compile(
+    r"BASH|BASHPID|BASHOPTS|BASH_\w+|EPOCH\w+|SECONDS|RANDOM|SRANDOM|LINENO|_|PIPESTATUS|OPTERR|FUNCNAME"
+    r"|HISTCMD|COMP_\w+|DIRSTACK|GROUPS|EUID|UID|PPID|SHELLOPTS|COLUMNS|LINES"
+)
+KEPT_AFTER_ALL = re.compile(r"BASH_(ENV|XTRACEFD|REMATCH)")
+QUOTED = r'"(?:[^"\\]|\\.)*"|\$\'(?:[^\'\\]|\\.)*\'|\$"(?:[^"\\]|\\.)*"|\'[^\']*\''
+STATEMENT = re.compile(rf"declare (-\S+) ([A-Za-z_]\w*)((?:=(?:\\.|{QUOTED}|[^\n\"'\\])*)?)\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class State:
+    """One shell's sections by name, as printed; ``program`` is bash or sh."""
+
+    program: str
+    sections: dict[str, str]
+
+    @classmethod
+    def parse(cls, program: str, printed: str, mark: str) -> State:
+        """From what the shell wrote: every section is led in by a line that holds the secret ``mark``."""
+        # the variable _ holds the mark, too, but never at the beginning of a line
+        pieces = re.split(rf"^{re.escape(mark)} (\w+)\n", printed, flags=re.MULTILINE)
+        return cls(program, dict(zip(pieces[1::2], pieces[2::2], strict=True)))
+
+    @classmethod
+    def of(cls, shell: ShellState) -> State:
+        """Raises MachineError when the script is none of ours."""
+        try:
+            sections = json.loads(shell.script)
+            assert isinstance(sections, dict)
+        except (ValueError, AssertionError) as error:
+            raise MachineError(f"the kept state of shell {shell.name} cannot be read") from error
+        return cls(shell.program, {str(key): str(value) for key, value in sections.items()})
+
+    @property
+    def complete(self) -> bool:
+        return "directory" in self.sections
+
+    def text(self, name: str) -> str:
+        return self.sections.get(name, "")
+
+    def variables(self) -> dict[str, tuple[str, str]]:
+        """Name → (flags, value part with its ``=``, or empty), without what changes by itself."""
+        return {
+            name: (flags, value)
+            for flags, name, value in STATEMENT.findall(self.text("variables"))
+            if not VOLATILE.fullmatch(name) or (KEPT_AFTER_ALL.fullmatch(name) and value not in ("", '=""'))
+        }
+
+    def functions(self) -> list[str]:
+        """Names of the functions."""
+        lines = self.text("attributes").splitlines()
+        return [line.split(" ", 2)[2] for line in lines if line.startswith("declare -")]
+
+    def fingerprint(self) -> str:
+        """A hash of all that counts."""
+        digest = hashlib.blake2s(self.program.encode())
+        for name in SECTIONS:
+            if name == "jobs":  # pids of the host, which are others after a restore
+                continue
+            text = self.text(name)
+            if name == "variables" and self.program == "bash":
+                text = repr(sorted(self.variables().items()))
+            digest.update(f"{name}\0{text}\0".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def shell_state(self, name: str) -> ShellState:
+        kept = dict(self.sections)
+        if self.program == "bash":
+            kept["variables"] = "".join(
+                f"declare {flags} {variable}{value}\n"
+                for variable, (flags, value) in self.variables().items()
+            )
+        return ShellState(name, self.program, json.dumps(kept), self.fingerprint())
+
+
+def not_replayable(shell: ShellState, *, fresh: bool = True) -> str:
+    """Why this state cannot be carried by a replay, in words; empty when it can.
+
+    ``fresh``: into a new shell. Else into an older image of this one, which has its descriptors, jobs and
+    coprocess already: where those change, processes or descriptors do, and that is another matter.
+    """
+    try:
+        state = State.of(shell)
+    except MachineError as error:
+        return str(error)
+    reasons = []
+    if fresh and state.text("descriptors").strip():
+        held = " ".join(state.text("descriptors").split())
+        reasons.append(f"it holds open descriptors ({held})")
+    if fresh and state.text("jobs").strip():
+        reasons.append("it has background jobs")
+    if fresh and "COPROC" in state.variables():
+        reasons.append("it has a coprocess")
+    if state.program != "bash" and state.text("functions").strip():
+        reasons.append("functions of sh cannot be read back")
+    return f"shell {shell.name}: {'; '.join(reasons)}" if reasons else ""
+
+
+def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:
+    """A script that makes a shell in state ``now`` one in state ``wanted``, and what it cannot do, in words.
+
+    Options that decide how functions are read (extglob) come first; those that would disturb the script
+    itself (errexit, nounset, traps, aliases) come last.
+    """
+    if wanted.program != "bash":
+        return _plain_script(now, wanted), []
+    problems: list[str] = []
+    lines = ["builtin set +euvxnTEC +o posix", "builtin trap - DEBUG ERR RETURN", *_no_traps(now)]
+    lines += ["builtin unalias -a", *(f"builtin unset -f -- {shlex.quote(name)}" for name in now.functions())]
+    lines.append(_options(wanted.text("shopt")))
+    have, want = now.variables(), wanted.variables()
+    for name, (flags, value) in have.items():
+        if want.get(name) == (flags, value):
+            continue
+        if "r" in flags:
+            problems.append(f"{name} is read-only in the shell and cannot be changed back")
+        else:
+            lines.append(f"builtin unset {'-n' if 'n' in flags else '-v'} {name}")
+    for name, (flags, value) in want.items():
+        before = have.get(name)
+        if before != (flags, value) and not (before and "r" in before[0]):
+            # no "builtin" before it: the shell reads lists only after the bare word
+            lines.append(f"declare {flags} {name}{value}")
+    lines += [wanted.text("functions"), *_function_attributes(wanted)]
+    lines += [wanted.text("umask"), f"builtin set -- {wanted.text('arguments')}"]
+    stack = [line for line in wanted.text("directory").split("\n") if line]
+    if stack:
+        lines.append("builtin dirs -c")
+        lines += [f"builtin cd -- {shlex.quote(stack[-1])}"]
+        lines += [f"builtin pushd -- {shlex.quote(path)} >/dev/null" for path in reversed(stack[:-1])]
+    flags, value = want.get("OLDPWD", ("", ""))
+    lines.append("builtin unset -v OLDPWD")
+    if flags:
+        lines.append(f"declare {flags} OLDPWD{value}")
+    lines += [wanted.text("aliases"), wanted.text("traps"), wanted.text("options")]
+    return "\n".join(lines) + "\n", problems
+
+
+def differences(now: State, wanted: State) -> list[str]:
+    """Names of the parts in which two states differ."""
+    if now.program != wanted.program:
+        return [f"program ({now.program} instead of {wanted.program})"]
+    if now.program != "bash":
+        return [] if now.text("directory") == wanted.text("directory") else ["directory"]
+    found = [name for name in SECTIONS if name not in ("variables", "jobs")]
+    found = [name for name in found if now.text(name).strip() != wanted.text(name).strip()]
+    have, want = now.variables(), wanted.variables()
+    changed = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
+    return found + [f"variable {name}" for name in changed]
+
+
+def _options(text: str) -> str:
+    """Without those that only an invocation can set."""
+    lines = text.splitlines()
+    return "\n".join(line for line in lines if not line.endswith(("login_shell", "restricted_shell")))
+
+
+def _no_traps(state: State) -> list[str]:
+    names = re.findall(r" (EXIT|SIG\w+)$", state.text("traps"), re.MULTILINE)
+    return [f"builtin trap - {name}" for name in dict.fromkeys(names)]
+
+
+def _function_attributes(state: State) -> list[str]:
+    found = []
+    for line in state.text("attributes").splitlines():
+        _, flags, name = line.split(" ", 2)
+        if flags.strip("-f"):
+            found.append(f"builtin declare {flags} -- {shlex.quote(name)}")
+    return found
+
+
+def _plain_script(now: State, wanted: State) -> str:
+    """The same for a POSIX shell, which prints less of itself."""
+    names = re.compile(r"^([A-Za-z_]\w*)=", re.MULTILINE)
+    own = {"PPID", "OPTIND", "PS1", "PS2", "PS4", "IFS", "_", "LINENO"}
+    gone = set(names.findall(now.text("variables"))) - set(names.findall(wanted.text("variables"))) - own
+    lines = ["unalias -a", *(f"unset -v {name}" for name in sorted(gone))]
+    lines += [re.sub(r"(?m)^(PPID|LINENO|_)=.*$", "", wanted.text("variables")), wanted.text("attributes")]
+    lines += [wanted.text("umask"), f"cd {shlex.quote(wanted.text('directory').rstrip(chr(10)))}"]
+    lines += [
+        f"alias {line}" if not line.startswith("alias ") else line
+        for line in wanted.text("aliases").splitlines()
+    ]
+    lines += [wanted.text("traps"), wanted.text("options")]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,87 @@
+"""Where the sandboxes of one host lie: folders, names, and what CRIU has to be told about one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import UserError
+
+CHANNEL = ".windtunnel"
+"""Folder in the root of every sandbox through which host and sandbox talk: never part of what changed."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
+
+
+def default_home() -> Path:
+    """``$WINDTUNNEL_SANDBOX_HOME``, else /var/lib/windtunnel/sandbox for root, else a folder of the user."""
+    given = os.environ.get("WINDTUNNEL_SANDBOX_HOME")
+    if given:
+        return Path(given).absolute()
+    if os.geteuid() == 0:
+        return Path("/var/lib/windtunnel/sandbox")
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(data) / "windtunnel" / "sandbox"
+
+
+def checked_name(name: str) -> str:
+    """``name``, or UserError: it becomes a folder, a host name, a cgroup and part of a network device."""
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"sandbox: name {name!r} is not accepted; use a lower-case letter or digit, then up to 47 "
+            "letters, digits, '.', '_' or '-'"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder of one host's sandboxes. ``tag`` keeps cgroups and devices of several homes apart."""
+
+    path: Path
+
+    @property
+    def tag(self) -> str:
+        return hashlib.blake2s(str(self.path).encode(), digest_size=4).hexdigest()
+
+    @property
+    def pool(self) -> Path:
+        return self.path / "pool"
+
+    @property
+    def boxes(self) -> Path:
+        return self.path / "boxes"
+
+    @property
+    def pages(self) -> Path:
+        return self.path / "pages"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def box(self, name: str) -> Path:
+        return self.boxes / name
+
+    def dump(self, checkpoint: str) -> Path:
+        """Where a process image lies between CRIU and the page store."""
+        return self.path / "dumps" / checkpoint
+
+
+@dataclass(frozen=True)
+class Externals:
+    """What lies outside the sandbox but belongs to it: CRIU must neither dump nor restore it.
+
+    ``root``: mount point of the root on the host. ``mounts``: (mount point inside, key, path on the host).
+    ``netns``: file of the host-owned network namespace. ``freezer``: the sandbox's cgroup v2 folder.
+    ``procs``: every ``cgroup.procs`` file that a restore enters before it makes a process.
+    """
+
+    root: Path
+    mounts: tuple[tuple[str, str, Path], ...]
+    netns: Path
+    freezer: Path
+    procs: tuple[Path, ...]

@@ -1,0 +1,130 @@
+"""Bring a checkpoint back: files, then processes, then the state of shells where it is newer than the
+processes.
+
+Whatever still lives of the sandbox is killed first; its files are set aside and dropped later, so that
+nothing of the checkpoint depends on what is there. Where the process image is older than the files (a *mixed
+restore*), the policy has seen to it that nothing which the image refers to has changed. Where processes
+cannot come back, fresh shells take over the kept state and the declared services start again, and the report
+says what was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
+from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
+from windtunnel.agents.sandbox.live.machine import Machine, MachineError
+from windtunnel.agents.sandbox.live.parts import Parts, SandboxError
+from windtunnel.agents.sandbox.model import Manifest, Spec
+from windtunnel.agents.sandbox.views import RestoreReport
+
+
+def bring_back(
+    parts: Parts, spec: Spec, manifest: Manifest, *, lazy: bool = False
+) -> tuple[Machine, RestoreReport]:
+    """A running machine for sandbox ``spec`` in the state of ``manifest``.
+
+    The caller has stopped what ran before. Raises SandboxError when even the files cannot be brought back;
+    then nothing runs, and the checkpoint is untouched.
+    """
+    with _in_use(parts, manifest.id):
+        return _bring_back(parts, spec, manifest, lazy)
+
+
+@contextlib.contextmanager
+def _in_use(parts: Parts, checkpoint: str) -> Iterator[None]:
+    parts.in_use.append(checkpoint)
+    try:
+        yield
+    finally:
+        parts.in_use.remove(checkpoint)
+
+
+def _bring_back(parts: Parts, spec: Spec, manifest: Manifest, lazy: bool) -> tuple[Machine, RestoreReport]:
+    begin = time.monotonic()
+    name = spec.name
+    if manifest.files is None:
+        raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
+    restored, lost = ["files"], list(OUTSIDE)
+    try:
+        parts.pool.clone(name, manifest.files.id)
+        root = parts.pool.mount(name)
+        machine = None
+        if manifest.image is not None and parts.criu is not None:
+            try:
+                machine = _processes(parts, spec, manifest, lazy)
+                restored.append(f"{len(manifest.image.processes)} processes with memory and open files")
+            except CriuError as error:
+                lost.insert(0, f"processes and their memory: {error}")
+                parts.pool.clone(name, manifest.files.id)
+                root = parts.pool.mount(name)
+        elif manifest.image is not None:
+            lost.insert(0, f"processes and their memory: {parts.no_images}")
+        else:
+            lost = list(manifest.not_covered)
+        fresh = machine is None
+        if machine is None:
+            machine = Machine.start(parts.home, spec, root)
+        if fresh or manifest.image is None or manifest.image.id != manifest.id:
+            _shells(machine, manifest, restored, lost)
+        if fresh:
+            _services(machine, spec, restored, lost)
+    except FAULTS as error:
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(parts.home, name)
+        raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
+    seconds = time.monotonic() - begin
+    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds)
+
+
+def _processes(parts: Parts, spec: Spec, manifest: Manifest, lazy: bool) -> Machine:
+    assert manifest.image is not None and parts.criu is not None
+    folder = parts.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
+    root = parts.pool.mount(spec.name)
+    pid = 0
+    try:
+        parts.pages.materialise(manifest.image.id, folder)
+        externals = Machine.prepare(parts.home, spec, root)
+        pid = parts.criu.restore(folder, externals, lazy=lazy)
+        return Machine.adopt(parts.home, spec, root, pid)
+    except BaseException:
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(parts.home, spec.name)
+        raise
+    finally:
+        if lazy and pid:
+            threading.Thread(target=_drop_read, args=(pid, folder), name="sandbox-lazy", daemon=True).start()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _drop_read(pid: int, folder: Path) -> None:
+    """Remove an image once all memory of the tree of ``pid`` has been read from it."""
+    with contextlib.suppress(CriuError):
+        wait_lazy(pid)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shells(machine: Machine, manifest: Manifest, restored: list[str], lost: list[str]) -> None:
+    for state in manifest.shells:
+        try:
+            machine.replay(state)
+            restored.append(f"state of shell {state.name}")
+        except MachineError as error:
+            lost.append(f"part of the state of shell {state.name}: {error}")
+
+
+def _services(machine: Machine, spec: Spec, restored: list[str], lost: list[str]) -> None:
+    for name, command in spec.services.items():
+        started = machine.run(f"{command} </dev/null >/dev/null 2>&1 &", timeout=30)
+        if started.exit_code == 0:
+            restored.append(f"service {name}, started anew without its memory")
+        else:
+            lost.append(f"service {name}: {command!r} ended with {started.exit_code}")

@@ -1,0 +1,265 @@
+"""What the parts of the sandbox exchange: plain data, no behaviour that touches the machine.
+
+A *sandbox* is a process tree with a root of its own. Its life is cut into *turns* (what an agent asks between
+two replies of its model). After each turn the policy reads the turn's *effects* and gives it a *class*; the
+class says what a *checkpoint* has to hold so that nothing of the turn is lost. A checkpoint is described by
+its
+*manifest*; manifests form a tree (each names its parent), because a sandbox can be rolled back and forked.
+
+Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+
+class TurnClass(IntEnum):
+    """What a turn left behind, weakest first. A stronger class covers all that a weaker one covers."""
+
+    NONE = 0
+    """Nothing that recovery needs."""
+    SHELL = 1
+    """Only the state of persistent shells: directory, variables, functions, options, traps."""
+    FILES = 2
+    """Files, and possibly the state of shells."""
+    FULL = 3
+    """Memory, descriptors or the set of processes: everything is kept."""
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+Change = Literal["created", "modified", "deleted", "renamed", "metadata"]
+Network = Literal["off", "host", "proxy"]
+"""off: loopback alone. host: a veth pair whose other end the host owns. proxy: loopback, on which only the
+host's model proxy listens."""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A path of the sandbox (absolute, as seen inside) whose entry or bytes differ."""
+
+    path: str
+    change: Change
+    size: int = 0
+    """Bytes afterwards, where known."""
+
+
+@dataclass(frozen=True)
+class ProcessEffect:
+    """What one process did since the last process image was taken.
+
+    ``pid`` is the host's; ``dirty_pages`` is None where the machine cannot tell. ``inputs`` and ``writes``
+    count successful receives and writes (None: unknown). ``cpu`` in seconds.
+    """
+
+    pid: int
+    command: str
+    started: bool = False
+    ended: bool = False
+    shell: bool = False
+    """A persistent shell: its own memory is covered by the shell's state, not by its pages."""
+    dirty_pages: int | None = 0
+    new_mappings: int = 0
+    inputs: int | None = 0
+    writes: int | None = 0
+    cpu: float = 0.0
+    descriptors_changed: bool = False
+
+
+@dataclass(frozen=True)
+class Effects:
+    """All that an inspector says of one sandbox since the last checkpoint of each part.
+
+    ``files``: net changes since the last snapshot of files (born and gone within the window: absent).
+    ``shells``: names of the persistent shells whose state differs from the last one kept.
+    ``doubts``: reasons, in words, why any of it may be incomplete; one doubt makes the turn full, except that
+    one that starts with ``files:`` makes it no less than files.
+    """
+
+    files: tuple[FileChange, ...] = ()
+    files_total: int = 0
+    """Number of changed paths; ``files`` may hold fewer."""
+    processes: tuple[ProcessEffect, ...] = ()
+    shells: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class References:
+    """Paths inside the sandbox that a process image refers to.
+
+    ``paths``: all of them (open files, working directories, roots, programs, mapped files). ``mapped``: those
+    whose size must stay too: mapped files, and files that are open for more than appending.
+    """
+
+    paths: frozenset[str] = frozenset()
+    mapped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The class of a turn with the reasons that led to it, strongest first."""
+
+    turn_class: TurnClass
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one sandbox; None: unbounded. Bytes, and CPUs as a float (1.5 = one and a half)."""
+
+    memory: int | None = 2 * 2**30
+    cpus: float | None = None
+    pids: int | None = 512
+    disk: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a sandbox is made.
+
+    ``image``: ``host`` (this machine's own base packages), a directory, a tarball, an OCI image layout, or
+    the name of an image imported before. ``services``: commands that a restore without process images starts
+    again.
+    """
+
+    name: str
+    image: str = "host"
+    network: Network = "off"
+    limits: Limits = field(default_factory=Limits)
+    environment: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/workspace"
+    hostname: str = ""
+    services: dict[str, str] = field(default_factory=dict)
+    proxy_upstream: str = ""
+    """Base URL of the model API that the proxy forwards to, for ``network="proxy"``."""
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """What one command did: exact bytes of both outputs, and how it ended.
+
+    ``exit_code`` is None when the command was cut off: ``ended`` then says how.
+    """
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int | None
+    seconds: float
+    ended: Literal["exit", "timeout", "cancelled", "shell-died", "sandbox-died"] = "exit"
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are no UTF-8 are replaced."""
+        return self.stdout.decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class ShellState:
+    """The state of one persistent shell, as it can be replayed into a fresh one of the same program.
+
+    ``script`` is what the shell printed about itself (``declare -p`` and the like); ``fingerprint`` is its
+    hash less what changes by itself (RANDOM, SECONDS, …).
+    """
+
+    name: str
+    program: str
+    script: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """The process image of a checkpoint: which entry of the page store holds it, and what it refers to."""
+
+    id: str
+    """The checkpoint whose dump this is; later checkpoints that need no newer one name it too."""
+    pid: int
+    """Host pid of the sandbox's init at the dump (informative)."""
+    processes: tuple[str, ...]
+    """Command lines, in the order of pids inside."""
+    references: tuple[str, ...]
+    mapped: tuple[str, ...]
+    bytes_raw: int
+    bytes_new: int
+    """Bytes that this image added to the page store."""
+
+
+@dataclass(frozen=True)
+class FilesPart:
+    """The files of a checkpoint: the snapshot's name in the pool."""
+
+    id: str
+    kind: str
+    """``btrfs`` or ``copy``."""
+    bytes_new: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint. It is complete the moment its file is there, and never changed afterwards.
+
+    ``turn``: number of turns of the sandbox that it covers. ``covered`` and ``not_covered``: in words, what a
+    restore of this manifest brings back and what not. ``request``: id of the model request that was in
+    flight.
+    """
+
+    id: str
+    box: str
+    turn: int
+    parent: str | None
+    turn_class: TurnClass
+    reasons: tuple[str, ...]
+    created: float
+    """Seconds since the epoch."""
+    files: FilesPart | None
+    image: ImagePart | None
+    shells: tuple[ShellState, ...]
+    spec: Spec
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    freeze_seconds: float = 0.0
+    total_seconds: float = 0.0
+    request: str = ""
+    label: str = ""
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One line of a sandbox's log: a turn, its class, and the checkpoint that covers it."""
+
+    number: int
+    turn_class: TurnClass
+    reasons: tuple[str, ...]
+    checkpoint: str
+    started: float
+    seconds: float
+    decide_seconds: float
+    bytes_new: int
+    request: str = ""
+
+
+Capability = Literal[
+    "root", "criu", "btrfs", "ebpf", "userfaultfd", "fanotify", "cgroup-freezer", "overlay", "user-namespaces"
+]
+
+
+@dataclass(frozen=True)
+class Facility:
+    """One thing that the host has or lacks, and what follows."""
+
+    name: Capability
+    present: bool
+    detail: str
+    """Version or reason, in words."""
+    gives: str
+    """What its presence allows."""
+    remedy: str = ""
+    """The exact command that would supply it; empty where none can."""

@@ -1,0 +1,300 @@
+"""A trace as a JSON-lines file: one header, then one line for each turn, read strictly.
+
+Header: ``format`` ("windtunnel-trace"), ``version`` (1), ``name``, ``source`` (where it comes from, in
+words), ``licence``; optional: ``think`` (where its think times come from, in words), ``needs`` (programs that
+the image must have), ``environment`` (exported first, so that dates, locale and identities are fixed),
+``workdir``, ``prelude`` (shell text that builds what the session works on; no turn, not counted), ``probes``
+(name to shell text that tells a live service's state without changing it).
+
+Turn: ``turn`` (1, 2, …), ``command`` (shell text); optional: ``think`` (seconds that the model thinks *after*
+this turn), ``shell`` (persistent shell that it runs in), ``expect_exit``, ``expect_stdout`` (exact text) or
+``expect_match`` (regular expression that the whole output must match, white space at its end aside),
+``tags``, ``true_class`` (the weakest class that loses nothing of the turn, when known), ``timeout``
+(seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.errors import UserError
+
+FORMAT = "windtunnel-trace"
+VERSION = 1
+CLASSES = tuple(one.word for one in TurnClass)
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SURROGATE = re.compile("[\ud800-\udfff]")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+FIXED_ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "GIT_AUTHOR_NAME": "Agent",
+    "GIT_AUTHOR_EMAIL": "agent@example.org",
+    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
+    "GIT_COMMITTER_NAME": "Agent",
+    "GIT_COMMITTER_EMAIL": "agent@example.org",
+    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+"""What makes two runs of one session equal: no clock, locale, identity or cache of this machine shows."""
+
+
+@dataclass(frozen=True)
+class TraceTurn:
+    """One command of the agent. See the module for the fields."""
+
+    turn: int
+    command: str
+    think: float = 0.0
+    shell: str = "main"
+    expect_exit: int | None = None
+    expect_stdout: str | None = None
+    expect_match: str | None = None
+    tags: tuple[str, ...] = ()
+    true_class: TurnClass | None = None
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A session. See the module for the fields."""
+
+    name: str
+    source: str
+    licence: str
+    turns: tuple[TraceTurn, ...]
+    think: str = ""
+    needs: tuple[str, ...] = ("bash",)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/workspace"
+    prelude: str = ""
+    probes: Mapping[str, str] = field(default_factory=dict)
+
+    def opening(self) -> str:
+        """Shell text to run before the first turn: environment, working directory, prelude."""
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        place = shlex.quote(self.workdir)
+        lines.append(f"mkdir -p {place} && cd {place}")
+        return "\n".join([*lines, self.prelude])
+
+    def moved(self, workdir: str) -> Trace:
+        """The same session in another directory: every mention of the old one is replaced."""
+
+        def put(text: str) -> str:
+            return text.replace(self.workdir, workdir)
+
+        def put_pattern(text: str) -> str:
+            return text.replace(re.escape(self.workdir), re.escape(workdir))
+
+        turns = tuple(
+            replace(
+                turn,
+                command=put(turn.command),
+                expect_stdout=None if turn.expect_stdout is None else put(turn.expect_stdout),
+                expect_match=None if turn.expect_match is None else put_pattern(turn.expect_match),
+            )
+            for turn in self.turns
+        )
+        probes = {name: put(text) for name, text in self.probes.items()}
+        return replace(self, workdir=workdir, prelude=put(self.prelude), turns=turns, probes=probes)
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Write the file whole or not at all."""
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": trace.name,
+        "source": trace.source,
+        "licence": trace.licence,
+        "think": trace.think,
+        "needs": list(trace.needs),
+        "environment": dict(trace.environment),
+        "workdir": trace.workdir,
+        "prelude": trace.prelude,
+        "probes": dict(trace.probes),
+    }
+    lines = [header, *(_turn_fields(turn) for turn in trace.turns)]
+    text = "".join(_line(line) for line in lines)
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(partial, path)
+    except OSError as fault:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: the trace cannot be written: {fault.strerror}") from fault
+
+
+def _line(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, ensure_ascii=False)
+    # an output with bytes that are no UTF-8 holds lone surrogates: those can only be written as escapes
+    return (text if text.isascii() or not SURROGATE.search(text) else json.dumps(fields)) + "\n"
+
+
+def _turn_fields(turn: TraceTurn) -> dict[str, Any]:
+    fields: dict[str, Any] = {"turn": turn.turn, "command": turn.command, "think": turn.think}
+    default = TraceTurn(0, "")
+    for name in ("shell", "expect_exit", "expect_stdout", "expect_match", "timeout"):
+        if getattr(turn, name) != getattr(default, name):
+            fields[name] = getattr(turn, name)
+    if turn.tags:
+        fields["tags"] = list(turn.tags)
+    if turn.true_class is not None:
+        fields["true_class"] = turn.true_class.word
+    return fields
+
+
+def load(path: Path) -> Trace:
+    """Read a trace; UserError names the file, the line, the field, its value and what is accepted."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as fault:
+        raise UserError(f"{path}: the trace cannot be read: {fault.strerror}") from fault
+    except UnicodeDecodeError as fault:
+        raise UserError(
+            f"{path}: the trace is not UTF-8 text: {fault.reason} at byte {fault.start}"
+        ) from fault
+    # JSON escapes line feeds, so only they end a line (splitlines would also split at U+2028 and others)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path}: the file is empty; a trace starts with a header line")
+    header = _Fields(path, *lines[0])
+    form = header.take("format", str)
+    if form != FORMAT:
+        raise header.wrong("format", form, f'"{FORMAT}"')
+    version = header.take("version", int)
+    if version != VERSION:
+        raise header.wrong("version", version, str(VERSION))
+    name = header.take("name", str)
+    if not NAME.fullmatch(name):
+        raise header.wrong("name", name, "up to 64 lower-case letters, digits, '.', '_' and '-'")
+    workdir = header.take("workdir", str, "/workspace")
+    if not workdir.startswith("/") or workdir == "/":
+        raise header.wrong("workdir", workdir, "an absolute path other than /")
+    environment = header.texts_by_name("environment")
+    for variable in environment:
+        if not VARIABLE.fullmatch(variable):
+            raise header.wrong("environment", variable, "names of letters, digits and '_'")
+    trace = Trace(
+        name=name,
+        source=header.take("source", str),
+        licence=header.take("licence", str),
+        turns=tuple(_turn(_Fields(path, *line), place) for place, line in enumerate(lines[1:], 1)),
+        think=header.take("think", str, ""),
+        needs=header.texts("needs", ("bash",)),
+        environment=environment,
+        workdir=workdir,
+        prelude=header.take("prelude", str, ""),
+        probes=header.texts_by_name("probes"),
+    )
+    header.done()
+    if not trace.turns:
+        raise UserError(f"{path}: the trace has no turns; after the header comes one line for each")
+    return trace
+
+
+def _turn(fields: _Fields, expected: int) -> TraceTurn:
+    number = fields.take("turn", int)
+    if number != expected:
+        raise fields.wrong("turn", number, f"{expected} (turns are numbered 1, 2, …)")
+    think = fields.number("think", 0.0, least=0.0)
+    timeout = fields.number("timeout", 60.0, least=0.001)
+    word = fields.take("true_class", str, None)
+    if word is not None and word not in CLASSES:
+        raise fields.wrong("true_class", word, ", ".join(CLASSES))
+    exit_code = fields.take("expect_exit", int, None)
+    if exit_code is not None and not 0 <= exit_code <= 255:
+        raise fields.wrong("expect_exit", exit_code, "0 to 255")
+    match = fields.take("expect_match", str, None)
+    if match is not None:
+        try:
+            re.compile(match)
+        except re.error as fault:
+            raise fields.wrong("expect_match", match, f"a regular expression ({fault})") from fault
+    turn = TraceTurn(
+        turn=number,
+        command=fields.take("command", str),
+        think=think,
+        shell=fields.take("shell", str, "main"),
+        expect_exit=exit_code,
+        expect_stdout=fields.take("expect_stdout", str, None),
+        expect_match=match,
+        tags=fields.texts("tags", ()),
+        true_class=None if word is None else TurnClass[word.upper()],
+        timeout=timeout,
+    )
+    if "\0" in turn.command or SURROGATE.search(turn.command):
+        raise fields.wrong("command", turn.command, "text without NUL and lone surrogates")
+    fields.done()
+    return turn
+
+
+KINDS = {str: "text", int: "a whole number", list: "a list of texts", dict: "a mapping of names to texts"}
+_REQUIRED = object()
+
+
+class _Fields:
+    """The fields of one line, taken one by one; what is left at the end is unknown."""
+
+    def __init__(self, path: Path, number: int, line: str) -> None:
+        self._where = f"{path}, line {number}"
+        try:
+            fields = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as fault:
+            raise UserError(f"{self._where}: not JSON: {fault}") from fault
+        if not isinstance(fields, dict):
+            raise UserError(f"{self._where}: {_short(fields)} is not a JSON object")
+        self._fields: dict[str, Any] = fields
+
+    def wrong(self, name: str, value: object, accepted: str) -> UserError:
+        return UserError(f"{self._where}: field {name}: {_short(value)} is not accepted; use {accepted}")
+
+    def take(self, name: str, kind: type, default: Any = _REQUIRED) -> Any:
+        if name not in self._fields:
+            if default is _REQUIRED:
+                raise UserError(f"{self._where}: field {name} is missing; it holds {KINDS[kind]}")
+            return default
+        value = self._fields.pop(name)
+        if type(value) is not kind:
+            raise self.wrong(name, value, KINDS[kind])
+        return value
+
+    def number(self, name: str, default: float, *, least: float) -> float:
+        value = self._fields.pop(name, default)
+        if type(value) not in (int, float) or not least <= value <= 1e9:
+            raise self.wrong(name, value, f"a number of seconds from {least:g} to 1e9")
+        return float(value)
+
+    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        values = self.take(name, list, list(default))
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(name, values, KINDS[list])
+        return tuple(values)
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        values = self.take(name, dict, {})
+        if not all(isinstance(value, str) for value in values.values()):
+            raise self.wrong(name, values, KINDS[dict])
+        return values
+
+    def done(self) -> None:
+        if self._fields:
+            unknown = ", ".join(sorted(self._fields))
+            raise UserError(f"{self._where}: unknown field {unknown}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

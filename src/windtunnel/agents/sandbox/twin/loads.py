@@ -1,0 +1,153 @@
+"""What the turns of a session ask of a machine, from traces, from generated sessions, or from what was seen.
+
+A trace says how long the model thinks and, where it was judged or generated, which class a turn truly has; it
+does not say how long commands run or how much memory they touch. That is drawn here, from a ``Shape`` whose
+figures are assumptions to be set by the user: no data set that we know holds them all. Classes are not taken
+over: each turn becomes the *effects* that an inspector would report of it, and the live policy decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from windtunnel.agents.sandbox.model import Effects, FileChange, ProcessEffect, References, TurnClass
+from windtunnel.agents.sandbox.policy import decide
+from windtunnel.agents.sandbox.traces.generate import Mix, generate
+from windtunnel.agents.sandbox.traces.schema import Trace
+
+
+@dataclass(frozen=True)
+class TurnLoad:
+    """One turn: seconds and bytes, and what the inspector sees of it.
+
+    ``run_wall``: the command alone on a machine, of which ``run_cpu`` are CPU. ``memory`` and ``processes``:
+    what the sandbox holds after the turn, beyond its init and main shell. ``dirty``: bytes of memory that the
+    turn changed. ``files``: bytes that it wrote to files.
+    """
+
+    run_wall: float
+    run_cpu: float
+    think: float
+    effects: Effects = field(default_factory=Effects)
+    memory: float = 0.0
+    processes: int = 0
+    dirty: float = 0.0
+    files: float = 0.0
+
+    @cached_property
+    def turn_class(self) -> TurnClass:
+        """What the live policy makes of the turn."""
+        return decide(self.effects, References()).turn_class
+
+
+Session = tuple[TurnLoad, ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Assumptions about what traces do not hold; medians of log-normals with their ``sigma``.
+
+    ``run``: seconds of a command alone. ``cpu``: its part that is CPU. ``memory``: bytes of a session's
+    services at its end, to which every turn adds alike. ``dirty``: part of the memory that a turn of class
+    full changes; ``idle_dirty``: that any other turn changes. ``files``: bytes that a turn which changes
+    files writes.
+    """
+
+    run: float = 1.0
+    run_sigma: float = 1.2
+    run_longest: float = 120.0
+    cpu: float = 0.6
+    memory: float = 256e6
+    memory_sigma: float = 0.8
+    processes: int = 4
+    dirty: float = 0.10
+    idle_dirty: float = 0.005
+    files: float = 64e3
+    files_sigma: float = 1.5
+
+    @property
+    def words(self) -> str:
+        return (
+            f"assumed: commands of {self.run:g} s median (sigma {self.run_sigma:g}, {self.cpu:.0%} CPU), "
+            f"services of {self.memory / 1e6:g} MB median, a full turn changes {self.dirty:.0%} of the "
+            f"memory, a turn that changes files writes {self.files / 1e3:g} kB median"
+        )
+
+
+def effects_of(turn_class: TurnClass, *, peeked: bool = False) -> Effects:
+    """The least that an inspector reports of a turn of that class. ``peeked``: a service was asked something
+    and nothing changed; its input and its dirty pages cannot be told from a change."""
+    if peeked:
+        return Effects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, writes=1),))
+    if turn_class is TurnClass.FULL:
+        return Effects(processes=(ProcessEffect(100, "service", dirty_pages=1, inputs=1, started=True),))
+    if turn_class is TurnClass.FILES:
+        return Effects(files=(FileChange("/workspace/file", "modified"),), files_total=1)
+    if turn_class is TurnClass.SHELL:
+        return Effects(shells=("main",))
+    return Effects()
+
+
+def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -> Session:
+    """The load of a trace. A turn whose true class is not known counts as full: nobody said it is less."""
+    memory = shape.memory * math.exp(shape.memory_sigma * rng.standard_normal())
+    turns = []
+    for place, turn in enumerate(trace.turns):
+        true_class = turn.true_class if turn.true_class is not None else TurnClass.FULL
+        effects = effects_of(true_class, peeked="peek" in turn.tags)
+        load = TurnLoad(0.0, 0.0, turn.think, effects)
+        wall, written = np.exp(np.array([shape.run_sigma, shape.files_sigma]) * rng.standard_normal(2))
+        run = min(shape.run_longest, shape.run * float(wall))
+        held = memory * (place + 1) / len(trace.turns)
+        turn_class = load.turn_class
+        turns.append(
+            replace(
+                load,
+                run_wall=run,
+                run_cpu=run * shape.cpu,
+                memory=held,
+                processes=shape.processes,
+                dirty=memory / len(trace.turns)
+                + held * (shape.dirty if turn_class is TurnClass.FULL else shape.idle_dirty),
+                files=shape.files * float(written) if turn_class >= TurnClass.FILES else 0.0,
+            )
+        )
+    return tuple(turns)
+
+
+@lru_cache(maxsize=2048)
+def _generated(turns: int, seed: int, mix: Mix) -> Trace:
+    """A search asks for the same sessions again and again."""
+    return generate(turns, seed, mix)
+
+
+def sessions(
+    count: int,
+    seed: int,
+    *,
+    traces: Sequence[Trace] = (),
+    turns: int = 40,
+    mix: Mix | None = None,
+    shape: Shape = Shape(),
+) -> list[Session]:
+    """So many sessions: the given traces in turn, else generated ones. The first n of them are the same for
+    every count, so that more sandboxes on a host only add to those that were there."""
+    streams = np.random.default_rng(seed).spawn(count)
+    made = []
+    for place, rng in enumerate(streams):
+        if traces:
+            trace = traces[place % len(traces)]
+        else:
+            trace = _generated(turns, int(rng.integers(2**31)), mix or Mix())
+        made.append(from_trace(trace, rng, shape))
+    return made
+
+
+def starts(count: int, seed: int, within: float) -> list[float]:
+    """When each sandbox begins, spread over ``within`` seconds so that hosts do not work in step."""
+    return [float(rng.uniform(0, within)) for rng in np.random.default_rng([seed, 1]).spawn(count)]

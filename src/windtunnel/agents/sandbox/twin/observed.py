@@ -1,0 +1,160 @@
+"""Runs that were measured, and how close the twin comes to them.
+
+``validate`` gives the twin the turns of a run that was observed (``bench.recording``) on as many cores, and
+compares. The twin gets the commands' own seconds and CPU, the think times and the classes that were decided;
+what it must find by itself is how long checkpoints take when they share the machine, and what of that
+somebody waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from windtunnel.agents.sandbox.costs import Costs
+from windtunnel.agents.sandbox.model import Manifest, TurnClass
+from windtunnel.agents.sandbox.twin.loads import TurnLoad, effects_of
+from windtunnel.agents.sandbox.twin.questions import quantile
+from windtunnel.agents.sandbox.twin.setup import POLICIES, Machine, Outcome
+from windtunnel.agents.sandbox.twin.world import World
+
+BOUND = 0.20
+"""How far the twin may be off before its larger figures are to be trusted."""
+
+
+@dataclass(frozen=True)
+class ObservedTurn:
+    """What one turn took, in seconds. ``gate``: how long the next turn waited for this one's checkpoint (None
+    after the last). ``checkpoint``: the id of the manifest, where the turn made one."""
+
+    run: float
+    cpu: float
+    think: float
+    turn_class: TurnClass
+    gate: float | None
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
+class ObservedBox:
+    """One sandbox's run: when it began (seconds after the first of the run) and how long it took."""
+
+    began: float
+    seconds: float
+    turns: tuple[ObservedTurn, ...]
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """Sandboxes that ran together on one host."""
+
+    cores: int
+    workers: int
+    policy: str
+    boxes: tuple[ObservedBox, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure, measured and emulated. ``error``: the difference relative to the measured figure; where
+    both are below ``floor`` seconds, which no measurement here resolves, 0."""
+
+    what: str
+    sandboxes: int
+    policy: str
+    measured: float
+    emulated: float
+    floor: float = 0.002
+
+    @property
+    def error(self) -> float:
+        if max(self.measured, self.emulated) <= self.floor:
+            return 0.0
+        return abs(self.emulated - self.measured) / max(self.measured, self.floor)
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= BOUND
+
+
+def observed_from(box: ObservedBox, costs: Costs) -> tuple[TurnLoad, ...]:
+    """The load of what was observed. Memory and processes are those of the newest image; what a turn changed
+    of them is what its image added to the page store."""
+    manifests = {manifest.id: manifest for manifest in box.manifests}
+    memory, processes = 0.0, 0
+    loads = []
+    for turn in box.turns:
+        manifest = manifests.get(turn.checkpoint)
+        dirty = files = 0.0
+        if manifest is not None and turn.turn_class is TurnClass.FULL and manifest.image is not None:
+            image = manifest.image
+            processes = max(0, len(image.processes) - 2)
+            memory = max(0.0, image.bytes_raw - costs.image_bytes(0, processes))
+            dirty = max(0.0, image.bytes_new - costs.new_base) / max(costs.new_per_byte, 1e-6)
+        if manifest is not None and turn.turn_class >= TurnClass.FILES and manifest.files is not None:
+            files = max(0.0, manifest.files.bytes_new - costs.files_new)
+        loads.append(
+            TurnLoad(
+                run_wall=turn.run,
+                run_cpu=turn.cpu,
+                think=turn.think,
+                effects=effects_of(turn.turn_class),
+                memory=memory,
+                processes=processes,
+                dirty=dirty,
+                files=files,
+            )
+        )
+    return tuple(loads)
+
+
+def emulated(run: ObservedRun, costs: Costs, *, disk: float = 1e9) -> Outcome:
+    """The same run on the twin. Commands were measured where they shared the CPUs with one another, so their
+    seconds hold that already: the twin adds only what checkpoints take."""
+    # a class that was decided is taken as it is: it is the policy's answer already
+    policy = POLICIES["semantic-fifo" if run.policy.endswith("-fifo") else "semantic"]
+    machine = Machine(cores=run.cores, disk=disk, workers=run.workers)
+    world = World(
+        machine,
+        costs,
+        policy,
+        [observed_from(box, costs) for box in run.boxes],
+        [box.began for box in run.boxes],
+    )
+    return world.run()
+
+
+def validate(runs: Sequence[ObservedRun], costs: Costs) -> list[Comparison]:
+    """Totals, gate waits and freezes of measured runs beside the twin's."""
+    rows: list[Comparison] = []
+    for run in runs:
+        outcome = emulated(run, costs)
+        manifests: Mapping[str, Manifest] = {
+            manifest.id: manifest for box in run.boxes for manifest in box.manifests
+        }
+        turns = [turn for box in run.boxes for turn in box.turns]
+        freezes = [
+            manifests[turn.checkpoint].freeze_seconds
+            for turn in turns
+            if turn.turn_class >= TurnClass.FILES and turn.checkpoint in manifests
+        ]
+        gates = [turn.gate for turn in turns if turn.gate is not None]
+        frozen = [made.freeze for made in outcome.made if made.turn_class >= TurnClass.FILES]
+        pairs = {
+            "total seconds, mean": (
+                sum(box.seconds for box in run.boxes) / len(run.boxes),
+                sum(outcome.ends) / len(outcome.ends),
+            ),
+            "gate wait, mean": (
+                sum(gates) / max(1, len(gates)),
+                sum(outcome.gates) / max(1, len(outcome.gates)),
+            ),
+            "gate wait, p95": (quantile(gates, 0.95), quantile(outcome.gates, 0.95)),
+            "freeze, p95": (quantile(freezes, 0.95), quantile(frozen, 0.95)),
+        }
+        rows.extend(
+            Comparison(what, len(run.boxes), run.policy, measured, twin)
+            for what, (measured, twin) in pairs.items()
+        )
+    return rows

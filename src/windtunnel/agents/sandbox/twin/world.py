@@ -1,0 +1,285 @@
+"""Hosts full of sandboxes that play their sessions, checkpoint while the model thinks, and lose their hosts.
+
+A sandbox runs a turn's command on the shared CPUs of its host, decides, hands a checkpoint to the engine,
+and waits for the model's reply; with the reply it waits for the checkpoint, if that is still under way (the
+gate).
+A checkpoint is a frozen part and the rest; of each, what is CPU goes to the CPUs, what is not to the disk.
+The checkpoint of a session's last turn is made, but nobody waits for it.
+
+What a turn needs is what the live policy says of its effects. A turn whose need no checkpoint has covered is
+lost with the host, and so is every turn after it: a checkpoint of files alone does not hold a process that
+was started before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from windtunnel.agents.sandbox.costs import Costs, Work
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import save_order
+from windtunnel.agents.sandbox.twin.clock import Activity, Clock, Running, Shared
+from windtunnel.agents.sandbox.twin.loads import Session
+from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
+from windtunnel.agents.sandbox.twin.setup import Loss, Machine, Made, Outcome, Policy
+
+
+@dataclass
+class _Host:
+    cpu: Shared
+    disk: Shared
+    network: Shared
+    engine: Scheduler
+    alive: bool = True
+    draining: bool = False
+
+
+@dataclass
+class _Box:
+    number: int
+    session: Session
+    host: _Host
+    start: float
+    at: int = 0
+    """Turns whose command has ended."""
+    ended: float = 0.0
+    """When the last of them did."""
+    in_command: bool = False
+    began: float = 0.0
+    """When the newest command did."""
+    needs: dict[int, TurnClass] = field(default_factory=dict)
+    """Turns that no checkpoint covers yet, with what they need."""
+    dirty: float = 0.0
+    files: float = 0.0
+    pending: Job | None = None
+    planned: TurnClass | None = None
+    life: Running | None = None
+    jobs: list[Running] = field(default_factory=list)
+    turn_ends: list[float] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        """Turns that a restore brings back."""
+        return min(self.needs) - 1 if self.needs else self.at
+
+
+class World:
+    """Sandboxes spread over hosts in turn. Give it failures and notices before ``run``."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        costs: Costs,
+        policy: Policy,
+        sessions: Sequence[Session],
+        starts: Sequence[float],
+        *,
+        hosts: int = 1,
+    ) -> None:
+        self.clock = Clock()
+        self.machine, self.costs, self.policy = machine, costs, policy
+        self.outcome = Outcome(ends=[0.0] * len(sessions))
+        self.hosts = [self._new_host() for _ in range(hosts)]
+        self.boxes = [
+            _Box(number, session, self.hosts[number % hosts], start)
+            for number, (session, start) in enumerate(zip(sessions, starts, strict=True))
+        ]
+        for box in self.boxes:
+            self.clock.at(box.start, partial(self._begin, box))
+
+    def run(self, until: float = float("inf")) -> Outcome:
+        """Let it happen; what is under way at ``until`` is left out."""
+        self.clock.run(until)
+        self.outcome.cpu_served = sum(host.cpu.served for host in self.hosts)
+        return self.outcome
+
+    def kill(self, place: int, at: float, *, detect: float = 5.0, replace: bool = True) -> None:
+        """Host number ``place`` dies at that time. With ``replace`` a new one is there at once, and the
+        sandboxes are brought back on the hosts in turn, after ``detect`` seconds; checkpoints lie on storage
+        that outlives the host and come over the network."""
+        self.clock.at(at, lambda: self._die(place, detect, replace))
+
+    def notice(self, place: int, at: float, seconds: float) -> None:
+        """Host number ``place`` is told at that time that it goes in so many seconds: no further command
+        starts, and what is not covered is saved in the order of the live policy."""
+        self.clock.at(at, lambda: self._drain(place, seconds))
+
+    # --- a sandbox's life
+
+    def _new_host(self) -> _Host:
+        clock, machine = self.clock, self.machine
+        return _Host(
+            cpu=Shared(clock, machine.cores, 1.0),
+            disk=Shared(clock, self.costs.disk_lanes, 1.0),
+            network=Shared(clock, machine.network, machine.network),
+            engine=Scheduler(lambda: clock.now, machine.lanes, fifo=self.policy.fifo),
+        )
+
+    def _begin(self, box: _Box) -> None:
+        box.life = Running(self._life(box))
+
+    def _life(self, box: _Box) -> Activity:
+        outcome, clock = self.outcome, self.clock
+        while box.at < len(box.session):
+            host = box.host
+            if host.draining:
+                return
+            load = box.session[box.at]
+            box.in_command, box.began = True, clock.now
+            yield host.cpu.use(load.run_cpu)
+            yield clock.delay(load.run_wall - load.run_cpu)
+            if self.policy.keeps is None:
+                yield host.cpu.use(self.costs.decide)
+            box.in_command = False
+            box.at += 1
+            box.ended = clock.now
+            box.turn_ends.append(clock.now)
+            box.dirty += load.dirty
+            box.files += load.files
+            needed = load.turn_class
+            if needed > TurnClass.NONE:
+                box.needs[box.at] = needed
+            job = self._end_turn(box, needed)
+            yield clock.delay(load.think)
+            if box.at < len(box.session):
+                reply = clock.now
+                if job is not None and not job.done:
+                    host.engine.promote(job)
+                    yield job.wait()
+                outcome.gates.append(clock.now - reply)
+                outcome.asked += job is not None
+                outcome.hidden += job is not None and clock.now == reply
+        outcome.ends[box.number] = clock.now - box.start
+
+    def _end_turn(self, box: _Box, needed: TurnClass) -> Job | None:
+        if box.host.draining:
+            return self._save(box, box.planned) if box.planned is not None and box.needs else None
+        chosen = self.policy.class_of(needed)
+        return None if chosen is TurnClass.NONE else self._submit(box, chosen)
+
+    # --- checkpoints
+
+    def _submit(self, box: _Box, chosen: TurnClass, *, urgent: bool = False) -> Job:
+        job = Job(f"{box.number}/{box.at}", lambda job: self._start(box, chosen, job))
+        box.pending = job
+        box.host.engine.submit(job, urgent=urgent)
+        return job
+
+    def _start(self, box: _Box, chosen: TurnClass, job: Job) -> None:
+        box.jobs = [one for one in box.jobs if not one.ended]
+        box.jobs.append(Running(self._checkpoint(box, chosen, job)))
+
+    def _checkpoint(self, box: _Box, chosen: TurnClass, job: Job) -> Activity:
+        host, clock, turn = box.host, self.clock, box.at
+        work = self.work_of(box, chosen)
+        memory = box.session[turn - 1].memory
+        if chosen is TurnClass.FULL:
+            box.dirty = 0.0
+        if chosen >= TurnClass.FILES:
+            box.files = 0.0
+        began = clock.now
+        yield host.cpu.use(work.freeze * work.cpu)
+        yield host.disk.use(work.freeze * (1 - work.cpu))
+        freeze = clock.now - began
+        yield host.cpu.use(work.after * work.cpu)
+        yield host.disk.use(work.after * (1 - work.cpu) + work.written / self.machine.disk)
+        box.needs = {number: need for number, need in box.needs.items() if number > turn or need > chosen}
+        self.outcome.made.append(
+            Made(box.number, turn, chosen, clock.now, freeze, clock.now - job.submitted, work.written, memory)
+        )
+        host.engine.finished(job)
+
+    def work_of(self, box: _Box, chosen: TurnClass) -> Work:
+        """What a checkpoint of that class takes of this sandbox now."""
+        load = box.session[max(0, box.at - 1)]
+        return self.costs.checkpoint(
+            chosen, memory=load.memory, processes=load.processes, dirty=box.dirty, files=box.files
+        )
+
+    # --- losing a host
+
+    def _drain(self, place: int, seconds: float) -> None:
+        host = self.hosts[place]
+        host.draining = True
+        unsaved: dict[str, _Box] = {}
+        for box in self._running(host):
+            job = box.pending
+            runs = job is not None and not job.done and not host.engine.drop(job)
+            if runs and not box.in_command:
+                continue  # the checkpoint that runs covers it
+            if box.needs or box.in_command:
+                unsaved[f"{box.number:09}"] = box
+        if self.policy.keeps is TurnClass.FILES:
+            plan = [(name, TurnClass.FILES) for name in sorted(unsaved)]
+        else:
+            estimates = {name: self._estimate(box) for name, box in unsaved.items()}
+            plan = save_order(estimates, seconds, self.machine.lanes) if estimates else []
+        for name, planned in plan:
+            box = unsaved[name]
+            box.planned = planned
+            if not box.in_command:
+                self._save(box, planned)
+
+    def _estimate(self, box: _Box) -> tuple[float, float]:
+        """Seconds of a checkpoint of files, and of one that covers all that the sandbox needs. A command that
+        runs may yet need everything."""
+        full = box.in_command or max(box.needs.values()) is TurnClass.FULL
+        files = self.work_of(box, TurnClass.FILES).seconds
+        return files, self.work_of(box, TurnClass.FULL).seconds if full else files
+
+    def _save(self, box: _Box, planned: TurnClass) -> Job:
+        """``planned`` full means: all that is needed, which may be less."""
+        needed = max(box.needs.values())
+        return self._submit(box, min(planned, needed) if planned is TurnClass.FULL else planned, urgent=True)
+
+    def _running(self, host: _Host) -> list[_Box]:
+        return [box for box in self.boxes if box.host is host and box.life is not None and not box.life.ended]
+
+    def _die(self, place: int, detect: float, replace: bool) -> None:
+        host, now = self.hosts[place], self.clock.now
+        host.alive = False
+        lost = [box for box in self.boxes if box.host is host and self._unfinished(box)]
+        if replace:
+            self.hosts[place] = self._new_host()
+        for order, box in enumerate(lost):
+            for running in (box.life, *box.jobs):
+                if running is not None:
+                    running.kill()
+            kept, done = box.kept, box.at
+            loss = Loss(box.number, now, done, kept, self._again(box))
+            if not replace:
+                self.outcome.losses.append(loss)
+                continue
+            box.at, box.needs = kept, {}
+            box.turn_ends = box.turn_ends[:kept]
+            box.pending, box.planned, box.in_command = None, None, False
+            box.jobs = []
+            box.host = self.hosts[(place + order) % len(self.hosts)]
+            box.life = Running(self._recover(box, loss, detect))
+
+    def _again(self, box: _Box) -> float:
+        """Seconds that a death now undoes."""
+        kept, last = box.kept, self.clock.now if box.in_command else box.ended
+        if kept == box.at:
+            return last - box.began if box.in_command else 0.0
+        return last - (box.turn_ends[kept - 1] if kept else box.start)
+
+    def _unfinished(self, box: _Box) -> bool:
+        return self.outcome.ends[box.number] == 0.0 and box.life is not None
+
+    def _recover(self, box: _Box, loss: Loss, detect: float) -> Activity:
+        host, costs = box.host, self.costs
+        yield self.clock.delay(detect)
+        if loss.kept:
+            load = box.session[loss.kept - 1]
+            work = costs.bring_back(memory=load.memory, processes=load.processes)
+            yield host.network.use(costs.new_per_byte * (costs.image_base + load.memory))
+        else:
+            work = Work(after=costs.create, cpu=costs.restore_cpu)
+        yield host.cpu.use(work.seconds * work.cpu)
+        yield host.disk.use(work.seconds * (1 - work.cpu))
+        recovered = self.clock.now - loss.at
+        self.outcome.losses.append(Loss(loss.box, loss.at, loss.turns, loss.kept, loss.seconds, recovered))
+        yield from self._life(box)

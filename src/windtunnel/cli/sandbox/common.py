@@ -1,0 +1,146 @@
+"""What the commands of ``windtunnel sandbox`` share: options, the connection, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from windtunnel.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.client import Client, RemoteBox
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
+Lazy = Annotated[bool, typer.Option("--lazy", help="Bring memory page by page while it already runs.")]
+
+
+def needed(module: str) -> None:
+    """UserError, with what to install, where the extra that the sandbox needs is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise UserError(f"sandbox: {module} is missing; pip install 'windtunnel[agents]'")
+
+
+def client(context: typer.Context, *, start: bool = True) -> Client:
+    """The daemon that the command line means; it is started where none runs."""
+    needed("httpx")
+    needed("fastapi")
+    from windtunnel.agents.sandbox.client import connect
+
+    return connect(context.obj, start=start)
+
+
+def box(context: typer.Context, name: str) -> RemoteBox:
+    """The sandbox of that name. Whether it exists is found out by the first thing that is asked of it."""
+    from windtunnel.agents.sandbox.client import RemoteBox
+    from windtunnel.agents.sandbox.live.place import checked_name
+
+    return RemoteBox(client(context), checked_name(name))
+
+
+def home_of(context: typer.Context) -> Path:
+    """The home that the command line means; UserError where it means a URL."""
+    from windtunnel.agents.sandbox.live.place import default_home
+
+    if "://" in (context.obj or ""):
+        raise UserError(
+            f"sandbox: this command is about a home of this host, not about {context.obj}; give --home"
+        )
+    return Path(context.obj).absolute() if context.obj else default_home()
+
+
+def print_json(value: Any) -> None:
+    from windtunnel.agents.sandbox.client.wire import plain
+
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            overflow="fold",
+            no_wrap=column in ("id", "name"),
+        )
+    return made
+
+
+def show(what: Any) -> None:
+    """Print a table or tree; what is piped is searched or cut, so it is not folded."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 140)
+    console.print(what)
+
+
+def size(count: float) -> str:
+    """Bytes at a scale that reads well."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def moment(seconds: float) -> str:
+    """When something happened, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def bytes_of(text: str | None, option: str) -> int | None:
+    """``2G``, ``512M``, a number of bytes, or ``none``: None."""
+    if text is None:
+        return None
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    bare = text.strip().upper().removesuffix("B").removesuffix("I")
+    factor = scale.get(bare[-1:], 1)
+    return int(
+        _positive(bare[:-1] if factor > 1 else bare, text, option, "such as 512M or 2G", float) * factor
+    )
+
+
+def _positive(digits: str, text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float:
+    try:
+        value = kind(digits)
+    except ValueError:
+        value = -1
+    if not 0 < value < 2**62:
+        raise UserError(
+            f"sandbox create: {option} {text!r} is not accepted; give a number {accepted}, or 'none'"
+        )
+    return value
+
+
+def number_of(text: str, option: str, kind: Callable[[str], float], accepted: str) -> float | None:
+    """A positive number, or None for ``none``."""
+    return None if text.lower() == "none" else _positive(text, text, option, accepted, kind)
+
+
+def pairs(given: list[str], option: str) -> dict[str, str]:
+    """``KEY=VALUE`` options as a mapping."""
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not key or not equals:
+            raise UserError(f"sandbox create: {option} {one!r} is not accepted; write {option} KEY=VALUE")
+        if key in found:
+            raise UserError(f"sandbox create: {option} {key} is given twice")
+        found[key] = value
+    return found
+
+
+def local_url(text: str) -> str:
+    """A URL as it is; a path of this machine made absolute, since the daemon has another directory."""
+    return text if "://" in text else str(Path(text).expanduser().absolute())

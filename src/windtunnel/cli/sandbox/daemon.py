@@ -1,0 +1,147 @@
+"""``doctor``, ``setup``, ``serve`` and ``down``: the host and its daemon."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from windtunnel.cli.sandbox.common import AsJson, client, home_of, needed, print_json, show, table
+from windtunnel.errors import ScriptError, UserError
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(doctor)
+    app.command()(setup)
+    app.command()(serve)
+    app.command()(down)
+
+
+def doctor(context: typer.Context, as_json: AsJson = False) -> None:
+    """Say what this host has, what that gives, and the exact command for what is missing.
+
+    Also what a crash has left in the home: 'gc' removes it.
+    """
+    from windtunnel.agents.sandbox.live.criu import doctor as examine
+    from windtunnel.agents.sandbox.live.criu import ladder
+    from windtunnel.agents.sandbox.live.place import Home
+    from windtunnel.agents.sandbox.live.remains import remains
+
+    found = examine()
+    left = remains(Home(home_of(context))) if "://" not in (context.obj or "") else []
+    if as_json:
+        print_json({"facilities": found, "leftovers": left})
+        return
+    shown = table("", "facility", "found", "gives", "to have it")
+    for one in found:
+        mark = "[green]✓[/]" if one.present else "[red]✗[/]"
+        remedy = one.remedy or ("" if one.present else "cannot be had here")
+        shown.add_row(mark, one.name, _plain(one.detail), _plain(one.gives), _plain(remedy))
+    show(shown)
+    typer.echo(ladder(found))
+    if left:
+        typer.echo("\nleft by a crash ('windtunnel sandbox gc' removes it):")
+        for line in left:
+            typer.echo(f"  {line}")
+
+
+def setup(
+    prefix: Annotated[
+        Path | None, typer.Option(help="Where CRIU is put; by default a folder of this account.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="source: build it. packages: from the distribution's. auto: what is possible.")
+    ] = "auto",
+) -> None:
+    """Install CRIU, or build it, and check it by a real dump and restore."""
+    from windtunnel.agents.sandbox.live.criu import CriuError
+    from windtunnel.agents.sandbox.live.criu import setup as install
+
+    try:
+        made = install(prefix, method=method, progress=typer.echo)  # type: ignore[arg-type]
+    except CriuError as error:
+        raise ScriptError(f"sandbox setup: {error}") from error
+    typer.echo(f"CRIU {'.'.join(map(str, made.version))} works: {made.path}")
+
+
+def serve(
+    context: typer.Context,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS:]PORT", help="Also serve HTTP, with a token; the address is 127.0.0.1."
+        ),
+    ] = None,
+    token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the token; without it, WINDTUNNEL_SANDBOX_TOKEN."),
+    ] = None,
+    home: Annotated[Path | None, typer.Option(help="The folder that holds the sandboxes.")] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let --http be an address that other machines reach.")
+    ] = False,
+) -> None:
+    """Run the daemon here until Ctrl-C. Sandboxes run on when it ends, and the next one takes them over."""
+    needed("fastapi")
+    needed("uvicorn")
+    from windtunnel.agents.sandbox.live.daemon.entry import end, run
+
+    run(
+        home.absolute() if home is not None else home_of(context),
+        http=_listen(http),
+        token=_token(token) if http is not None else "",
+        allow_remote=allow_remote,
+        ready=lambda where: typer.echo(
+            f"serving on {where}" + (f"  ({where}/docs)" if "://" in where else "")
+        ),
+    )
+    typer.echo("the daemon has ended; sandboxes run on")
+    end(0)
+
+
+def down(context: typer.Context) -> None:
+    """End the daemon. Sandboxes run on, and the next command starts a daemon that takes them over."""
+    from windtunnel.agents.sandbox.client.launch import answers
+
+    home = home_of(context) if "://" not in (context.obj or "") else None
+    if home is not None and not answers(home):
+        typer.echo(f"no daemon of {home} runs")
+        return
+    with client(context, start=False) as daemon:
+        running = sum(one.status == "running" for one in daemon.boxes())
+        daemon.down()
+    typer.echo(f"the daemon has ended; {running} running sandbox{'' if running == 1 else 'es'} run on")
+
+
+def _listen(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    address, colon, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535 or (colon and not address):
+        raise UserError(f"sandbox serve: --http {text!r} is not accepted; write PORT or ADDRESS:PORT")
+    return address or "127.0.0.1", int(port)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        token = os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
+    else:
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"sandbox serve: token file {file} cannot be read: {error}") from error
+    if not token:
+        raise UserError(
+            "sandbox serve: --http needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN"
+        )
+    if not token.isascii() or any(one.isspace() for one in token):
+        raise UserError("sandbox serve: the token must be ASCII without spaces")
+    return token
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
