@@ -67,6 +67,21 @@ def test_rooms_of_emulate(path: Path) -> None:
         assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "agents", "sandbox")], ids=name_of)
+def test_rooms_of_sandbox(path: Path) -> None:
+    """twin emulates with the policy that live uses; neither knows the other; data know no room."""
+    used = imports(path)
+    room = path.relative_to(SOURCE).with_suffix("").parts[2]
+    mine = "windtunnel.agents.sandbox."
+    if room == "twin":
+        assert not any(name.startswith(mine + "live") for name in used)
+        assert not used & {"time", "socket", "subprocess", "threading", "asyncio"}
+    if room == "live":
+        assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
+    if room in ("model", "policy", "costs", "views"):
+        assert not any(name.startswith((mine + "twin", mine + "live", mine + "client")) for name in used)
+
+
 @pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "cli")], ids=name_of)
 def test_command_line_starts_without_heavy_libraries(path: Path) -> None:
     heavy = {"torch", "numba", "plotly", "sqlalchemy", "ray", "pandas"}

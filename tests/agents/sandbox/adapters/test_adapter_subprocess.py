@@ -1,0 +1,117 @@
+"""The subprocess-like adapter does what ``subprocess`` does."""
+
+from __future__ import annotations
+
+import subprocess as real
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from windtunnel.agents.sandbox.adapters import subprocess as ours
+from windtunnel.agents.sandbox.client import Client, RemoteBox
+from windtunnel.agents.sandbox.model import Spec
+from windtunnel.errors import UserError
+
+
+@pytest.fixture
+def box(client: Client) -> RemoteBox:
+    return client.create(Spec("a"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (["printf", "%s|", "a b", "", "$HOME", "it's", "ü\n"],),
+        (["sh", "-c", "echo out; echo err >&2; exit 3"],),
+        (["bash", "-c", "kill -TERM $$"],),
+        (["cat"],),
+        (["false"],),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"text": True}, {"stderr": ours.STDOUT}])
+def test_run_is_that_of_the_standard_library(box: RemoteBox, args: Any, options: dict[str, Any]) -> None:
+    streams = {"stdout": real.PIPE, "stderr": real.PIPE, "stdin": real.DEVNULL, **options}
+    expected = real.run(*args, check=False, **streams)
+    found = ours.run(box, *args, **streams)
+    assert (found.returncode, found.stdout, found.stderr) == (
+        expected.returncode,
+        expected.stdout,
+        expected.stderr,
+    )
+
+
+def test_shell_directory_and_environment(box: RemoteBox) -> None:
+    found = ours.run(
+        box, "echo $A $1; pwd; echo ${PATH-none}", shell=True, cwd="/", env={"A": "x y"}, capture_output=True
+    )
+    assert found.stdout.splitlines()[:2] == [b"x y", b"/"]
+    assert ours.check_output(box, ["env"], env={"ONLY": "this"}).splitlines() == [b"ONLY=this"]
+    assert ours.run(box, ["true"], cwd="/nowhere").returncode == 126
+
+
+def test_errors_are_those_of_the_standard_library(box: RemoteBox) -> None:
+    with pytest.raises(real.CalledProcessError) as failed:
+        ours.run(box, ["sh", "-c", "echo out; exit 9"], check=True, capture_output=True)
+    assert (failed.value.returncode, failed.value.stdout) == (9, b"out\n")
+    with pytest.raises(real.TimeoutExpired) as late:
+        ours.run(box, ["sh", "-c", "echo out; sleep 600"], timeout=0.3, stdout=ours.PIPE)
+    assert late.value.output == b"out\n"
+    with pytest.raises(real.CalledProcessError):
+        ours.check_call(box, ["false"])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda box: ours.run(box, ["cat"], input=b"x"), "input"),
+        (lambda box: ours.run(box, ["cat"], stdin=0), "stdin"),
+        (lambda box: ours.run(box, ["cat"], stdout=7), "a file is not supported"),
+        (lambda box: ours.run(box, []), "empty"),
+        (lambda box: ours.run(box, ["cat"], capture_output=True, stdout=ours.PIPE), "capture_output"),
+        (lambda box: ours.run(box, ["cat"], env={"A=B": "x"}), "A=B"),
+        (lambda box: ours.Popen(box, ["cat"], stdin=ours.PIPE), "stdin"),
+    ],
+)
+def test_what_a_sandbox_has_not_is_refused_in_words(
+    box: RemoteBox, call: Callable[[RemoteBox], Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        call(box)
+
+
+def test_popen_gives_output_while_it_runs(box: RemoteBox) -> None:
+    with ours.Popen(
+        box,
+        "echo one; until [ -e go ]; do sleep 0.01; done; echo two; exit 5",
+        shell=True,
+        stdout=ours.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "one\n"
+        assert process.poll() is None
+        with pytest.raises(real.TimeoutExpired):
+            process.wait(0.05)
+        # the lane of the sandbox is taken by the command, so the file comes from outside
+        home = box.client.place.home
+        assert home is not None
+        (home / "fake" / "a" / "files" / "go").touch()
+        assert process.communicate() == ("two\n", None)
+    assert process.returncode == 5
+
+
+def test_popen_can_be_ended(box: RemoteBox) -> None:
+    for end, code in (("kill", -9), ("terminate", -15)):
+        process = ours.Popen(box, ["sh", "-c", "echo x; sleep 600"], stdout=ours.PIPE)
+        assert process.stdout.read(1) == b"x"
+        getattr(process, end)()
+        assert process.wait(20) == code
+    with pytest.raises(UserError, match="signal 10"):
+        process.send_signal(10)
+
+
+def test_popen_raises_what_the_sandbox_failed_with(box: RemoteBox) -> None:
+    box.stop()
+    process = ours.Popen(box, ["true"])
+    with pytest.raises(Exception, match="dead"):
+        process.wait(20)

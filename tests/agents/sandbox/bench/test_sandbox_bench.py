@@ -1,0 +1,266 @@
+"""The comparison's own arithmetic, and that nothing is left behind; what it measures is not tested."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.agents.sandbox import bench
+from windtunnel.agents.sandbox.bench import classes, ground, killing, overhead, recovery, sessions, volume
+from windtunnel.agents.sandbox.bench.killing import KINDS, Reference
+from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
+from windtunnel.agents.sandbox.bench.volume import Bytes
+from windtunnel.agents.sandbox.live.parts import SandboxError
+from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, Turn, TurnClass
+from windtunnel.agents.sandbox.traces.generate import generate
+from windtunnel.agents.sandbox.traces.observe import Observation
+from windtunnel.agents.sandbox.traces.schema import TraceTurn
+from windtunnel.agents.sandbox.traces.score import agreed
+from windtunnel.agents.sandbox.traces.stats import Shares
+from windtunnel.errors import UserError
+from windtunnel.report.bench_rows import Row
+
+NONE, SHELL, FILES, FULL = TurnClass
+
+
+def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
+    return Manifest(
+        id=id,
+        box="x",
+        turn=turn,
+        parent=None,
+        turn_class=FULL,
+        reasons=(),
+        created=0.0,
+        files=FilesPart(files, "btrfs", 30),
+        image=ImagePart(image, 1, (), (), (), 1000, 100),
+        shells=(),
+        spec=Spec("x"),
+        covered=(),
+        not_covered=(),
+    )
+
+
+def line(number: int, turn_class: TurnClass, *reasons: str) -> Turn:
+    return Turn(number, turn_class, reasons, "", 0.0, 0.0, 0.0, 0)
+
+
+# --- sections -----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_section_is_refused() -> None:
+    with pytest.raises(UserError, match="'recover' is no section; accepted are freeze, fork"):
+        bench.run(["recover"])
+
+
+def test_without_root_every_section_says_so_in_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    rows = bench.run()
+    assert [row.section for row in rows] == list(bench.SECTIONS)
+    assert all(row.measured is None and "need root" in row.note for row in rows)
+
+
+def test_a_section_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: bool) -> Iterator[Row]:
+        yield Row("shares", "first", "", measured=0.5)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(ground, "missing", lambda: "")
+    monkeypatch.setattr(volume, "shares_rows", failing)
+    monkeypatch.setattr(volume, "bytes_rows", lambda _: iter([Row("bytes", "all", "bytes", measured=1.0)]))
+    told = []
+    rows = bench.run(["shares", "bytes"], progress=lambda name, part: told.append((name, part)))
+    assert [row.name for row in rows] == ["all", "first", "shares (failed)"]
+    assert "the disk is full" in rows[-1].note
+    assert told == [("bytes", 0.0), ("shares", 0.5)]
+
+
+def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -> None:
+    gate = threading.Event()
+    begun: list[int] = []
+
+    def first() -> int:
+        gate.wait(10)
+        return 1
+
+    def second() -> int:
+        gate.set()
+        return 2
+
+    assert ground.side_by_side([first, second], 2) == [1, 2]
+
+    def failing() -> int:
+        raise ValueError("broken")
+
+    def noted(number: int) -> int:
+        begun.append(number)
+        return number
+
+    jobs: list[Callable[[], int]] = [failing, *(partial(noted, number) for number in range(50))]
+    with pytest.raises(ValueError, match="broken"):
+        ground.side_by_side(jobs, 1)
+    assert len(begun) < 50
+
+
+def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> None:
+    start = overhead.Start(2)
+
+    def waiting() -> None:
+        start.wait()
+
+    def failing() -> None:
+        raise ValueError("no sandbox")
+
+    with pytest.raises(ValueError, match="no sandbox"):
+        ground.side_by_side([waiting, failing], 2, start.give_up)
+    with pytest.raises(SandboxError, match="given up"):
+        start.sleep(60)
+
+
+# --- recovery -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(0, 5))
+def test_kills_are_of_all_kinds_and_within_their_sessions(kills: int, seed: int) -> None:
+    references = [Reference(generate(12, seed=number), Observation()) for number in range(3)]
+    made = recovery.plan(references, kills, seed)
+    assert made == recovery.plan(references, kills, seed)
+    counts = Counter(kill.kind for kill in made)
+    assert max(counts.values()) - min((counts[kind] for kind in KINDS), default=0) <= 1
+    for kill in made:
+        turns = kill.reference.trace.turns
+        assert 1 <= kill.after <= len(turns) - (kill.kind == "inside a turn")
+        if kill.kind == "inside a checkpoint":
+            assert turns[kill.after - 1].true_class != NONE
+        assert not kill.criu or kill.kind == "inside a checkpoint"
+
+
+def test_a_wrong_recovery_is_counted_and_told() -> None:
+    (kill, *_) = recovery.plan([Reference(generate(6), Observation())], 1)
+    good = killing.Outcome(kill, True, (), True)
+    bad = killing.Outcome(kill, False, ("file /a: absent",), True)
+    row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
+    assert (row.measured, row.met) == (0.75, False)
+    assert "3 of 4 end of turn" in row.note and "file /a: absent" in row.note
+    assert recovery.correct_row("files", "files", 0.42, [bad]).met is None
+
+
+# --- classes ------------------------------------------------------------------------------------------------
+
+
+def test_classes_weaker_and_stronger_than_the_truth_are_counted() -> None:
+    def judged(truth: TurnClass | None, decided: TurnClass, objection: str = "") -> classes.Judged:
+        turn = TraceTurn(1, "echo x", true_class=truth)
+        return classes.Judged("t", turn, line(1, decided, "why"), objection)
+
+    turns = [judged(NONE, NONE), judged(FULL, FILES, "a process"), judged(None, NONE), judged(SHELL, FULL)]
+    looks, weak, strong = classes.rows(turns)
+    assert (looks.measured, looks.met) == (1, False) and "a process" in looks.note
+    assert (weak.measured, weak.met) == (1, False) and "files, in truth full" in weak.note
+    assert strong.measured == 1 and strong.met is None and "1 × shell as full: why" in strong.note
+
+
+# --- bytes and shares ---------------------------------------------------------------------------------------
+
+
+def test_parts_that_a_checkpoint_takes_over_cost_nothing() -> None:
+    whole = volume.bytes_of(manifest("a", 1, image="a", files="a"), 7)
+    assert whole == Bytes(raw=1000, stored=100, files=30, manifests=7)
+    assert (whole.with_store, whole.without_store) == (137, 1037)
+    assert volume.bytes_of(manifest("b", 2, image="a", files="b"), 7) == Bytes(files=30, manifests=7)
+    assert volume.bytes_of(manifest("c", 3, image="a", files="b"), 7) == Bytes(manifests=7)
+
+
+def test_without_the_class_shell_such_turns_cost_what_a_full_one_does() -> None:
+    trace = generate(3)
+    turns = (line(1, NONE), line(2, SHELL), line(3, FILES))
+    seen = volume.Session(
+        sessions.Played(trace, turns, ()), {0: Bytes(stored=9), 2: Bytes(manifests=1), 3: Bytes(files=2)}
+    )
+    full = volume.Session(seen.played, {n: Bytes(stored=100 + n) for n in range(4)})
+    assert volume.without_shell([seen], [full]) == 9 + 102 + 2
+
+
+def test_shares_are_of_the_turns_whose_class_is_known() -> None:
+    rows = list(volume.class_rows("s", Shares(none=3, files=1), Shares(none=2, shell=2), published=True))
+    assert [row.measured for row in rows] == [0.75, 0.0, 0.25, 0.0]
+    assert [row.published for row in rows] == [0.75, None, None, None]
+    assert "true 50.0%" in rows[0].note and "true 50.0%" in rows[1].note
+
+
+# --- overhead -----------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_is_held_against_the_same_session_in_the_same_repeat() -> None:
+    free = [Batch([Ran(10.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(20.0)], 1)]
+    found = [Batch([Ran(11.0), Ran(20.0)], 1), Batch([Ran(100.0), Ran(30.0)], 1)]
+    assert overhead.ratios(free, found) == pytest.approx([0.1, 0.0, 0.0, 0.5])
+
+
+def test_rows_of_the_overhead_hold_every_policy() -> None:
+    def batch(seconds: float) -> list[Batch]:
+        return [Batch([Ran(seconds, waits=[0.0, 0.5], covered=[True, False], jobs=[0.1, 0.2])] * 8, 2**20)]
+
+    seconds = {"no checkpoints": 10.0, "semantic": 10.1, "full every turn": 12.0}
+    rows = {row.name: row for row in overhead.rows({name: batch(value) for name, value in seconds.items()})}
+    semantic = rows["run time over fault-free, semantic"]
+    assert semantic.measured == pytest.approx(0.01) and semantic.met
+    full = rows["run time over fault-free, full every turn"]
+    assert full.measured == pytest.approx(0.2) and full.met is None
+    assert rows["wait at the gate, 95th percentile, semantic"].measured == 0.5
+    assert rows["checkpoints that ended within the think time, semantic"].measured == 0.5
+
+
+@given(st.floats(0.5, 200.0), st.integers(0, 20))
+def test_a_session_is_cut_where_its_think_times_reach_the_length(think: float, seed: int) -> None:
+    trace = generate(24, seed=seed)
+    cut = overhead.part(trace, think)
+    assert sum(turn.think for turn in cut.turns) == pytest.approx(think)
+    assert [turn.command for turn in cut.turns] == [turn.command for turn in trace.turns[: len(cut.turns)]]
+
+
+def test_all_sandboxes_of_a_run_think_equally_long() -> None:
+    traces = overhead.loads()
+    assert len(traces) == overhead.SANDBOXES and len({trace.name for trace in traces}) == len(traces)
+    assert {round(sum(turn.think for turn in trace.turns), 6) for trace in traces} == {overhead.THINK}
+
+
+# --- for real -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_nothing_is_left_when_a_run_is_broken_off() -> None:
+    if why := ground.missing():
+        pytest.skip(why)
+    with pytest.raises(KeyboardInterrupt), ground.own_home() as home, ground.opened(home) as host:
+        seat = sessions.Seat.new(host, ground.new_name("broken"))
+        seat.run("sleep 1000 </dev/null >/dev/null 2>&1 &")
+        group = seat.box.machine().cgroup.path
+        raise KeyboardInterrupt
+    assert not home.exists() and not group.exists()
+    assert str(home) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy() -> None:
+    if why := ground.missing():
+        pytest.skip(why)
+    trace = generate(8, seed=0)
+    with ground.own_home() as home:
+        with ground.opened(home, method="conversation") as host:
+            first, second = (recovery.faultless(host, trace) for _ in range(2))
+        reference = Reference(trace, agreed(trace, first, second))
+        kills = recovery.plan([reference], 6)
+        with ground.opened(home) as host:
+            outcomes = [killing.killed(host, "semantic", kill) for kill in kills]
+    assert [outcome.differences for outcome in outcomes] == [()] * 6
+    assert all(outcome.correct and not outcome.unreadable for outcome in outcomes)

@@ -1,0 +1,347 @@
+"""The verb ``sandbox``: real processes of the command line, in front of the fake host."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from windtunnel.agents.sandbox.client import Client, launch
+from windtunnel.agents.sandbox.client.wire import Log
+from windtunnel.agents.sandbox.model import Manifest, Spec, TurnClass
+from windtunnel.cli.main import app
+from windtunnel.cli.sandbox.common import bytes_of, size
+from windtunnel.cli.sandbox.past import tree
+from windtunnel.errors import ScriptError, UserError
+
+CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def cli(client: Client) -> Run:
+    """Run the command line as a process of its own, for the daemon of ``client``."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*CLI, "--home", str(client.place.home), *arguments],
+            capture_output=True,
+            timeout=60,
+            check=False,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture
+def verb(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the command line in this process: faster, for what needs no streams of its own."""
+    monkeypatch.setenv("WINDTUNNEL_SANDBOX_HOME", str(client.place.home))
+    monkeypatch.delenv("WINDTUNNEL_SANDBOX_URL", raising=False)
+
+    def run(*arguments: str, status: int = 0) -> str:
+        result = CliRunner().invoke(app, ["sandbox", *arguments])
+        if isinstance(result.exception, UserError | ScriptError):
+            raise result.exception
+        assert result.exit_code == status, result.output
+        return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+    return run
+
+
+Verb = Callable[..., str]
+
+
+def test_exec_passes_bytes_and_status_on(client: Client, cli: Run) -> None:
+    client.create(Spec("a"))
+    done = cli("exec", "a", "--", r"head -c 5000000 /dev/urandom | tee copy; printf '\xff\n' >&2; exit 41")
+    assert done.returncode == 41
+    assert done.stdout == client.get("a").get("/copy")
+    assert done.stderr == b"\xff\n"
+    assert client.get("a").info().turns == 1
+
+
+def test_exec_quotes_several_arguments_and_leaves_the_turn_open(client: Client, cli: Run) -> None:
+    client.create(Spec("a"))
+    done = cli("exec", "--no-turn", "a", "--", "printf", "%s|", "$HOME", "it's", "--timeout", "")
+    assert (done.stdout, done.returncode) == (b"$HOME|it's|--timeout||", 0)
+    assert client.get("a").info().turns == 0
+
+
+def test_exec_tells_how_a_command_was_cut_off(client: Client, cli: Run) -> None:
+    box = client.create(Spec("a"))
+    late = cli("exec", "a", "--timeout", "0.2", "--", "sleep 600")
+    assert (late.returncode, late.stderr) == (124, b"windtunnel: cut off after 0.2 s\n")
+    box.run("touch broken")
+    warned = cli("exec", "a", "--", "echo fine")
+    assert (warned.returncode, warned.stdout) == (0, b"fine\n")
+    box.stop()
+    dead = cli("exec", "a", "--", "true")
+    assert (dead.returncode, dead.stdout) == (1, b"")
+    assert dead.stderr.startswith(b"windtunnel: sandbox a is dead") and dead.stderr.count(b"\n") == 1
+
+
+def test_ctrl_c_cancels_the_command(client: Client) -> None:
+    client.create(Spec("a"))
+    command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "echo $$; exec sleep 600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b"windtunnel: cancelled\n"
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_reader_that_leaves_ends_the_command(client: Client) -> None:
+    client.create(Spec("a"))
+    command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "yes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(4) == b"y\ny\n"
+        process.stdout.close()
+        assert process.wait(30) == 141
+        assert process.stderr.read() == b""
+    assert client.get("a").run("echo free", timeout=20).stdout == b"free\n"
+
+
+def test_files_in_and_out(client: Client, cli: Run, tmp_path: Path) -> None:
+    client.create(Spec("a"))
+    data = bytes(range(256)) * 99
+    (tmp_path / "in").write_bytes(data)
+    (tmp_path / "in").chmod(0o751)
+    assert cli("put", "a", "in", "/d/", cwd=tmp_path).returncode == 0
+    assert cli("put", "a", "-", "/piped", "--mode", "600", input=data).returncode == 0
+    assert client.get("a").run("stat -c %a d/in piped").stdout == b"751\n600\n"
+    assert cli("get", "a", "/d/in").stdout == data
+    assert cli("get", "a", "/piped", ".", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "piped").read_bytes() == data
+    missing = cli("get", "a", "/nope", "out", cwd=tmp_path)
+    assert (missing.returncode, missing.stderr) == (2, b"windtunnel: sandbox: /nope is no file\n")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "piped"]
+    assert cli("put", "a", "nothing", "/x", cwd=tmp_path).returncode == 2
+
+
+def test_shell_takes_lines_from_a_pipe(client: Client, cli: Run) -> None:
+    client.create(Spec("a"))
+    done = cli("shell", "a", input=b"echo one\n\necho two \\\nthree\nexit\necho never\n")
+    assert (done.stdout, done.returncode) == (b"one\ntwo three\n", 0)
+    assert client.get("a").info().turns == 2
+
+
+def test_shell_prompts_on_a_terminal(client: Client) -> None:
+    client.create(Spec("a"))
+    ours, theirs = pty.openpty()
+    command = [*CLI, "--home", str(client.place.home), "shell", "a"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+
+        def until(words: bytes) -> None:
+            nonlocal shown
+            deadline = time.monotonic() + 30
+            while words not in shown:
+                assert time.monotonic() < deadline
+                shown += os.read(ours, 4096)
+
+        until(b"/files$ ")
+        assert b"a:/" in shown
+        os.write(ours, b"echo 6x$((6 * 7))\n")
+        until(b"6x42")
+        os.write(ours, b"exit\n")
+        assert process.wait(30) == 0
+    os.close(ours)
+
+
+def test_the_life_of_sandboxes(client: Client, verb: Verb, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    said = verb(
+        *(
+            "create",
+            "a",
+            "--image",
+            str(tmp_path / "image"),
+            "--memory",
+            "1.5G",
+            "--cpus",
+            "2",
+            "--pids",
+            "none",
+        ),
+        *("--disk", "10M", "--env", "A=b=c", "--service", "web=run it", "--network", "proxy"),
+        *("--upstream", "http://model"),
+    )
+    assert said.startswith("a runs")
+    spec = client.get("a").spec
+    assert (spec.limits.memory, spec.limits.cpus, spec.limits.pids) == (3 * 2**29, 2.0, None)
+    assert (spec.limits.disk, spec.environment, spec.services) == (
+        10 * 2**20,
+        {"A": "b=c"},
+        {"web": "run it"},
+    )
+    verb("create", "b")
+    assert json.loads(verb("ls", "--json"))[1]["name"] == "b"
+    assert "running" in verb("ls")
+    assert verb("ps", "a") == "sh\n"
+    client.get("a").put("/x/file", b"abc")
+    assert json.loads(verb("ls", "a", "/x", "--json"))[0]["size"] == 3
+    with pytest.raises(UserError, match="'nope' is unknown"):
+        verb("stop", "a", "nope")
+    assert client.get("a").info().status == "running"
+    assert verb("stop", "a") == "stopped a\n"
+    assert verb("rm", "a", "b", "--yes") == "removed a\nremoved b\n"
+    assert verb("ls").startswith("No sandboxes yet")
+
+
+def test_checkpoints(client: Client, verb: Verb) -> None:
+    box = client.create(Spec("a"))
+    first = json.loads(verb("checkpoint", "a", "--label", "start", "--full", "--json"))
+    assert (first["turn_class"], first["label"]) == ("full", "start")
+    assert "not kept: connections" in verb("checkpoint", "a")
+    assert verb("fork", "a", "--count", "2", "--name", "x") == "x-1\nx-2\n"
+    assert verb("fork", first["id"], "--name", "y") == "y\n"
+    assert "not back: processes" in verb("restore", "a")
+    assert first["id"] in verb("rollback", "a", first["id"])
+    shown = verb("log", "a")
+    assert shown.index(first["id"]) < shown.index("← tip")
+    assert "start" in shown
+    with box.turn("r"):
+        box.run("true")
+    assert "modified /a" in verb("log", "a", "--turns")
+    assert json.loads(verb("log", "a", "--json"))["turns"][0]["turn_class"] == "files"
+    assert "~ /a" in verb("diff", "a", first["id"])
+    assert "would drop checkpoint old" in verb("gc", "--dry-run")
+    assert "4.0 KiB freed" in verb("gc")
+    assert verb("notice", "30").count(": c") == 4
+    assert "exported" in verb("export", "a", "out")
+    assert verb("import", "file:///x", "z") == "z runs\n"
+    assert client.get("z").info().image == "file:///x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("create", "Bad Name"), "name 'Bad Name' is not accepted"),
+        (("create", "x", "--memory", "lots"), "--memory 'lots'"),
+        (("create", "x", "--memory", "-1G"), "--memory '-1G'"),
+        (("create", "x", "--cpus", "0"), "--cpus '0'"),
+        (("create", "x", "--cpus", "nan"), "--cpus 'nan'"),
+        (("create", "x", "--pids", "1.5"), "--pids '1.5'"),
+        (("create", "x", "--network", "wifi"), "off, host or proxy"),
+        (("create", "x", "--network", "proxy"), "--upstream"),
+        (("create", "x", "--env", "A"), "write --env KEY=VALUE"),
+        (("create", "x", "--env", "A=1", "--env", "A=2"), "given twice"),
+        (("put", "a", "/dev/null", "/x", "--mode", "999"), "--mode '999'"),
+        (("serve", "--http", "x"), "PORT or ADDRESS:PORT"),
+        (("serve", "--http", "8000"), "needs a token"),
+        (("serve", "--http", "8000", "--token", "/no/such"), "token file /no/such cannot be read"),
+        (("--url", "http://127.0.0.1:1", "ls"), "needs a token"),
+        (("--url", "http://127.0.0.1:1", "serve"), "a home of this host"),
+    ],
+)
+def test_wrong_input_is_told_in_one_sentence(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.delenv("WINDTUNNEL_SANDBOX_TOKEN", raising=False)
+    with pytest.raises(UserError) as error:
+        verb(*arguments)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_flags_have_exit_status_2(cli: Run) -> None:
+    for arguments in (("exec", "a"), ("ls", "--nope"), ("fork", "a", "--count", "0"), ("nonsense",)):
+        assert cli(*arguments).returncode == 2
+
+
+@pytest.fixture
+def started_by_cli(daemon_home: Path) -> Iterator[Path]:
+    yield daemon_home
+    for pid in (daemon_home / "starts").read_text().split():
+        command = Path(f"/proc/{pid}/cmdline")
+        if command.exists() and b"fakehost" in command.read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> None:
+    command = [*CLI, "--home", str(started_by_cli)]
+    both = [subprocess.Popen([*command, "create", name], stdout=subprocess.PIPE) for name in ("a", "b")]
+    for one in both:
+        one.communicate(timeout=60)
+    assert [one.returncode for one in both] == [0, 0]
+    assert len((started_by_cli / "starts").read_text().split()) == 1
+    said = subprocess.run([*command, "down"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "the daemon has ended; 2 running sandboxes run on\n"
+    assert not launch.answers(started_by_cli)
+    said = subprocess.run([*command, "down"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == f"no daemon of {started_by_cli} runs\n"
+
+
+def test_the_tree_shows_branches_below_what_they_come_from() -> None:
+    def made(name: str, parent: str | None, box: str = "a") -> Manifest:
+        return Manifest(
+            name,
+            box,
+            1,
+            parent,
+            TurnClass.FILES,
+            (),
+            1.0,
+            None,
+            None,
+            (),
+            Spec(box),
+            (),
+            (),
+            pinned=name == "c2",
+        )
+
+    chain = [
+        made("c1", None),
+        made("c2", "c1"),
+        made("c3", "c2"),
+        made("d1", "c2", "b"),
+        made("d2", "d1", "b"),
+    ]
+    root = tree("a", Log(tuple(chain), (), {"a": "c3", "b": "d2"}))
+
+    def plain(node: Any) -> list[Any]:
+        return [str(node.label).split()[0], *(plain(one) for one in node.children)]
+
+    assert plain(root)[1:] == [["c1"], ["c2", ["c3"], ["d1", ["d2"]]]]
+    labels = {str(one.label).split()[0]: str(one.label) for one in _all(root)}
+    assert "← tip[/]" in labels["c3"] and "tip of b" in labels["d2"] and "pinned" in labels["c2"]
+    assert tree("a", Log((made("c9", "forgotten"),), (), {})).children[0].label is not None
+
+
+def _all(node: Any) -> list[Any]:
+    return [node, *(below for one in node.children for below in _all(one))]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("2K", 2048), ("1.5G", 3 * 2**29), ("7MiB", 7 * 2**20), ("3GB", 3 * 2**30)]
+)
+def test_sizes_are_read(text: str, count: int) -> None:
+    assert bytes_of(text, "--memory") == count
+
+
+def test_sizes_are_shown() -> None:
+    assert [size(one) for one in (0, 1023, 1536, 5 * 2**20, 2**43)] == [
+        "0 B",
+        "1,023 B",
+        "1.5 KiB",
+        "5.0 MiB",
+        "8,192.0 GiB",
+    ]

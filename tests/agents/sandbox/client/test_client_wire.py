@@ -1,0 +1,106 @@
+"""What goes over the wire comes back the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.agents.sandbox.client import SandboxFault, SandboxGone
+from windtunnel.agents.sandbox.client.http import lines
+from windtunnel.agents.sandbox.client.wire import (
+    STATUS,
+    TAIL,
+    Collector,
+    json_line,
+    output_line,
+    plain,
+    raised,
+    read,
+    result_line,
+)
+from windtunnel.agents.sandbox.model import ImagePart, Manifest, ShellState, Spec, TurnClass, TurnResult
+from windtunnel.errors import UserError
+
+PIECES = st.lists(
+    st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=60) | st.text().map(str.encode))
+)
+
+
+@given(PIECES, st.integers(1, 50))
+def test_output_comes_back_exactly_however_the_stream_is_cut(
+    pieces: list[tuple[str, bytes]], cut: int
+) -> None:
+    whole = {
+        name: b"".join(data for stream, data in pieces if stream == name) for name in ("stdout", "stderr")
+    }
+    result = TurnResult(whole["stdout"], whole["stderr"], 3, 0.5, note="\u2028 note")
+    stream = b"".join(output_line(*piece) for piece in pieces) + result_line(
+        result, {name: len(data) for name, data in whole.items()}, {"ticket": "t"}
+    )
+    collector = Collector()
+    for line in lines(iter([stream[at : at + cut] for at in range(0, len(stream), cut)])):
+        collector.feed(line)
+    assert collector.complete() == result
+    assert collector.turn == {"ticket": "t"}
+
+
+def test_what_was_passed_on_is_not_kept() -> None:
+    collector = Collector(whole=False)
+    for _ in range(100):
+        assert collector.feed(output_line("stdout", b"x" * 10_000)) == ("stdout", b"x" * 10_000)
+        assert len(collector.outputs["stdout"]) <= 2 * TAIL
+    collector.feed(output_line("stdout", b"end"))
+    collector.feed(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 1_000_003, "stderr": 0}, None))
+    assert len(collector.complete().stdout) == TAIL
+    assert collector.complete().stdout.endswith(b"xend")
+
+
+def test_a_stream_that_ends_early_or_lacks_output_is_a_fault() -> None:
+    collector = Collector()
+    collector.feed(output_line("stdout", b"half"))
+    with pytest.raises(SandboxFault, match="not known"):
+        collector.complete()
+    with pytest.raises(SandboxFault, match="lost"):
+        collector.feed(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 10, "stderr": 0}, None))
+    with pytest.raises(SandboxGone, match="gone"):
+        Collector().feed(json_line({"error": "gone", "kind": "died"}))
+
+
+@pytest.mark.parametrize("kind", STATUS)
+def test_every_kind_of_error_has_its_exception(kind: str) -> None:
+    error = raised({"error": "words", "kind": kind}, STATUS[kind])
+    assert str(error) == "words"
+    assert isinstance(error, UserError) == (STATUS[kind] < 410)
+    assert isinstance(error, SandboxGone) == (kind == "died")
+
+
+def test_an_answer_of_somebody_else_is_told() -> None:
+    assert "502" in str(raised("<html>", 502))
+    assert isinstance(raised(None, 502), SandboxFault)
+
+
+def test_a_manifest_comes_back_the_same() -> None:
+    made = Manifest(
+        id="c1",
+        box="a",
+        turn=2,
+        parent="c0",
+        turn_class=TurnClass.SHELL,
+        reasons=("state of shell main",),
+        created=1.5,
+        files=None,
+        image=ImagePart("c0", 7, ("init", "bash"), ("/a",), ("/lib",), 9, 3),
+        shells=(ShellState("main", "bash", "declare -x A", "f"),),
+        spec=Spec("a", environment={"A": "b"}),
+        covered=("files",),
+        not_covered=(),
+    )
+    assert read(Manifest, json.loads(json.dumps(asdict(made)))) == made
+    assert read(Manifest, {**json.loads(json.dumps(asdict(made))), "of a newer daemon": 1}) == made
+    shown = plain(made)
+    assert shown["turn_class"] == "shell"
+    assert json.loads(json.dumps(shown))["spec"]["environment"] == {"A": "b"}

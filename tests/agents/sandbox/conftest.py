@@ -1,0 +1,102 @@
+"""What the tests of real sandboxes share: one host for each test process, and what lets them run at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def missing() -> str:
+    """Why real sandboxes cannot run here, in words; empty when they can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if not shutil.which("mkfs.btrfs"):
+        return "needs btrfs-progs"
+    from windtunnel.agents.sandbox.live.criu import find_criu
+
+    return "needs CRIU: windtunnel sandbox setup" if find_criu() is None else ""
+
+
+@contextlib.contextmanager
+def fresh_home() -> Iterator[Path]:
+    """A home folder that is removed with all that ran in it; skips where real sandboxes cannot run."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-test-"))
+    yield folder
+    cleared(folder)
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Path]:
+    """A home folder of this test process; whatever a test leaves in it is removed."""
+    with fresh_home() as folder:
+        yield folder
+
+
+@pytest.fixture
+def own_home() -> Iterator[Path]:
+    """A home folder of one test, for what must not share a host."""
+    with fresh_home() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Path]:
+    """A home of the tests of one file, whose hosts come and go; in the end nothing of it is left on the
+    machine."""
+    from hurt import traces, until
+
+    with fresh_home() as folder:
+        yield folder
+    until(lambda: not traces(folder))
+
+
+@pytest.fixture(scope="session")
+def host(home: Path) -> Iterator[Any]:
+    """A host that many tests share."""
+    from windtunnel.agents.sandbox.live.host import Host
+
+    with Host(home, pool_size=8 * 2**30) as shared:
+        yield shared
+        for info in shared.boxes():
+            shared.remove(info.name)
+
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture
+def make(host: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Make a sandbox of the shared host; it is removed after the test, and so are its forks."""
+    from windtunnel.agents.sandbox.model import Spec
+
+    before = {info.name for info in host.boxes()}
+
+    def new(**fields: Any) -> Any:
+        return host.create(Spec(**{"name": f"t{next(_NUMBERS)}", **fields}))
+
+    yield new
+    for info in host.boxes():
+        if info.name not in before:
+            host.remove(info.name)
+
+
+def cleared(folder: Path) -> None:
+    """Kill the sandboxes of a home, unmount its pool and remove it."""
+    from windtunnel.agents.sandbox.live.host import Host
+
+    with Host(folder) as host:
+        for info in host.boxes():
+            host.remove(info.name)
+        host.gc()
+    shutil.rmtree(folder)

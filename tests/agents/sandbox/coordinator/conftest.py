@@ -1,0 +1,3 @@
+from model_bench import bench, coordinator, model
+
+__all__ = ["bench", "coordinator", "model"]

@@ -1,0 +1,156 @@
+"""What is read without CRIU: its log, its statistics, the kernel's table of connections, the ladder."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
+from windtunnel.agents.sandbox.live.criu.connections import End, orphans
+from windtunnel.agents.sandbox.live.criu.doctor import LADDER
+from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, real_errors
+from windtunnel.agents.sandbox.live.criu.find import default_prefix
+from windtunnel.agents.sandbox.live.criu.stats import read_stats
+from windtunnel.agents.sandbox.model import Facility
+
+RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
+DUMP_END = "Error (criu/cr-dump.c:1545): Dump files (pid: 4194305) failed with -1\nError (criu/cr-dump.c:1975): Dumping FAILED.\n"  # noqa: E501
+RESTORE_END = "Error (criu/cr-restore.c:2331): Restoring FAILED.\nError (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory\n"  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20666] (chr 195:255)",
+            "holds a GPU (/dev/nvidia*) open, which CRIU cannot keep; let it close that first",
+        ),
+        (
+            "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20666] (chr 10:200)",
+            "holds a network tunnel (/dev/net/tun) open, which CRIU cannot keep; let it close that first",
+        ),
+        (
+            "Error (criu/sockets.c:448): Sockets (family 2 proto 6) are not collected",
+            "has a network socket (family 2) that this CRIU cannot read from this kernel; CRIU "
+            "4.2 or newer is needed from kernel 6.16 on: windtunnel sandbox setup",
+        ),
+        (
+            "Error (criu/mount.c:724): FS mnt ./mnt dev 0x2e root / unsupported id 15",
+            "has a file system mounted (at ./mnt) that CRIU cannot keep (FUSE, overlay and "
+            "network ones); unmount it first",
+        ),
+    ],
+)
+def test_a_line_becomes_a_sentence(line: str, sentence: str) -> None:
+    assert (
+        explain_dump(f"{RLIMIT}{line}\n{DUMP_END}", 4194304) == f"process image: process 4194305 {sentence}"
+    )
+
+
+def test_an_unknown_line_is_handed_on_and_harmless_ones_are_not() -> None:
+    log = f"{RLIMIT}Error (criu/x.c:1): the moon is full\nError (criu/x.c:1): the moon is full\n{DUMP_END}"
+    assert explain_dump(log, 1) == "process image: CRIU failed: the moon is full"
+    assert real_errors(log)[0] == "the moon is full"
+    assert explain_dump(RLIMIT, 1).endswith("it says nothing in its log")
+    assert explain_restore("sh: 2: cannot create /x: Directory nonexistent\n").endswith(
+        "/x: Directory nonexistent"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "     1: Error (criu/files-reg.c:2175): File usr/lib/x.so has bad size 7 (expect 9)",
+            "usr/lib/x.so is",
+        ),
+        (
+            "     1: Error (criu/files-reg.c:2153): File usr/bin/x has bad build-ID",
+            "usr/bin/x is another one",
+        ),
+        (
+            "     1: Error (criu/files-reg.c:2267): Can't open file workspace/a: No such file or directory",
+            "workspace/a was open at the checkpoint and is missing now",
+        ),
+        (
+            "  1: Error (criu/sk-inet.c:1059): inet: Can't bind inet socket (id 1): Address already in use",
+            "a port that a process listens on is still taken",
+        ),
+        (
+            "Error (criu/cr-restore.c:1400): Can't fork for 7: File exists",
+            "a process number of the checkpoint",
+        ),
+    ],
+)
+def test_a_failed_restore_names_what_does_not_fit(line: str, words: str) -> None:
+    assert words in explain_restore(f"{RLIMIT}{line}\n{RESTORE_END}")
+
+
+@given(st.text(max_size=200), st.integers(min_value=1, max_value=2**22))
+def test_any_log_gives_one_sentence(noise: str, pid: int) -> None:
+    for said in (explain_dump(f"Error (x): {noise}", pid), explain_restore(f"Error (x): {noise}")):
+        assert said.startswith("process ")
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
+
+
+@given(frozen=st.integers(0, 2**32 - 1), pages=st.integers(0, 2**64 - 1), unknown=st.integers(0, 2**20))
+def test_statistics_are_read_as_written(
+    tmp_path_factory: pytest.TempPathFactory, frozen: int, pages: int, unknown: int
+) -> None:
+    fields = ((2, frozen), (7, pages), (30, unknown))
+    body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
+    message = varint(1 << 3 | 2) + varint(len(body)) + body
+    file = tmp_path_factory.getbasetemp() / "stats-dump"
+    content = struct.pack("<III", 1, 2, len(message)) + message
+    file.write_bytes(content)
+    assert read_stats(file) == {"frozen_us": frozen, "pages_written": pages}
+    for cut in range(len(content)):
+        file.write_bytes(content[:cut])
+        read_stats(file)
+
+
+def test_only_ends_without_their_mirror_are_orphans() -> None:
+    here, there = bytes([127, 0, 0, 1]), bytes([10, 0, 0, 9])
+    mapped = bytes(10) + b"\xff\xff" + here
+    inside: list[tuple[int, End, End]] = [(2, (here, 5), (here, 6)), (10, (mapped, 6), (mapped, 5))]
+    outside: list[tuple[int, End, End]] = [(2, (here, 7), (there, 443)), (2, (here, 8), (here, 9))]
+    assert orphans(inside) == []
+    assert orphans(inside + outside) == outside
+
+
+def test_the_ladder_never_promises_what_is_missing() -> None:
+    names = LADDER[0].needs
+    for missing in (*names, None):
+        facilities = [Facility(name, name != missing, "", "") for name in names]
+        mine = rung(facilities)
+        assert missing not in mine.needs
+        assert f"-> {mine.name}" in ladder(facilities)
+    assert rung([]) is LADDER[-1]
+
+
+def test_a_program_that_is_no_criu_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "criu"
+    monkeypatch.setenv("WINDTUNNEL_CRIU", str(fake))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("windtunnel.agents.sandbox.live.criu.find.default_prefix", lambda: tmp_path / "none")
+    for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho something else\n"):
+        if text is not None:
+            fake.write_text(text)
+            fake.chmod(0o755)
+        assert find_criu() is None
+    fake.write_text("#!/bin/sh\necho Version: 4.2.1\n")
+    found = find_criu()
+    assert found is not None
+    assert (found.path, found.version) == (fake, (4, 2, 1))
+    assert default_prefix().is_absolute()

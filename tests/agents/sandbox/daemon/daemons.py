@@ -1,0 +1,41 @@
+"""Fixtures: real daemon processes in front of the fake host."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import fakehost
+import pytest
+
+from windtunnel.agents.sandbox.client import Client, connect
+
+
+@pytest.fixture
+def daemon_home() -> Iterator[Path]:
+    """A home; short, since the path of a Unix socket has a limit."""
+    folder = Path(tempfile.mkdtemp(prefix="wt-daemon-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_daemon() -> Iterator[Path]:
+    """The home of a daemon that the tests of this process share."""
+    folder = Path(tempfile.mkdtemp(prefix="wt-daemon-"))
+    with fakehost.daemon(folder) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == str(folder / "daemon.sock")
+        yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def client(shared_daemon: Path) -> Iterator[Client]:
+    """A client of a running daemon; the sandboxes that a test makes are removed after it."""
+    with connect(shared_daemon, start=False) as connected:
+        yield connected
+        for info in connected.boxes():
+            connected.remove(info.name)

@@ -1,0 +1,382 @@
+"""A host for the tests of the daemon: it really runs commands, with bash and folders in place of namespaces.
+
+What it knows is on disk, so that another process can go on with it. Run as a program it is a daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from windtunnel.agents.sandbox.client.wire import TAIL, read
+from windtunnel.agents.sandbox.live.daemon.entry import end, run
+from windtunnel.agents.sandbox.model import (
+    Facility,
+    FileChange,
+    FilesPart,
+    Manifest,
+    Spec,
+    Turn,
+    TurnClass,
+    TurnResult,
+)
+from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, GcReport, RestoreReport
+from windtunnel.errors import UserError
+
+
+class FakeDied(Exception):
+    pass
+
+
+class FakePending:
+    """The checkpoint of a turn: done when the file ``hold`` of the sandbox is gone."""
+
+    def __init__(self, box: FakeBox, turn: Turn) -> None:
+        self._box, self._turn = box, turn
+        self.promoted = False
+
+    @property
+    def done(self) -> bool:
+        return self.promoted or not (self._box.files / "hold").exists()
+
+    def promote(self) -> None:
+        self.promoted = True
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("not done")
+            time.sleep(0.01)
+        if (self._box.files / "broken").exists():
+            raise OSError(errno.ENOSPC, "no space left for the checkpoint")
+        return self._turn
+
+
+class FakeBox:
+    def __init__(self, host: FakeHost, spec: Spec) -> None:
+        self.host, self.spec, self.name = host, spec, spec.name
+        self.folder = host.folder / spec.name
+        self.files = self.folder / "files"
+        self._lock = threading.RLock()
+
+    def state(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return loaded
+
+    def save(self, **changes: Any) -> None:
+        state = self.state() if (self.folder / "state.json").exists() else {}
+        temporary = self.folder / f"state.{threading.get_ident()}"
+        temporary.write_text(json.dumps({**state, **changes}))
+        temporary.replace(self.folder / "state.json")
+
+    def info(self) -> BoxInfo:
+        state = self.state()
+        tip = state["checkpoints"][-1]["id"] if state["checkpoints"] else ""
+        status = state["status"]
+        image, network = self.spec.image, self.spec.network
+        return BoxInfo(
+            self.name, status, os.getpid(), state["turns"], tip, image, network, 1.0, ("sh",), state["base"]
+        )
+
+    def machine(self) -> FakeBox:
+        return self
+
+    def shells(self) -> dict[str, int]:
+        return {"main": 1}
+
+    def path(self, inside: str) -> Path:
+        if not inside.startswith("/"):
+            raise UserError(f"sandbox: path {inside!r} is not absolute")
+        return self.files / inside.lstrip("/")
+
+    def run(
+        self,
+        command: str,
+        *,
+        shell: str = "main",
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> TurnResult:
+        with self._lock:
+            if self.state()["status"] != "running":
+                raise FakeDied(f"sandbox {self.name} is dead: its processes are gone")
+            begin = time.monotonic()
+            process = subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=self.files,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, **self.spec.environment, "SHELL_NAME": shell},
+            )
+            outputs = {"stdout": bytearray(), "stderr": bytearray()}
+            ended = "exit"
+            with selectors.DefaultSelector() as selector:
+                for name in outputs:
+                    pipe = getattr(process, name)
+                    os.set_blocking(pipe.fileno(), False)
+                    selector.register(pipe, selectors.EVENT_READ, name)
+                while selector.get_map():
+                    for key, _ in selector.select(0.02):
+                        data = key.fileobj.read()  # type: ignore[union-attr]
+                        if data == b"":
+                            selector.unregister(key.fileobj)
+                        elif data:
+                            outputs[key.data] += data
+                            if on_output is not None:
+                                on_output(key.data, data)
+                    if ended == "exit":
+                        if cancel is not None and cancel.is_set():
+                            ended = "cancelled"
+                        elif timeout is not None and time.monotonic() - begin > timeout:
+                            ended = "timeout"
+                        if ended != "exit":
+                            with contextlib.suppress(ProcessLookupError):
+                                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                pipe.close()
+            seconds = time.monotonic() - begin
+            out, err = bytes(outputs["stdout"]), bytes(outputs["stderr"])
+            note = ""
+            if on_output is not None and max(len(out), len(err)) > TAIL:  # as the real host does
+                out, err, note = (
+                    out[-TAIL:],
+                    err[-TAIL:],
+                    f"of stdout, which was passed on whole, {TAIL} are here",
+                )
+            return TurnResult(out, err, code if ended == "exit" else None, seconds, ended, note)  # type: ignore[arg-type]
+
+    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
+        target = self.path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with temporary.open("wb") as out:
+                if isinstance(data, bytes):
+                    out.write(data)
+                else:
+                    shutil.copyfileobj(data, out, 1 << 16)
+            temporary.chmod(mode)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def get_to(self, path: str, out: IO[bytes]) -> None:
+        if not self.path(path).is_file():
+            raise UserError(f"sandbox: {path} is no file")
+        with self.path(path).open("rb") as source:
+            shutil.copyfileobj(source, out, 1 << 16)
+
+    def listdir(self, path: str) -> list[Entry]:
+        return [
+            Entry(one.name, "directory" if one.is_dir() else "file", one.stat().st_size)
+            for one in sorted(self.path(path).iterdir())
+        ]
+
+    def end_turn(self, request: str = "", *, urgent: bool = False) -> FakePending:
+        with self._lock:
+            number = self.state()["turns"] + 1
+            turn = Turn(number, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request)
+            self.save(turns=number, log=[*self.state()["log"], asdict(turn)])
+            self.host.report(Event("turn", self.name, str(number)))
+            return FakePending(self, turn)
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Manifest:
+        with self._lock:
+            checkpoints = self.state()["checkpoints"]
+            manifest = Manifest(
+                id=f"c{len(checkpoints) + 1}-{uuid.uuid4().hex[:6]}",
+                box=self.name,
+                turn=self.state()["turns"],
+                parent=checkpoints[-1]["id"] if checkpoints else self.state()["base"] or None,
+                turn_class=TurnClass.FULL if full else TurnClass.FILES,
+                reasons=("asked for",),
+                created=1000.0 + len(checkpoints),
+                files=FilesPart("f", "copy", 4096),
+                image=None,
+                shells=(),
+                spec=self.spec,
+                covered=("files",),
+                not_covered=("connections to other machines",),
+                label=label,
+                pinned=pin,
+            )
+            shutil.copytree(self.files, self.folder / "snapshots" / manifest.id)
+            self.save(checkpoints=[*checkpoints, asdict(manifest)])
+            return manifest
+
+    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport:
+        with self._lock:
+            known = [one["id"] for one in self.state()["checkpoints"]]
+            found = [one for one in known if one.startswith(checkpoint)] if checkpoint else known[-1:]
+            if not found:
+                raise UserError(f"sandbox {self.name}: checkpoint {checkpoint!r} is unknown")
+            shutil.rmtree(self.files)
+            shutil.copytree(self.folder / "snapshots" / found[0], self.files)
+            self.save(status="running")
+            return RestoreReport(found[0], 1, ("files",), ("processes",), 0.25)
+
+    rollback = restore
+
+    def log(self) -> tuple[list[Manifest], list[Turn]]:
+        state = self.state()
+        return [read(Manifest, one) for one in state["checkpoints"]], [
+            read(Turn, one) for one in state["log"]
+        ]
+
+    def diff(self, older: str, newer: str = "") -> Diff:
+        return Diff((FileChange("/a", "modified", 3),), ("new",), ())
+
+    def stop(self) -> None:
+        with self._lock:
+            self.save(status="stopped")
+
+
+class FakeHost:
+    def __init__(self, home: Path, report: Callable[[Any], None] = lambda event: None) -> None:
+        self.folder = home / "fake"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.report = report
+        self._boxes: dict[str, FakeBox] = {}
+        self.closed = False
+        for file in self.folder.glob("*/spec.json"):
+            spec = read(Spec, json.loads(file.read_text()))
+            self._boxes[spec.name] = FakeBox(self, spec)
+
+    def create(self, spec: Spec) -> FakeBox:
+        if spec.image == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if spec.image == "bug":
+            raise KeyError("surprise")
+        if spec.image == "missing":
+            raise UserError(f"sandbox: image {spec.image!r} is unknown")
+        box = FakeBox(self, spec)
+        box.files.mkdir(parents=True)
+        box.save(status="running", turns=0, checkpoints=[], log=[], base="")
+        (box.folder / "spec.json").write_text(json.dumps(asdict(spec)))
+        self._boxes[spec.name] = box
+        self.report(Event("created", spec.name, spec.image))
+        return box
+
+    def get(self, name: str) -> FakeBox:
+        if name not in self._boxes:
+            raise UserError(
+                f"sandbox: {name!r} is unknown; there are: {', '.join(self._boxes) or 'none yet'}"
+            )
+        return self._boxes[name]
+
+    def boxes(self) -> list[BoxInfo]:
+        return [self._boxes[name].info() for name in sorted(self._boxes)]
+
+    def remove(self, name: str) -> None:
+        box = self._boxes.pop(name)
+        shutil.rmtree(box.folder)
+
+    def fork(
+        self, checkpoint: str, count: int = 1, *, names: list[str] | None = None, lazy: bool = False
+    ) -> list[FakeBox]:
+        for source in self._boxes.values():
+            for one in source.state()["checkpoints"]:
+                if checkpoint in (one["id"], source.name):
+                    made = []
+                    for number in range(count):
+                        name = names[number] if names else f"{source.name}-{number + 1}"
+                        box = self.create(read(Spec, {**asdict(source.spec), "name": name}))
+                        shutil.copytree(
+                            source.folder / "snapshots" / one["id"], box.files, dirs_exist_ok=True
+                        )
+                        box.save(base=one["id"])
+                        made.append(box)
+                    return made
+        raise UserError(f"sandbox: checkpoint {checkpoint!r} is unknown")
+
+    def import_(self, url: str, name: str) -> FakeBox:
+        return self.create(Spec(name=name, image=url))
+
+    def export(self, checkpoint: str, url: str) -> Manifest:
+        box = self._boxes[checkpoint]
+        return box.log()[0][-1]
+
+    def notice(self, seconds: float) -> dict[str, str]:
+        return {name: box.checkpoint("notice").id for name, box in self._boxes.items()}
+
+    def gc(self, *, dry_run: bool = False) -> GcReport:
+        return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def facilities() -> list[Facility]:
+    return [
+        Facility("root", True, "uid 0", "sandboxes"),
+        Facility("criu", False, "not found", "memory is kept", "windtunnel sandbox setup"),
+    ]
+
+
+@contextlib.contextmanager
+def daemon(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A daemon of ``home`` in a process of its own, ready; it is killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--home", str(home), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--http", type=int)
+    parser.add_argument("--token", default="")
+    parser.add_argument("--idle", type=float)
+    given = parser.parse_args()
+    with (given.home / "starts").open("a") as starts:
+        starts.write(f"{os.getpid()}\n")
+    try:
+        run(
+            given.home,
+            http=None if given.http is None else ("127.0.0.1", given.http),
+            token=given.token,
+            idle_seconds=given.idle,
+            ready=lambda where: print(where, flush=True),
+            open_host=FakeHost,
+            died=(FakeDied,),
+            doctor=facilities,
+        )
+    except UserError as error:
+        print(f"windtunnel: {error}", file=sys.stderr, flush=True)
+        end(2)
+    end(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The daemon in front of real sandboxes, through the command line's own way: started in passing, killed,
+started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from windtunnel.agents.sandbox.client import SandboxGone, connect, launch
+from windtunnel.agents.sandbox.live.daemon.server import held
+from windtunnel.agents.sandbox.model import Spec, TurnClass
+from windtunnel.errors import UserError
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
+    with connect(own_home) as client:
+        try:
+            box = client.create(Spec("a"))
+            result, pending, problem = box.run_turn(
+                "echo $$; cd /tmp; export A='b c'; sleep 600 & exec 3>/tmp/log"
+            )
+            assert (result.exit_code, problem) == (0, "")
+            assert pending is not None and pending.wait(60).turn_class is TurnClass.FULL
+            assert box.run("printf '\\377\\0'; head -c 3000000 /dev/zero").stdout == b"\xff\0" + bytes(
+                3_000_000
+            )
+            box.put("/tmp/file", b"\0put")
+            assert {one.name: one.size for one in box.listdir("/tmp")}["file"] == 4
+            made = box.checkpoint("kept")
+            (fork,) = client.fork(made.id, names=["f"])
+            assert fork.run("hostname; pwd; echo $A").stdout == b"f\n/tmp\nb c\n"
+            assert box.run("sleep 600", timeout=0.2).ended == "timeout"
+
+            daemon = client.health().pid
+            os.kill(daemon, signal.SIGKILL)
+            while launch.answers(own_home):
+                time.sleep(0.01)
+            assert box.run("pwd; echo $A; echo more >&3").stdout == b"/tmp\nb c\n"
+            assert client.health().pid != daemon
+            assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}
+
+            box.stop()
+            with pytest.raises(SandboxGone, match="stopped"):
+                box.run("true")
+            report = box.restore(made.id)
+            assert report.checkpoint == made.id
+            assert box.run("pwd; echo $A; cat /tmp/file").stdout == b"/tmp\nb c\n\0put"
+            assert box.info().processes.count("sleep 600") == 1
+            assert [one.label for one in box.log().checkpoints].count("kept") == 1
+            with pytest.raises(UserError, match="unknown"):
+                client.get("nobody")
+        finally:
+            client.down()
+    with held(own_home):  # the daemon has let go of the home
+        assert not launch.answers(own_home)

@@ -1,0 +1,136 @@
+"""Full disks and killed processes: nothing half made, nothing lost, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pool_support import Opener, need_root, state
+
+from windtunnel.agents.sandbox.live.files import Pool, PoolError, kernel, open_pool
+
+IMPORTER = """
+import signal, sys
+from pathlib import Path
+from windtunnel.agents.sandbox.live.files import open_pool
+
+def stop(text):
+    print("importing", flush=True)
+    signal.pause()
+
+kind = sys.argv[2]
+if kind == "plain":
+    from windtunnel.agents.sandbox.live.files import overlay
+    overlay.works = lambda at: False
+open_pool(Path(sys.argv[1]), kind="btrfs" if kind == "btrfs" else "copy").import_image(sys.argv[3], stop)
+"""
+
+
+def fill(folder: Path, leave: int = 0) -> None:
+    """Write until the disk is full, then give ``leave`` bytes back."""
+    with pytest.raises(OSError), (folder / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+    if leave:
+        os.truncate(folder / "fill", (folder / "fill").stat().st_size - leave)
+
+
+def test_a_full_btrfs_keeps_what_it_has(opened: Opener, image: Path, tmp_path: Path) -> None:
+    pool = opened("btrfs", size=128 << 20)
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    pool.snapshot("box", "good")
+    before = state(root)
+    fill(root / "workspace")
+    made = ["good"]
+    for count in range(200):
+        try:
+            pool.snapshot("box", f"s{count}")
+            made.append(f"s{count}")
+            (root / f"workspace/n{count}").write_bytes(os.urandom(3000))
+        except PoolError as error:
+            assert "full" in str(error)
+            break
+        except OSError:
+            continue
+    assert pool.snapshots() == sorted(made)
+    with pytest.raises(PoolError, match="full"):
+        big = tmp_path / "big"
+        big.mkdir()
+        (big / "file").write_bytes(os.urandom(64 << 20))
+        pool.import_image(str(big))
+    assert len(pool.images()) == 1
+    pool.collect({"box"}, {"good"})
+    pool.clone("box", "good")
+    assert state(pool.mount("box")) == before
+    assert pool.leftovers({"box"}, {"good"}) == []
+    pool.snapshot("box", "again")
+
+
+@pytest.mark.parametrize("kind", ["overlay", "plain"])
+def test_a_full_disk_of_copies_keeps_what_it_has(
+    kind: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_root()
+    from windtunnel.agents.sandbox.live.files import overlay
+
+    if kind == "plain":
+        monkeypatch.setattr(overlay, "works", lambda at: False)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    kernel.mount("tmpfs", disk, "tmpfs", 0, "size=6m")
+    try:
+        pool: Pool = open_pool(disk / "pool", kind="copy")
+        try:
+            pool.create("box", pool.import_image(str(image)))
+            root = pool.mount("box")
+            pool.snapshot("box", "good")
+            before = state(root)
+            (root / "workspace/big").write_bytes(os.urandom(4 << 20))
+            with pytest.raises(PoolError, match="full"):
+                pool.snapshot("box", "bad")
+            assert pool.snapshots() == ["good"]
+            assert pool.leftovers({"box"}, {"good"}) == []
+            assert [each.path for each in pool.changed("good", None, "box")] == ["/workspace/big"]
+            pool.clone("box", "good")
+            assert state(pool.mount("box")) == before
+        finally:
+            pool.close(unmount=True)
+    finally:
+        kernel.unmount(disk)
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "overlay", "plain"])
+def test_a_killed_import_leaves_no_image(opened: Opener, image: Path, tmp_path: Path, kind: str) -> None:
+    pool = opened(kind)
+    command = [sys.executable, "-c", IMPORTER, str(tmp_path / "pool"), kind, str(image)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        try:
+            assert running.stdout.readline() == "importing\n"
+            # what a living process makes is not a leftover
+            assert pool.collect(set(), set()) == []
+            assert pool.images() == []
+        finally:
+            running.send_signal(signal.SIGKILL)
+    assert pool.images() == []
+    assert any("half-made" in words for words in pool.leftovers(set(), set()))
+    assert len(pool.collect(set(), set())) == 1
+    assert pool.leftovers(set(), set()) == []
+    pool.create("box", pool.import_image(str(image)))
+    assert (pool.mount("box") / "workspace/inner/deep").read_text() == "deep"
+
+
+def test_a_stale_mount_is_collected(opened: Opener, image: Path) -> None:
+    pool = opened("btrfs")
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    os.rename(root.parents[1] / "live/box", root.parents[1] / "trash/box")
+    assert any(str(root) in words for words in pool.leftovers(set(), set()))
+    pool.collect(set(), set())
+    assert not kernel.mounts_at(root)

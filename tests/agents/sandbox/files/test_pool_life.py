@@ -1,0 +1,374 @@
+"""Images, live roots and snapshots of every kind of pool: what is kept, and what is left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from pool_support import Opener, need_btrfs, need_root, state
+
+from windtunnel.agents.sandbox.live.files import Pool, PoolError, kernel, loop, open_pool
+
+
+def test_a_root_is_the_image_and_a_snapshot_brings_it_back(pool: Pool, image: Path) -> None:
+    name = pool.import_image(str(image))
+    pool.create("box", name)
+    root = pool.mount("box")
+    start = state(root)
+    assert {path: entry[4] for path, entry in start.items()} == {
+        path: entry[4] for path, entry in state(image).items()
+    }
+    assert (root / "usr/bin/tool").stat().st_mode & 0o7777 == 0o4755
+    pool.snapshot("box", "first")
+    (root / "workspace/one").write_text("other")
+    (root / "etc/hosts").unlink()
+    (root / "workspace/inner/deep").rename(root / "workspace/moved")
+    (root / "workspace/inner").rmdir()
+    (root / "workspace/inner").mkdir()
+    (root / "workspace/inner/new").write_text("new")
+    changed = state(root)
+    pool.snapshot("box", "second")
+    assert pool.snapshots() == ["first", "second"]
+    pool.clone("box", "first")
+    assert state(pool.mount("box")) == start
+    pool.clone("box", "second")
+    assert state(pool.mount("box")) == changed
+    pool.drop_snapshot("first")
+    pool.drop_snapshot("first")
+    assert state(pool.mount("box")) == changed
+    pool.drop_box("box")
+    pool.drop_box("box")
+    assert pool.snapshots() == ["second"]
+    assert pool.leftovers(set(), {"second"}) == []
+
+
+def test_snapshots_do_not_follow_what_is_written_later(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    file = pool.mount("box") / "workspace/log"
+    file.write_text("a")
+    pool.snapshot("box", "a")
+    for text in ("b", "c"):
+        with file.open("a") as log:
+            log.write(text)
+        pool.snapshot("box", text)
+    for snapshot, text in (("c", "abc"), ("a", "a"), ("b", "ab")):
+        pool.clone("fork", snapshot)
+        assert (pool.mount("fork") / "workspace/log").read_text() == text
+    assert file.read_text() == "abc"
+
+
+def test_forks_are_independent(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    pool.mount("box")
+    pool.snapshot("box", "base")
+    for count in range(3):
+        pool.clone(f"fork{count}", "base")
+        (pool.mount(f"fork{count}") / "workspace/one").write_text(str(count))
+    assert [(pool.mount(f"fork{count}") / "workspace/one").read_text() for count in range(3)] == [
+        "0",
+        "1",
+        "2",
+    ]
+    assert (pool.mount("box") / "workspace/one").read_bytes() == b"1" * 5000
+
+
+def test_mounting_twice_is_one_private_mount(pool: Pool, image: Path) -> None:
+    need_root()
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    assert pool.mount("box") == root
+    assert len(kernel.mounts_at(root)) == 1
+    with open("/proc/self/mountinfo", encoding="ascii", errors="replace") as lines:
+        shown = [line for line in lines if f" {root} " in line or f" {root.parent} " in line]
+    assert shown and not any("shared:" in line or "master:" in line for line in shown)
+    assert "nodev" in next(line for line in shown if f" {root} " in line)
+    pool.unmount("box")
+    pool.unmount("box")
+    assert not kernel.mounts_at(root)
+
+
+def test_a_busy_root_is_replaced_all_the_same(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    pool.snapshot("box", "base")
+    with (root / "workspace/one").open("rb") as held:
+        (root / "workspace/late").write_text("late")
+        pool.clone("box", "base")
+        assert held.read(1) == b"1"
+        assert not (pool.mount("box") / "workspace/late").exists()
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "../x", ".hidden"])
+def test_names_cannot_lead_out_of_the_pool(pool: Pool, bad: str) -> None:
+    for call in (
+        lambda: pool.snapshot(bad, "s"),
+        lambda: pool.clone("box", bad),
+        lambda: pool.drop_box(bad),
+        lambda: pool.drop_snapshot(bad),
+        lambda: pool.create(bad, bad),
+    ):
+        with pytest.raises(PoolError):
+            call()
+
+
+def test_what_is_not_there_is_said(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    with pytest.raises(PoolError, match="no snapshot 'none'"):
+        pool.clone("box", "none")
+    with pytest.raises(PoolError, match="no root of sandbox 'other'"):
+        pool.mount("other")
+    pool.snapshot("box", "s")
+    with pytest.raises(PoolError, match="already"):
+        pool.snapshot("box", "s")
+    assert pool.changed("s", None, "box") == []
+
+
+def test_leftovers_are_found_and_collected(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    pool.create("stray", pool.images()[0])
+    pool.mount("stray")
+    pool.snapshot("box", "kept")
+    pool.snapshot("box", "stray")
+    found = pool.leftovers({"box"}, {"kept"})
+    assert any("snapshot stray" in words for words in found)
+    assert any("sandbox stray" in words for words in found)
+    assert pool.snapshots() == ["kept", "stray"]
+    assert pool.collect({"box"}, {"kept"}) == found
+    assert pool.snapshots() == ["kept"]
+    assert pool.leftovers({"box"}, {"kept"}) == []
+    pool.clone("box", "kept")
+
+
+@pytest.mark.parametrize("to", ["btrfs", "overlay", "plain"])
+@pytest.mark.parametrize("of", ["btrfs", "overlay", "plain"])
+def test_streams_carry_everything_between_kinds(opened: Opener, image: Path, of: str, to: str) -> None:
+    source = opened(of, "source")
+    source.create("box", source.import_image(str(image)))
+    root = source.mount("box")
+    (root / "etc/hosts").unlink()
+    os.setxattr(root / "workspace/one", "user.note", b"\x00\xff\n=")
+    (root / "workspace" / "n\udce9 \n").write_text("odd name")
+    if os.geteuid() == 0:
+        os.chown(root / "workspace/inner", 1234, 5678)
+    source.snapshot("box", "a")
+    before = state(root)
+    (root / "workspace/inner/deep").unlink()
+    os.link(root / "workspace/one", root / "workspace/three")
+    (root / "workspace/pipe").unlink()
+    (root / "workspace/pipe").mkdir()
+    source.snapshot("box", "b")
+    after = state(root)
+    whole, rest = io.BytesIO(), io.BytesIO()
+    source.send("a", whole)
+    source.send("b", rest, parent="a")
+    assert rest.tell() < whole.tell()
+    target = opened(to, "target")
+    whole.seek(0)
+    target.receive("x", whole)
+    rest.seek(0)
+    target.receive("y", rest, parent="x")
+    for snapshot, expected in (("x", before), ("y", after)):
+        target.clone("copy", snapshot)
+        assert state(target.mount("copy")) == expected
+    rest.seek(0)
+    with pytest.raises(PoolError, match="parent"):
+        target.receive("z", rest)
+    with pytest.raises(PoolError, match="no whole tar"):
+        target.receive("z", io.BytesIO(whole.getvalue()[: whole.tell() // 2 + 100]))
+    assert target.snapshots() == ["x", "y"]
+    assert target.leftovers({"copy"}, {"x", "y"}) == []
+
+
+def test_a_file_of_ten_gigabytes_that_is_mostly_holes(pool: Pool, image: Path) -> None:
+    pool.create("box", pool.import_image(str(image)))
+    file = pool.mount("box") / "workspace/big"
+    with file.open("wb") as big:
+        big.write(b"start")
+        big.seek(10 << 30)
+        big.write(b"end")
+    pool.snapshot("box", "s")
+    with file.open("r+b") as big:
+        big.seek(5 << 30)
+        big.write(b"middle")
+    assert [(each.path, each.change, each.size) for each in pool.changed("s", None, "box")] == [
+        ("/workspace/big", "modified", (10 << 30) + 3)
+    ]
+    sent = io.BytesIO()
+    pool.send("s", sent)
+    assert sent.tell() < 4 << 20
+    sent.seek(0)
+    pool.receive("r", sent)
+    assert pool.changed("s", "r") == []
+    pool.clone("copy", "r")
+    about = (pool.mount("copy") / "workspace/big").stat()
+    assert about.st_size == (10 << 30) + 3
+    assert about.st_blocks * 512 < 1 << 20
+
+
+def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
+    need_btrfs(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from windtunnel.agents.sandbox.live.files import open_pool; "
+        "print(open_pool(Path(sys.argv[1]), size=256 << 20).kind)"
+    )
+    folder = tmp_path / "pool"
+    try:
+        running = [
+            subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        assert [process.communicate()[0].strip() for process in running] == ["btrfs"] * 4
+        assert len(kernel.mounts_at(folder)) == 1
+        assert len(_loops(loop.image_of(folder))) == 1
+    finally:
+        open_pool(folder).close(unmount=True)
+    _released(loop.image_of(folder))
+
+
+def _released(image: Path) -> None:
+    """No loop device holds the file; a mount namespace that another process makes may, for a moment."""
+    deadline = time.monotonic() + 20
+    while _loops(image):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _loops(image: Path) -> list[str]:
+    found = []
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if file.read_text().strip() == str(image):
+                found.append(str(file))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_restarted_host_finds_all_snapshots(opened: Opener, image: Path, tmp_path: Path) -> None:
+    first = opened("btrfs")
+    first.create("box", first.import_image(str(image)))
+    (first.mount("box") / "workspace/kept").write_text("kept")
+    first.snapshot("box", "s")
+    first.close(unmount=True)
+    assert list((tmp_path / "pool").iterdir()) == []
+    second = open_pool(tmp_path / "pool")
+    assert second.snapshots() == ["s"]
+    assert (second.mount("box") / "workspace/kept").read_text() == "kept"
+
+
+def test_a_device_that_is_attached_already_is_used_again(opened: Opener, tmp_path: Path) -> None:
+    pool = opened("btrfs")
+    image = loop.image_of(tmp_path / "pool")
+    device, name = loop._attached(image) or (-1, "")
+    try:
+        pool.close(unmount=True)
+        open_pool(tmp_path / "pool")
+        assert kernel.mounts_at(tmp_path / "pool")[0].source == name
+        assert len(_loops(image)) == 1
+    finally:
+        os.close(device)
+
+
+def test_a_broken_loop_file_is_a_fault_and_leaves_no_device(tmp_path: Path) -> None:
+    need_btrfs(tmp_path)
+    image = loop.image_of(tmp_path / "pool")
+    image.write_bytes(b"\0" * (1 << 20))
+    with pytest.raises(PoolError, match="cannot be mounted"):
+        open_pool(tmp_path / "pool")
+    _released(image)
+    with pytest.raises(PoolError, match="128 MiB"):
+        open_pool(tmp_path / "small", size=1 << 20)
+    assert not loop.image_of(tmp_path / "small").exists()
+    with pytest.raises(PoolError, match="not of kind 'copy'"):
+        open_pool(tmp_path / "pool", kind="copy")
+
+
+def test_nested_subvolumes_are_refused_and_removed(opened: Opener, image: Path) -> None:
+    from windtunnel.agents.sandbox.live.files import btrfs
+
+    pool = opened("btrfs")
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    btrfs.create(root / "workspace/own")
+    (root / "workspace/own/file").write_text("x")
+    with pytest.raises(PoolError, match="subvolume of its own"):
+        pool.snapshot("box", "s")
+    assert pool.snapshots() == []
+    pool.drop_box("box")
+    assert pool.leftovers(set(), set()) == []
+
+
+def test_generation_moves_with_writes_only(opened: Opener, image: Path) -> None:
+    pool = opened("btrfs")
+    pool.create("box", pool.import_image(str(image)))
+    pool.create("other", pool.images()[0])
+    root = pool.mount("box")
+    pool.snapshot("box", "s")
+    start = pool.generation("box")
+    (root / "workspace/one").read_bytes()
+    (pool.mount("other") / "workspace/one").write_text("not mine")
+    assert pool.generation("box") == start
+    assert pool.find_new("box", start) == []
+    (root / "workspace/n e w").write_text("x")
+    (root / ".windtunnel").mkdir()
+    (root / ".windtunnel/out").write_text("channel")
+    (root / "etc/hosts").unlink()
+    with (root / "workspace/one").open("ab") as file:
+        file.write(b"more")
+    assert pool.generation("box") > start
+    assert pool.find_new("box", start) == [
+        "/", "/etc", "/workspace", "/workspace/n e w", "/workspace/one", "/workspace/two",
+    ]  # fmt: skip
+
+
+def test_a_limit_holds_and_outlives_a_rollback(opened: Opener, image: Path) -> None:
+    pool = opened("btrfs")
+    pool.create("box", pool.import_image(str(image)))
+    root = pool.mount("box")
+    reason = pool.set_limit("box", 8 << 20)
+    if reason:
+        pytest.skip(reason)
+    pool.snapshot("box", "s")
+    for _ in range(2):
+        with pytest.raises(OSError), (root / "workspace/fill").open("wb") as file:
+            for _ in range(64):
+                file.write(os.urandom(1 << 20))
+                file.flush()
+                os.fsync(file.fileno())
+        pool.clone("box", "s")
+        root = pool.mount("box")
+    assert pool.set_limit("box", None) == ""
+    (root / "workspace/fill").write_bytes(os.urandom(16 << 20))
+    pool.sync("s")
+
+
+def test_without_root_folders_are_copied(image: Path) -> None:
+    """In a process that is not root."""
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from windtunnel.agents.sandbox.live.files import open_pool\n"
+        "if os.geteuid() == 0:\n"
+        "    os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
+        "pool = open_pool(Path(sys.argv[1]) / 'pool')\n"
+        "pool.create('box', pool.import_image(sys.argv[2]))\n"
+        "root = pool.mount('box'); (root / 'etc/hosts').write_text('x'); pool.snapshot('box', 's')\n"
+        "(root / 'etc/hosts').unlink()\n"
+        "print(pool.kind, [c.change for c in pool.changed('s', None, 'box')])\n"
+        "pool.clone('box', 's'); print((pool.mount('box') / 'etc/hosts').read_text())\n"
+        "pool.close(unmount=True)\n"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(image, f"{place}/image", ignore=shutil.ignore_patterns("pipe"))
+        for folder, _, _ in os.walk(place):
+            os.chmod(folder, 0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", code, place, f"{place}/image"], capture_output=True, text=True, check=False
+        )
+    assert done.stdout.splitlines() == ["copy ['deleted']", "x"], done.stderr

@@ -1,0 +1,127 @@
+"""What the tests of faults share: sandboxes' traces on the machine, small disks, and CRIU programs that
+misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from windtunnel.agents.sandbox.live.files import kernel
+from windtunnel.agents.sandbox.live.machine.cgroup import mounts
+from windtunnel.agents.sandbox.live.place import Home
+
+COUNTER = """cat > /workspace/count.sh <<'END'
+trap 'n=$((n + 1)); echo $n > /tmp/.count.new; mv /tmp/.count.new /tmp/count' USR1
+n=0
+echo $$ > /tmp/counter
+while :; do read -t 1000 _ <> /tmp/fifo; done
+END
+mkfifo /tmp/fifo
+bash /workspace/count.sh </dev/null >/dev/null 2>&1 &
+until [ -s /tmp/counter ]; do sleep 0.01; done"""
+"""A service whose memory counts the signals that it gets."""
+COUNT = (
+    "rm -f /tmp/count; kill -USR1 $(cat /tmp/counter); "
+    "until [ -s /tmp/count ]; do sleep 0.01; done; cat /tmp/count; rm /tmp/count"
+)
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Poll until ``condition`` holds; what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.01)
+    return value
+
+
+def frozen(home: Path) -> list[str]:
+    """Names of the sandboxes of a home that stand still."""
+    found = []
+    for file in (mounts().unified / f"windtunnel-{Home(home).tag}").glob("*/cgroup.events"):
+        if "frozen 1" in file.read_text():
+            found.append(file.parent.name)
+    return found
+
+
+def traces(home: Path) -> list[str]:
+    """What a home has left on this machine: mounts, loop devices, control groups, network devices and
+    processes."""
+    home_text, tag = str(home), Home(home).tag
+    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home_text in line]
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if home_text in file.read_text():
+                found.append(f"{file.parent.parent.name}: {file.read_text().strip()}")
+    points = mounts()
+    for point in {points.unified, *points.v1.values()}:
+        if (point / f"windtunnel-{tag}").exists():
+            found.append(str(point / f"windtunnel-{tag}"))
+    found += [name for name in os.listdir("/sys/class/net") if name.startswith(f"wt{tag[:5]}")]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if (home_text in line or f"windtunnel-{tag}" in line) and "pytest" not in line:
+                    found.append(f"process {entry.name}: {line}")
+    return found
+
+
+def checked(host: Any) -> None:
+    """What must hold after every fault: nothing stands still, each checkpoint has all its parts, and a
+    collection leaves nothing to collect."""
+    assert frozen(host.home.path) == []
+    manifests, _ = host.parts.manifests.all()
+    host.gc()
+    report = host.gc(dry_run=True)
+    assert report.leftovers == (), report
+    assert list((host.home.path / "dumps").glob("*")) == []
+    left, _ = host.parts.manifests.all()
+    assert {one.id for one in left} >= {info.tip for info in host.boxes()} - {""}
+    assert len(left) <= len(manifests)
+    snapshots, images = set(host.parts.pool.snapshots()), set(host.parts.pages.ids())
+    of_files = {one.files.id for one in left if one.files}
+    of_images = {one.image.id for one in left if one.image}
+    # an id that is needed keeps both parts of that name
+    assert of_files <= snapshots <= of_files | of_images, (snapshots, of_files, of_images)
+    assert of_images <= images <= of_files | of_images, (images, of_files, of_images)
+
+
+@contextlib.contextmanager
+def small_disk(at: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of ``size`` mounted at ``at``."""
+    at.mkdir(parents=True, exist_ok=True)
+    kernel.mount("tmpfs", at, "tmpfs", 0, f"size={size}")
+    try:
+        yield at
+    finally:
+        kernel.unmount(at)
+
+
+def fill(folder: Path) -> Path:
+    """Write a file into ``folder`` until nothing more fits."""
+    path = folder / "filling"
+    with path.open("wb", buffering=0) as file:
+        for size in (16 << 20, 1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+                    os.fsync(file.fileno())
+    return path
+
+
+def wrapped_criu(folder: Path, criu: Path, before: str) -> Path:
+    """A CRIU program that does ``before`` (lines of shell; $1 is what it is asked to do) first."""
+    path = folder / "criu"
+    path.write_text(
+        f'#!/bin/bash\nreal={criu}\n[ "$1" = --version ] && exec $real "$@"\n{before}\nexec $real "$@"\n'
+    )
+    path.chmod(0o755)
+    # a file that is being written by a child that another thread forks meanwhile cannot be started
+    until(lambda: subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0)
+    return path

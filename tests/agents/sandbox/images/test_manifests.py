@@ -1,0 +1,155 @@
+"""Manifests and the log of turns: exact, checked, and clear about what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_making import manifest
+
+from windtunnel.agents.sandbox.live.images import ImageError, Manifests, TurnLog, new_id, plain
+from windtunnel.agents.sandbox.live.images.manifests import from_bytes, to_bytes
+from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
+from windtunnel.errors import UserError
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.builds(Manifest))
+def test_every_field_comes_back(one: Manifest) -> None:
+    if float("inf") > one.created > float("-inf"):
+        try:
+            data = to_bytes(one)
+        except ValueError:  # not a number has no JSON
+            return
+        assert from_bytes(data, "here") == one
+
+
+def test_a_manifest_is_written_once(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path / "m")
+    one = manifest()
+    manifests.write(one)
+    assert manifests.load(one.id) == Manifests(tmp_path / "m").find(one.id) == one
+    with pytest.raises(ImageError, match="already"):
+        manifests.write(replace(one, turn=9))
+    assert manifests.load(one.id) == one
+    manifests.remove(one.id)
+    manifests.remove(one.id)
+    assert manifests.all() == ([], [])
+    with pytest.raises(ImageError, match="is missing"):
+        manifests.load(one.id)
+
+
+def test_no_changed_byte_passes(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    manifests.write(manifest("b"))
+    path = tmp_path / "a" / "manifest.json"
+    data = path.read_bytes()
+    for at in range(len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        good, problems = manifests.all()
+        assert [one.id for one in good] == ["b"]
+        assert len(problems) == 1
+        assert str(path) in problems[0]
+    for size in range(0, len(data) - 1, 50):
+        path.write_bytes(data[:size])
+        with pytest.raises(ImageError, match="damaged"):
+            manifests.load("a")
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    path = tmp_path / "a" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(ImageError, match="has format 2; this version of windtunnel reads up to 1"):
+        manifests.load("a")
+
+
+def test_a_manifest_under_another_name_or_with_odd_fields(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    manifests.write(manifest("a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(ImageError, match="another checkpoint, a"):
+        manifests.load("b")
+    value = plain.to_plain(manifest("c"))
+    for changed, told in (
+        ({**value, "colour": 1}, "field colour"),
+        ({key: one for key, one in value.items() if key != "turn"}, "field turn"),
+        ({**value, "turn": "3"}, "turn is '3'"),
+        ({**value, "turn_class": "most"}, "MOST"),
+        ({**value, "spec": {**value["spec"], "network": "wifi"}}, "network is 'wifi'"),
+    ):
+        with pytest.raises(ImageError, match=told):
+            from_bytes(plain.sealed("manifest", 1, changed), "here")
+
+
+def test_find_by_prefix(tmp_path: Path) -> None:
+    manifests = Manifests(tmp_path)
+    with pytest.raises(UserError, match="there is none yet"):
+        manifests.find("x")
+    for id in ("2026-aa", "2026-ab", "2026-a"):
+        manifests.write(manifest(id))
+    assert manifests.find("2026-ab").id == "2026-ab"
+    assert manifests.find("2026-a").id == "2026-a"
+    with pytest.raises(UserError, match="ambiguous: 2026-a, 2026-aa, 2026-ab"):
+        manifests.find("2026")
+    for wrong in ("", "9", "../2026-a"):
+        with pytest.raises(UserError, match="is not known; the newest are 2026-a, 2026-aa, 2026-ab"):
+            manifests.find(wrong)
+
+
+def test_ids_are_unique_and_sort_by_time() -> None:
+    ids = [new_id() for _ in range(200)]
+    assert len(set(ids)) == 200
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", id) for id in ids)
+    assert [id[:15] for id in ids] == sorted(id[:15] for id in ids)
+
+
+def turn(number: int) -> Turn:
+    return Turn(number, TurnClass.FILES, ("created /a",), f"c{number}", 1.0, 2.0, 0.1, 9)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_log_gives_its_turns_back(tmp_path: Path, sync: bool) -> None:
+    log = TurnLog(tmp_path / "box" / "turns.jsonl", sync=sync)
+    assert log.read() == []
+    for number in range(3):
+        log.append(turn(number))
+    assert log.read() == [turn(0), turn(1), turn(2)]
+    assert log.problems == ()
+
+
+def test_a_torn_last_line_costs_one_turn_and_no_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    log = TurnLog(path)
+    log.append(turn(0))
+    whole = path.read_bytes()
+    log.append(turn(1))
+    both = path.read_bytes()
+    for size in range(len(whole) + 1, len(both)):
+        path.write_bytes(both[:size])
+        assert log.read() == [turn(0)]
+        assert log.problems == (f"{path}: the last line was cut off by a crash and is left out",)
+        log.append(turn(2))
+        if size < len(both) - 1:
+            assert log.read() == [turn(0), turn(2)]
+            assert "line 2" in log.problems[0]
+        else:  # only the end of the line was missing
+            assert log.read() == [turn(0), turn(1), turn(2)]
+
+
+def test_a_changed_line_in_the_middle_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    log = TurnLog(path)
+    for number in range(3):
+        log.append(turn(number))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"c1", b"c7") + lines[2])
+    assert log.read() == [turn(0), turn(2)]
+    assert log.problems == (f"{path} line 2 is damaged: it does not match its checksum",)

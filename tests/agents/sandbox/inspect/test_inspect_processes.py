@@ -1,0 +1,262 @@
+"""What the processes of a cell did: who started, who wrote memory, who received something."""
+
+# ruff: noqa: E501 (one program a line)
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from inspect_cell import Cell
+
+from windtunnel.agents.sandbox.live.inspect import Inspector, memory
+from windtunnel.agents.sandbox.live.inspect.processes import alive
+
+pytestmark = pytest.mark.root
+
+SERVER = r"""
+import os, sys
+block = bytearray(400 * 4096)
+for at in range(0, len(block), 4096): block[at] = 1
+out = open("answer", "w"); out.write("ready\n"); out.close()
+while True:
+    with open("ask") as pipe: pages = int(pipe.readline())
+    for at in range(pages): block[at * 4096] = 2
+    out = open("answer", "w"); out.write("done\n"); out.close()
+"""
+
+
+@pytest.fixture
+def tracked(inspector: Inspector) -> Inspector:
+    reason = memory.missing()
+    if reason:
+        pytest.skip(reason)
+    return inspector
+
+
+def serve(cell: Cell) -> None:
+    cell.run(f"mkfifo ask answer; cat > server.py <<'E'\n{SERVER}E\npython3 server.py & read x < answer")
+
+
+def kept(cell: Cell, inspector: Inspector) -> None:
+    inspector.arm(cell.name)
+    cell.settled()
+    inspector.rebase(cell.name, files=True, processes=True)
+
+
+def test_a_process_that_started_or_ended(cell: Cell, inspector: Inspector) -> None:
+    cell.watch(inspector)
+    cell.run("sleep 1000 & while ! grep -q sleep /proc/$!/comm; do :; done")
+    assert cell.child(inspector.effects(cell.name), "sleep").started
+    inspector.rebase(cell.name, files=True, processes=True)
+    assert not inspector.effects(cell.name).processes
+    cell.run("true; /bin/true; kill %1; wait")
+    effects = inspector.effects(cell.name)
+    assert cell.child(effects, "sleep").ended
+    assert not any(process.started for process in effects.processes), "what came and went does not count"
+
+
+def test_another_program_in_the_same_process_is_a_start(cell: Cell, inspector: Inspector) -> None:
+    cell.run("mkfifo go; (read x < go; exec sleep 1000) &")
+    cell.watch(inspector)
+    cell.run("echo > go; while ! grep -q sleep /proc/$!/comm; do :; done")
+    assert cell.child(inspector.effects(cell.name), "sleep").started
+
+
+def test_dirty_pages_are_counted_to_the_page(cell: Cell, tracked: Inspector) -> None:
+    serve(cell)
+    cell.watch(tracked)
+    counts = []
+    for pages in (0, 100, 350):
+        kept(cell, tracked)
+        assert not tracked.effects(cell.name).processes, "it sleeps"
+        cell.run(f"echo {pages} > ask; read x < answer")
+        cell.settled()
+        server = cell.child(tracked.effects(cell.name), "python3")
+        assert server.inputs and server.writes and server.dirty_pages is not None
+        counts.append(server.dirty_pages)
+    kept(cell, tracked)
+    cell.run("echo 350 > ask; read x < answer")
+    cell.settled()
+    again = cell.child(tracked.effects(cell.name), "python3").dirty_pages
+    assert again is not None
+    # the interpreter itself writes a few pages in every round, about the same ones
+    assert abs(counts[1] - counts[0] - 100) < 20 and abs(counts[2] - counts[0] - 350) < 20
+    assert abs(again - counts[2]) < 20
+
+
+def test_memory_is_unknown_without_a_tracker(cell: Cell, inspector: Inspector) -> None:
+    serve(cell)
+    cell.watch(inspector)
+    cell.run("echo 1 > ask; read x < answer")
+    assert cell.child(inspector.effects(cell.name), "python3").dirty_pages is None
+
+
+def test_a_new_mapping_is_told(cell: Cell, tracked: Inspector) -> None:
+    serve_program = "import mmap\nkeep=[]\n" + SERVER.replace(
+        "for at in range(pages): block",
+        "keep.append(mmap.mmap(-1, 9 << 20, flags=2)); keep[-1][0] = 1\n    for at in (): block",
+    )
+    cell.run(
+        f"mkfifo ask answer; cat > server.py <<'E'\n{serve_program}E\npython3 server.py & read x < answer"
+    )
+    cell.watch(tracked)
+    kept(cell, tracked)
+    cell.run("echo 1 > ask; read x < answer")
+    assert cell.child(tracked.effects(cell.name), "python3").new_mappings
+    kept(cell, tracked)
+    assert not tracked.effects(cell.name).processes
+
+
+def test_descriptors_of_the_shell(cell: Cell, inspector: Inspector) -> None:
+    cell.run("seq 100 > lines; exec 8<lines")
+    cell.watch(inspector)
+    cell.run("read x < lines; cat lines > /dev/null")
+    assert not cell.child(inspector.effects(cell.name), "bash").descriptors_changed
+    cell.run("read x <&8")
+    shell = cell.child(inspector.effects(cell.name), "bash")
+    assert shell.descriptors_changed and shell.shell, "its place in the file moved"
+    inspector.rebase(cell.name, files=True, processes=True)
+    cell.run("exec 7<lines")
+    assert cell.child(inspector.effects(cell.name), "bash").descriptors_changed
+
+
+def test_bytes_left_in_a_pipe(cell: Cell, inspector: Inspector) -> None:
+    cell.run("mkfifo f; exec 8<>f; exec 9<> <(:)")
+    cell.watch(inspector)
+    cell.run("echo x >&9")
+    assert cell.child(inspector.effects(cell.name), "bash").descriptors_changed
+
+
+def test_a_signal_is_input(cell: Cell, inspector: Inspector) -> None:
+    cell.run(
+        "python3 -c \"import signal\nsignal.signal(10, lambda *_: None)\nopen('up','w')\nwhile True: signal.pause()\" & while ! [ -e up ]; do :; done"
+    )
+    cell.watch(inspector)
+    pid = next(pid for pid in cell.pids() if (one := alive(pid)) and one.command == "python3")
+    wait_asleep(pid)
+    inspector.rebase(cell.name, files=True, processes=True)
+    cell.run(f"kill -USR1 {pid}")
+    wait_asleep(pid)
+    assert cell.child(inspector.effects(cell.name), "python3").inputs
+
+
+def wait_asleep(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while (one := alive(pid)) is None or one.state != "S":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_doubts_in_words(cell: Cell, inspector: Inspector) -> None:
+    cell.watch(inspector)
+    cell.run(
+        'python3 -c "import ctypes; ctypes.CDLL(None).shmget(0,4096,0o1600); s=ctypes.CDLL(None).shmat; s.restype=ctypes.c_long; i=ctypes.CDLL(None).shmget(0,64,0o1600); s(i,0,0); ctypes.CDLL(None).shmctl(i,0,0)"'
+    )
+    assert any("System V" in doubt for doubt in inspector.effects(cell.name).doubts)
+    inspector.rebase(cell.name, files=True, processes=False)
+    assert inspector.effects(cell.name).doubts, "a snapshot of files does not cover it"
+    inspector.rebase(cell.name, files=True, processes=True)
+    assert not inspector.effects(cell.name).doubts
+
+
+FOREIGN = r"""
+import ctypes, mmap
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex("53b814000000cd805bc3"))  # push rbx; mov eax, 20; int 0x80; pop rbx; ret
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other system call table of x86-64")
+def test_system_calls_of_another_table_are_a_doubt(cell: Cell, inspector: Inspector) -> None:
+    cell.run(f"cat > foreign.py <<'E'\n{FOREIGN}E")
+    cell.watch(inspector)
+    cell.run("python3 foreign.py")
+    assert any("32-bit" in doubt for doubt in inspector.effects(cell.name).doubts)
+
+
+def test_references(cell: Cell, inspector: Inspector) -> None:
+    cell.run(
+        "mkdir d; echo x > d/open; echo x > d/lost; cd d; (exec sleep 1000 < open 9< lost) & cd ..; while ! grep -q sleep /proc/$!/comm; do :; done; rm d/lost"
+    )
+    cell.watch(inspector)
+    references = inspector.references(cell.name)
+    assert {"/workspace/d/open", "/workspace/d/lost", "/workspace/d", "/usr/bin/sleep"} <= references.paths
+    assert "/usr/bin/bash" in references.mapped and references.mapped <= references.paths
+    assert not any(path.startswith(("/dev", "/proc", str(cell.root))) for path in references.paths)
+
+
+BLOCKED = {
+    "nanosleep": "import time; time.sleep(0.4)",
+    "select": "import select; select.select([], [], [], 0.4)",
+    "poll": "import select; select.poll().poll(400)",
+    "epoll": "import select; select.epoll().poll(0.4)",
+    "futex": "import threading; threading.Event().wait(0.4)",
+    "read": "import os; os.write(2, os.read(0, 1))",
+    "wait": "import os, time\nif os.fork(): os.wait()\nelse: time.sleep(0.4)",
+    "threads": "import threading, time\nt = [threading.Thread(target=time.sleep, args=(0.4,)) for _ in range(8)]\n[x.start() for x in t]; [x.join() for x in t]",
+    "sigsuspend": "import signal\nsignal.signal(14, lambda *_: None); signal.setitimer(0, 0.4); signal.pause()",
+    "busy": "import time\nend = time.monotonic() + 0.4\nwhile time.monotonic() < end: pass",
+}  # fmt: skip
+
+
+@pytest.fixture
+def victim(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if memory.missing():
+        pytest.skip(memory.missing())
+    code = f"print(flush=True)\n{BLOCKED[request.param]}\nraise SystemExit(7)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdin is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("victim", BLOCKED, indirect=True)
+def test_a_process_goes_on_as_if_nothing_had_been(victim: subprocess.Popen[bytes]) -> None:
+    assert victim.stdin is not None
+    tracker = memory.Tracker(victim.pid)
+    listed = subprocess.run(["ls", "-l", f"/proc/{victim.pid}/fd"], capture_output=True, text=True).stdout
+    assert "pipe:" in listed and "userfaultfd" not in listed, "nothing stays in it"
+    assert "TracerPid:\t0" in Path(f"/proc/{victim.pid}/status").read_text()
+    tracker.reset()
+    tracker.written()
+    victim.stdin.write(b"x")
+    victim.stdin.flush()
+    assert victim.wait(20) == 7
+    tracker.close()
+
+
+KILLED = """
+import os, sys, time
+from windtunnel.agents.sandbox.live.inspect import inject
+real = inject._Stopped.registers
+def stuck(self):
+    print("stopped", flush=True); time.sleep(1000)
+inject._Stopped.registers = stuck
+inject.userfaultfd_of(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("victim", ["nanosleep"], indirect=True)
+def test_a_killed_tracker_leaves_no_process_stopped(victim: subprocess.Popen[bytes]) -> None:
+    tracer = subprocess.Popen([sys.executable, "-c", KILLED, str(victim.pid)], stdout=subprocess.PIPE)
+    assert tracer.stdout is not None and tracer.stdout.readline() == b"stopped\n"
+    assert b") t " in Path(f"/proc/{victim.pid}/stat").read_bytes()
+    tracer.send_signal(signal.SIGKILL)
+    tracer.wait()
+    tracer.stdout.close()
+    assert victim.wait(20) == 7

@@ -1,0 +1,123 @@
+"""Commands that are cut off, and sandboxes that die under a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from windtunnel.agents.sandbox.live.machine import Machine, MachineError
+
+pytestmark = pytest.mark.root
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def running(box: Machine, words: str) -> bool:
+    return any(words in line for line in box.commands())
+
+
+def test_a_timeout_ends_what_the_command_started_and_nothing_else(box: Machine) -> None:
+    box.run("x=1; sleep 1001 & setsid sleep 1002 &")
+    shells = box.shells()
+    result = box.run("sleep 1003 | sleep 1004", timeout=0.1)
+    assert (result.ended, result.exit_code, result.note) == ("timeout", None, "")
+    assert box.shells() == shells, "a shell with nothing more to run goes on"
+    assert running(box, "sleep 1001") and running(box, "sleep 1002")
+    assert not running(box, "sleep 1003") and not running(box, "sleep 1004")
+    assert box.run("echo $x; kill %1").stdout == b"1\n"
+
+
+def test_the_rest_of_a_cut_command_is_not_run(box: Machine) -> None:
+    box.run("x=1; cd /tmp")
+    result = box.run("x=2; sleep 1000; touch /tmp/after", timeout=0.2)
+    assert result.ended == "timeout"
+    assert result.note == "the shell was started anew with its state from before the command"
+    assert box.run("echo $x; pwd; ls").stdout == b"1\n/tmp\n"
+    box.run("f() { sleep 1000\ntouch /tmp/after; }; alias g=f")
+    for command in ("f", "g"):
+        assert box.run(command, timeout=0.2).ended == "timeout"
+    assert box.run("ls").stdout == b""
+    assert not running(box, "sleep")
+
+
+@pytest.mark.parametrize(
+    "spin",
+    [
+        "while :; do :; done",
+        "trap '' INT TERM; while :; do sleep 0.01; done",
+        "python3 -c 'import signal as s,time\nfor n in (2, 15): s.signal(n, s.SIG_IGN)\ntime.sleep(1000)'",
+        "sleep 1000 & wait",
+        "read x </.windtunnel/requests",
+        "set -n",
+    ],
+)
+def test_a_shell_that_does_not_come_back_is_replaced(box: Machine, spin: str) -> None:
+    box.run("x='kept'")
+    if spin == "set -n":
+        box.run(spin, timeout=0.2)
+    else:
+        assert box.run(spin, timeout=0.2).ended == "timeout"
+    assert box.run("echo $x", timeout=30).stdout == b"kept\n"
+    assert not running(box, "sleep") and not running(box, "python3")
+
+
+def test_cancel_works_from_another_thread(box: Machine) -> None:
+    cancel = threading.Event()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(box.run("sleep 1000", cancel=cancel, timeout=60)))
+    thread.start()
+    until(lambda: running(box, "sleep 1000"), "the command starts")
+    cancel.set()
+    thread.join()
+    assert results[0].ended == "cancelled"
+    assert not running(box, "sleep 1000")
+
+
+def test_two_shells_run_at_the_same_time(box: Machine) -> None:
+    thread = threading.Thread(
+        target=lambda: box.run("read line </tmp/pipe; echo $line >/tmp/got", timeout=60)
+    )
+    box.run("mkfifo /tmp/pipe; exec true; true", shell="other")
+    thread.start()
+    assert box.run("echo hello >/tmp/pipe", shell="other", timeout=60).exit_code == 0
+    thread.join()
+    assert box.get("/tmp/got") == b"hello\n"
+
+
+def test_the_death_of_the_sandbox_ends_the_command_at_once(box: Machine) -> None:
+    results = []
+    thread = threading.Thread(target=lambda: results.append(box.run("echo begun; sleep 1000")))
+    thread.start()
+    until(lambda: running(box, "sleep 1000"), "the command starts")
+    os.kill(box.pid, signal.SIGKILL)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert (results[0].ended, results[0].exit_code, results[0].stdout) == ("sandbox-died", None, b"begun\n")
+    assert not box.alive()
+    with pytest.raises(MachineError, match="sandbox box is dead"):
+        box.run("true")
+
+
+def test_a_removed_channel_is_no_hang(box: Machine) -> None:
+    box.run("rm -rf /.windtunnel/main", timeout=60)
+    result = box.run("echo fine", timeout=60)
+    assert (result.ended, result.stdout) == ("exit", b"fine\n")
+    box.run("rm -rf /.windtunnel", timeout=60)
+    with pytest.raises(MachineError):
+        box.run("echo fine", timeout=60)
+
+
+def test_a_replaced_answer_is_noticed(box: Machine) -> None:
+    result = box.run("x=1; rm /.windtunnel/main/ack; touch /.windtunnel/main/ack")
+    assert result.ended == "shell-died" and "channel" in result.note
+    assert box.run("echo fine").stdout == b"fine\n"

@@ -1,0 +1,127 @@
+"""Limits, freezing and killing by control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, MachineError, collect, leftovers
+from windtunnel.agents.sandbox.live.machine.cgroup import mounts
+from windtunnel.agents.sandbox.live.machine.processes import look
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import Limits, Spec
+
+
+def test_mounts_are_found_on_hybrid_and_on_pure_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "mountinfo"
+    file.write_text(
+        "1 0 0:1 / / rw - ext4 /dev/vda rw\n"
+        "2 1 0:2 / /cg/cpu rw,relatime shared:1 - cgroup cgroup rw,cpu,cpuacct\n"
+        "3 1 0:3 / /cg/unified rw - cgroup2 cgroup2 rw\n"
+    )
+    assert (mounts(file).unified, mounts(file).v1) == (Path("/cg/unified"), {"cpu": Path("/cg/cpu")})
+    file.write_text("3 1 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    assert (mounts(file).unified, mounts(file).v1) == (Path("/sys/fs/cgroup"), {})
+    file.write_text("1 0 0:1 / / rw - ext4 /dev/vda rw\n")
+    with pytest.raises(MachineError, match="no cgroup v2 mount"):
+        mounts(file)
+
+
+@pytest.mark.root
+def test_memory_over_the_limit_kills_inside_only(start: Callable[..., Machine]) -> None:
+    box = start(limits=Limits(memory=64 * 2**20))
+    assert box.limits_missed == []
+    result = box.run("python3 -c 'x = bytearray(300 << 20); print(len(x))'", timeout=120)
+    assert result.exit_code == 137 and result.stdout == b""
+    assert box.run("echo fine", timeout=60).stdout == b"fine\n"
+
+
+@pytest.mark.root
+def test_a_fork_bomb_is_bounded_and_can_be_killed(start: Callable[..., Machine]) -> None:
+    box = start(limits=Limits(pids=40))
+    result = box.run("bomb() { bomb | bomb & }; bomb; sleep 1000", timeout=1)
+    assert result.ended in ("timeout", "exit")
+    assert len(box.cgroup.pids()) <= 40
+    box.stop()
+    assert not box.cgroup.exists() and not box.alive()
+
+
+@pytest.mark.root
+def test_limits_are_where_the_kernel_reads_them(start: Callable[..., Machine]) -> None:
+    box = start(limits=Limits(memory=100 * 2**20, cpus=0.5, pids=50))
+    v1 = box.cgroup.v1
+    pids = v1.get("pids", box.cgroup.path) / "pids.max"
+    assert pids.read_text() == "50\n"
+    if "cpu" in v1:
+        assert (v1["cpu"] / "cpu.cfs_quota_us").read_text() == "50000\n"
+    else:
+        assert (box.cgroup.path / "cpu.max").read_text() == "50000 100000\n"
+    for limits in (Limits(200 * 2**20, 1.5, 60), Limits(50 * 2**20, None, None), Limits(None, None, None)):
+        assert box.cgroup.create(limits) == []
+    assert pids.read_text() == "max\n"
+
+
+@pytest.mark.root
+def test_a_frozen_sandbox_stands_still_and_goes_on(box: Machine) -> None:
+    box.run("(while :; do echo x >>/tmp/ticks; done) & until [ -s /tmp/ticks ]; do :; done")
+    box.cgroup.freeze()
+    states = {pid: look(pid) for pid in box.cgroup.pids()}
+    before = len(box.get("/tmp/ticks"))
+    for pid, then in states.items():
+        now = look(pid)
+        assert now is not None and then is not None and now.state == then.state
+    assert len(box.get("/tmp/ticks")) == before
+    box.cgroup.thaw()
+    assert box.run("kill %1; echo on", timeout=60).stdout == b"on\n"
+
+
+@pytest.mark.root
+def test_a_frozen_sandbox_can_be_stopped(box: Machine) -> None:
+    box.run("sleep 1000 &")
+    assert len(box.cgroup.pids()) == 3
+    assert box.cgroup.id == os.stat(box.cgroup.path).st_ino
+    assert box.cgroup.usage()[1] > 0
+    box.cgroup.freeze()
+    box.stop()
+    assert not box.cgroup.exists()
+
+
+@pytest.mark.root
+def test_leftovers_are_found_and_removed(home: Home, start: Callable[..., Machine]) -> None:
+    box = start("lost", network="host")
+    start("kept")
+    pid = box.pid
+    box.close()  # as after a kill -9 of the daemon
+    assert leftovers(home, ["kept", "lost"]) == []
+    found = leftovers(home, ["kept"])
+    assert len(found) == 3 and all("lost" in line or "device" in line for line in found)
+    assert len(collect(home, ["kept"])) == 3
+    assert leftovers(home, ["kept"]) == []
+    left = look(pid)
+    assert left is None or left.state in "ZX"
+    assert Cgroup(home.tag, "kept").pids()
+
+
+@pytest.mark.root
+def test_a_start_that_fails_leaves_nothing(home: Home, make_root: Callable[[str], Path]) -> None:
+    root = make_root("broken")
+    (root / "proc").rmdir()
+    (root / "proc").symlink_to("/etc")
+    with pytest.raises(MachineError, match=r"could not be started: .*/proc"):
+        Machine.start(home, Spec("broken"), root)
+    assert leftovers(home, []) == []
+    (root / "proc").unlink()
+    (root / "usr/bin/bash").unlink()
+    (root / "usr/bin/sh").unlink()
+    with pytest.raises(MachineError, match="shell main"):
+        Machine.start(home, Spec("broken"), root)
+    assert leftovers(home, []) == []
+
+
+def test_without_root_it_says_so(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(MachineError, match="needs root"):
+        Machine.prepare(home, Spec("box"), tmp_path)

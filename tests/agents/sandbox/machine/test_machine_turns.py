@@ -1,0 +1,245 @@
+"""Commands in persistent shells: exact output, and framing that nothing a user does can break."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from windtunnel.agents.sandbox.live.machine import Machine, MachineError, not_replayable
+from windtunnel.errors import UserError
+
+pytestmark = pytest.mark.root
+
+
+def out(box: Machine, command: str) -> str:
+    result = box.run(command, timeout=60)
+    assert result.ended == "exit", result
+    assert result.stderr == b"", result
+    return result.text
+
+
+def test_outputs_are_exact_and_separate(box: Machine) -> None:
+    result = box.run("printf 'a\\n\\nb\\0\\377'; printf err >&2; (exit 7)")
+    assert (result.stdout, result.stderr, result.exit_code) == (b"a\n\nb\0\xff", b"err", 7)
+    assert box.run("echo $?").stdout == b"7\n"
+    assert box.run("cat").stdout == b"", "input is /dev/null"
+    assert box.run("").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("cat <<'E'\nit's $HOME\n\nE\n", "it's $HOME\n\n"),
+        ("echo one\necho two # '\n", "one\ntwo\n"),
+        ("for i in 1 2\ndo echo $i\ndone", "1\n2\n"),
+        ("echo 'unicode: \u00e4\u4e16'", "unicode: \u00e4\u4e16\n"),
+        ("printf %s \"$(printf 'x\\n\\n')\"", "x"),
+        ("echo " + "y" * 200_000, "y" * 200_000 + "\n"),
+    ],
+)
+def test_commands_of_any_form(box: Machine, command: str, expected: str) -> None:
+    assert out(box, command) == expected
+
+
+def test_a_shell_keeps_its_state(box: Machine) -> None:
+    out(box, "cd /tmp; x=1; export y=2; f() { echo f$x; }; alias ll='echo alias'; set -f; umask 027")
+    assert out(box, "pwd; f; echo $y; echo *; umask; ll") == "/tmp\nf1\n2\n*\n0027\nalias\n"
+    assert box.run("pwd", shell="other").text == "/workspace\n", "another shell has its own"
+    assert set(box.shells()) == {"main", "other"}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "set -u", "set -C", "set -f", "IFS=0123456789abcdef", "set -o pipefail", "trap 'echo e' ERR",
+        "exec >/tmp/away", "exec 2>/tmp/away", "exec </dev/zero", "cd /tmp; mkdir d; cd d; rmdir ../d",
+        "readonly R=1",
+        "PS4='$(echo trace)'; set -x", "set -v", "alias eval=false printf=false", "printf() { :; }",
+        "trap '' INT TERM",
+        "unset PATH", "set -- a 'b c'", "LC_ALL=C; x=$'\\377'", "shopt -s extglob nullglob failglob",
+        "return 0",
+        "set -T; trap 'true' DEBUG", "ulimit -f 100000",
+    ],
+)  # fmt: skip
+def test_nothing_breaks_the_framing(box: Machine, trouble: str) -> None:
+    box.run(trouble, timeout=60)
+    for _ in range(2):
+        result = box.run("builtin echo hello; builtin echo there >&2; (exit 9)", timeout=60)
+        assert result.exit_code == 9, result
+        assert b"hello\n" in result.stdout and b"there\n" in result.stderr, result
+    assert "note" not in result.note
+
+
+def test_a_debug_trap_lives_until_it_is_taken_back(box: Machine) -> None:
+    out(box, "trap 'echo d' DEBUG")
+    assert out(box, "echo a") == "d\na\n"
+    out(box, "trap - DEBUG")
+    assert out(box, "echo a") == "a\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("if", 2), ("echo 'open", 2), ("nosuchprogram", 127), ("return 5", 5), ("/", 126), ("-x", 127)],
+)
+def test_errors_leave_the_shell_alive(box: Machine, command: str, code: int) -> None:
+    before = box.shells()
+    result = box.run(command)
+    assert (result.exit_code, result.note) == (code, "")
+    assert result.stderr or command.startswith("return")
+    assert box.shells() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("exit 3", 3), ("set -e; false", 1), ("exec bash -c 'exit 4'", 4), ("trap 'exit 6' EXIT; exit 1", 6)],
+)
+def test_a_command_that_ends_the_shell(box: Machine, command: str, code: int) -> None:
+    out(box, "cd /tmp; kept='a b'; f() { echo $kept; }")
+    result = box.run(command)
+    assert (result.exit_code, result.ended) == (code, "exit")
+    assert result.note == (
+        "the command ended the shell; the shell was started anew with its state from before the command"
+    )
+    assert out(box, "f; pwd; echo $-") == "a b\n/tmp\nhB\n"
+
+
+def test_a_killed_shell_is_told_and_replaced(box: Machine) -> None:
+    out(box, "x=5")
+    result = box.run("kill -9 $$")
+    assert (result.exit_code, result.ended) == (None, "shell-died")
+    assert "SIGKILL" in result.note
+    assert out(box, "echo $x") == "5\n"
+
+
+def test_commands_inherit_no_descriptor_of_the_framing(box: Machine) -> None:
+    code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
+    assert out(box, f'python3 -c "{code}"') in ("[0, 1, 2, 3]\n",), "3 is the folder that is being listed"
+
+
+def test_background_services_run_on_and_hold_their_output(box: Machine) -> None:
+    begun = "until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done"
+    result = box.run(f"sleep 1000 & {begun}; echo started")
+    assert result.stdout == b"started\n"
+    kept = [entry.name for entry in box.listdir("/.windtunnel/main") if entry.name.startswith("out.")]
+    assert len(kept) == 1
+    assert any("sleep 1000" in line for line in box.commands())
+    box.run("kill %1; wait")
+    assert not [
+        entry for entry in box.listdir("/.windtunnel/main") if entry.name.startswith(("out.", "err."))
+    ]
+
+
+def test_large_output_is_streamed_in_bounded_pieces(box: Machine) -> None:
+    sizes = {"stdout": 0, "stderr": 0}
+    largest = 0
+
+    def listen(stream: str, data: bytes) -> None:
+        nonlocal largest
+        sizes[stream] += len(data)
+        largest = max(largest, len(data))
+
+    result = box.run("head -c 100000000 /dev/zero; echo done >&2", on_output=listen)
+    assert sizes == {"stdout": 100_000_000, "stderr": 5}
+    assert largest <= 2**20
+    assert len(result.stdout) == 2**16 and result.stderr == b"done\n"
+    assert "last 65536 bytes" in result.note
+
+
+def test_output_arrives_while_the_command_runs(box: Machine) -> None:
+    cancel = threading.Event()
+    result = box.run(
+        "echo first; sleep 1000", cancel=cancel, on_output=lambda stream, data: cancel.set(), timeout=60
+    )
+    assert (result.ended, result.exit_code, result.stdout) == ("cancelled", None, b"first\n")
+
+
+def test_bad_requests_are_refused(box: Machine) -> None:
+    with pytest.raises(UserError, match="NUL"):
+        box.run("echo \0")
+    with pytest.raises(UserError, match=r"shell '\.\./x' is not accepted"):
+        box.run("true", shell="../x")
+
+
+def test_states_are_equal_exactly_when_the_shell_is(box: Machine) -> None:
+    out(box, "x=1")
+    first = box.shell_states()[0].fingerprint
+    out(box, "echo $RANDOM $SECONDS $BASHPID >/dev/null; (y=3); sleep 0")
+    assert box.shell_states()[0].fingerprint == first
+    seen = {first}
+    changes = (
+        "x=2",
+        "cd /",
+        "f() { :; }",
+        "alias q=w",
+        "set -f",
+        "trap 'true' USR1",
+        "umask 077",
+        "set -- z",
+    )
+    for change in changes:
+        out(box, change)
+        seen.add(box.shell_states()[0].fingerprint)
+    assert len(seen) == len(changes) + 1
+
+
+def test_replay_takes_over_exactly(start: Callable[..., Machine]) -> None:
+    one, two = start("one"), start("two")
+    out(
+        one,
+        "cd /tmp; pushd / >/dev/null; x=$'a\\nb\\'c\"d'\n"
+        "declare -A m=(['k 1']='v;$x' [']']='\\'); a=(1 '' '*')",
+    )
+    out(
+        one,
+        "declare -i n=5; declare -n ref=n; export E='é ü'; f() { cat <<'Z'\nMARK '$x'\nZ\n}; declare -fx f",
+    )
+    out(
+        one,
+        "alias z='echo \"q\"'; shopt -s extglob\ng() { echo @(a|b); }; set -o pipefail",
+    )
+    out(one, "trap 'echo \"t\"' USR1; umask 031; set -- 'p 1' '' \"p'2\"; unset HOME")
+    out(two, "junk=1; h() { :; }; alias junk=ls; set -f; trap 'true' USR2; cd /var; export HOME=/elsewhere")
+    state = one.shell_states()[0]
+    assert not_replayable(state) == ""
+    two.replay(state)
+    assert two.shell_states()[0].fingerprint == state.fingerprint
+    show = "echo \"$x|${m['k 1']}|${m[']']}|${#a[@]}|$ref|$E|${junk-}|${HOME-none}|$#|$3\"; f; pwd"
+    show += "; dirs; z; trap -p"
+    assert out(two, show) == out(one, show)
+    assert "junk" not in out(two, "alias; declare -F; declare -p")
+
+
+def test_replaying_what_is_there_already_changes_nothing(box: Machine) -> None:
+    for command in ("true", "cd /tmp", "unset OLDPWD", "pushd /var >/dev/null"):
+        out(box, command)
+        state = box.shell_states()[0]
+        box.replay(state)
+        assert box.shell_states()[0].fingerprint == state.fingerprint
+
+
+def test_what_cannot_be_replayed_is_said(start: Callable[..., Machine]) -> None:
+    one, two = start("one"), start("two")
+    out(two, "readonly R=mine")
+    with pytest.raises(MachineError, match="R is read-only"):
+        two.replay(one.shell_states()[0])
+    out(one, "exec 7</etc")
+    assert "open descriptors (7>/etc)" in not_replayable(one.shell_states()[0])
+    out(one, "exec 7<&-; sleep 1000 &")
+    assert "background jobs" in not_replayable(one.shell_states()[0])
+
+
+def test_a_plain_sh_serves_where_there_is_no_bash(
+    start: Callable[..., Machine], make_root: Callable[..., object]
+) -> None:
+    root = make_root("plain")
+    (root / "usr/bin/bash").unlink()  # type: ignore[operator]
+    box = start("plain", root)
+    assert box.run("x='1 2'; cd /tmp; (exit 3)").exit_code == 3
+    assert out(box, 'echo "$x $?"; pwd') == "1 2 3\n/tmp\n"
+    assert box.run("if").exit_code == 2
+    assert out(box, 'echo "$x"; pwd') == "1 2\n/tmp\n"
+    assert box.shell_states()[0].program == "sh"
+    assert box.run("exit 4").exit_code == 4
+    assert out(box, 'echo "$x"; pwd') == "1 2\n/tmp\n"

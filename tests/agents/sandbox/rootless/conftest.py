@@ -1,0 +1,130 @@
+"""Tells stories as a user who is not root: as this one, or where this is root, as nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import windtunnel
+
+NOBODY = 65534
+STORIES = Path(__file__).with_name("rootless_stories.py")
+SOURCE = Path(windtunnel.__file__).parents[1]
+
+TOOLS = (
+    "bash", "cat", "chmod", "chown", "dd", "grep", "head", "hostname", "id", "ln", "mkdir", "mkfifo", "mknod",
+    "mount", "rm", "seq", "setsid", "sleep", "stat", "touch", "true", "umount", "unshare", "wc",
+)  # fmt: skip
+
+Tell = Callable[..., None]
+
+
+def _user() -> dict[str, object]:
+    """How a process of the other user is started; nothing where this one will do."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def _python() -> tuple[list[str], dict[str, str]]:
+    """A Python that the user can read, of the version that the packages are for; empty when there is none."""
+    if os.geteuid() != 0:
+        return [sys.executable], {}
+    found = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin")
+    packages = os.pathsep.join((str(SOURCE), sysconfig.get_paths()["purelib"]))
+    return ([found] if found else []), {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _run(command: list[str], home: Path, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "LANG": "C.UTF-8", **more}
+    return subprocess.run(
+        command, env=environment, cwd="/", capture_output=True, text=True, timeout=120, **_user()
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def _missing(home: Path) -> str:
+    python, more = _python()
+    if not python:
+        return "needs a Python in /usr/bin of this version, which another user can read"
+    if _run([*python, "-c", "import windtunnel.agents.sandbox.live.host"], home, more).returncode:
+        return "needs packages that another user can read"
+    said = _run(
+        [*python, "-c", "from windtunnel.agents.sandbox.live.machine import rootless; rootless.demand()"],
+        home,
+        more,
+    )
+    return f"needs user namespaces: {said.stderr.strip().splitlines()[-1]}" if said.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def reason() -> str:
+    """Why no story can be told here; empty when they can."""
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-rootless-"))
+    folder.chmod(0o755)
+    try:
+        return _missing(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def image() -> Iterator[Path]:
+    """A small root with a shell, a few tools and the core of Python, which everybody can read."""
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-rootless-image-"))
+    folder.chmod(0o755)
+    for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "root", "workspace", "mnt"):
+        (folder / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (folder / name).symlink_to(f"usr/{name}")
+    needed: set[str] = set()
+    for name in (*TOOLS, "python3"):
+        found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
+        if found is None:
+            pytest.skip(f"needs {name}")
+        shutil.copy(os.path.realpath(found), folder / "usr/bin" / name)
+        said = subprocess.run(["ldd", found], capture_output=True, text=True).stdout
+        needed |= {word for word in said.split() if word.startswith("/")}
+    (folder / "usr/bin/sh").symlink_to("bash")
+    for path in needed:
+        target = folder / (path[1:] if path.startswith("/usr") else f"usr{path}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(path), target)
+    library = Path("/usr/lib") / Path(os.path.realpath("/usr/bin/python3")).name
+    (folder / library.relative_to("/")).mkdir()
+    for name in ("encodings", "collections", "re", "importlib"):
+        shutil.copytree(library / name, folder / library.relative_to("/") / name)
+    for module in library.glob("*.py"):
+        shutil.copy(module, folder / library.relative_to("/"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def home(reason: str) -> Iterator[Path]:
+    """An empty folder of the user, removed afterwards."""
+    if reason:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-rootless-"))
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def tell(home: Path, image: Path) -> Iterator[Tell]:
+    """Tell a story; whatever came of it, all is removed afterwards, and nothing may be left."""
+    python, more = _python()
+
+    def told(story: str, *before: str) -> None:
+        done = _run([*before, *python, str(STORIES), story, str(home), str(image)], home, more)
+        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+
+    yield told
+    told("tidy")

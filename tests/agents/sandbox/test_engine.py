@@ -1,0 +1,92 @@
+"""The engine's threads run jobs in the order that the queues give, and never lose one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from windtunnel.agents.sandbox.live.engine import Engine, EngineClosed, Pending, settled
+from windtunnel.agents.sandbox.model import Turn, TurnClass
+
+
+def line(number: int) -> Turn:
+    return Turn(number, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
+
+
+class Held:
+    """An engine of one worker that stands in its first job until told to go on."""
+
+    def __init__(self, *, fifo: bool = False) -> None:
+        self.engine = Engine(1, fifo=fifo)
+        self.go = threading.Event()
+        self.order: list[str] = []
+        begun = threading.Event()
+
+        def block() -> Turn:
+            begun.set()
+            self.go.wait(20)
+            return line(0)
+
+        self.first = self.engine.submit("first", block)
+        assert begun.wait(20)
+
+    def submit(self, box: str, *, urgent: bool = False) -> Pending:
+        def work() -> Turn:
+            self.order.append(box)
+            return line(1)
+
+        return self.engine.submit(box, work, urgent=urgent)
+
+    def finish(self) -> list[str]:
+        self.go.set()
+        self.engine.close()
+        return self.order
+
+
+def test_a_promoted_job_overtakes_and_only_then() -> None:
+    held = Held()
+    jobs = {name: held.submit(name) for name in "abc"}
+    jobs["c"].promote()
+    assert held.engine.waiting() == 3
+    assert held.finish() == ["c", "a", "b"]
+    assert jobs["c"].promoted and not jobs["a"].promoted
+
+
+def test_one_queue_keeps_the_order_of_arrival() -> None:
+    held = Held(fifo=True)
+    jobs = {name: held.submit(name) for name in "abc"}
+    jobs["c"].promote()
+    assert held.finish() == ["a", "b", "c"]
+
+
+def test_urgent_jobs_do_not_starve_the_others() -> None:
+    held = Held()
+    held.submit("normal")
+    for number in range(8):
+        held.submit(f"u{number}", urgent=True)
+    assert held.finish().index("normal") == 4
+
+
+def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
+    engine = Engine(1)
+
+    def fail() -> Turn:
+        raise OSError("disk full")
+
+    failed, fine = engine.submit("a", fail), engine.submit("b", lambda: line(2))
+    with pytest.raises(OSError, match="disk full"):
+        failed.wait(20)
+    assert fine.wait(20).number == 2
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.submit("a", lambda: line(3))
+
+
+def test_waiting_is_bounded_and_a_settled_turn_is_done() -> None:
+    held = Held()
+    with pytest.raises(TimeoutError, match="first"):
+        held.first.wait(0.01)
+    assert held.finish() == []
+    assert held.first.wait(20).number == 0
+    assert settled("x", line(5)).wait(0).number == 5

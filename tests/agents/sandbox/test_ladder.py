@@ -1,0 +1,186 @@
+"""Every rung below the best: what a checkpoint says that it covers is true, and a restore brings exactly that
+back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hurt import COUNT, COUNTER, checked, until
+
+from windtunnel.agents.sandbox.model import Spec, TurnClass
+
+pytestmark = pytest.mark.root
+
+TURNS = [
+    ("true", TurnClass.NONE),
+    ("X=1", TurnClass.SHELL),
+    ("echo 1 > /workspace/f", TurnClass.FILES),
+    (COUNTER, TurnClass.FULL),
+    ("rm /workspace/f; echo 2 > /workspace/g", TurnClass.FILES),
+    (COUNT, TurnClass.FULL),
+    ("chmod 600 /workspace/g; mv /workspace/g /workspace/h", TurnClass.FILES),
+    ("X=2; greet() { echo hello; }; cd /workspace", TurnClass.SHELL),
+]
+"""Turns with the weakest class that loses nothing of them."""
+SHOW = "echo $X; greet; pwd; ls; cat h; stat -c %a h"
+SHOWN = b"2\nhello\n/workspace\ncount.sh\nh\n2\n600\n"
+
+
+def turn(box: Any, command: str) -> Any:
+    result = box.run(command, timeout=60)
+    assert result.ended == "exit" and result.exit_code == 0, result
+    return box.end_turn().wait(60)
+
+
+def dies(box: Any) -> None:
+    box.machine().cgroup.kill()
+    until(lambda: box.info().status == "dead")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("criu", "pool", "inspector"),
+    [
+        (False, "btrfs", "auto"),
+        (True, "copy", "auto"),
+        (True, "btrfs", "fanotify"),
+        (True, "btrfs", "activity"),
+        (False, "copy", "activity"),
+    ],
+)
+def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
+    from windtunnel.agents.sandbox.live.host import Host
+
+    with Host(own_home, criu=criu, pool_kind=pool, inspector_kind=inspector) as host:
+        box = host.create(Spec("a", services={"web": "sleep 98765"}))
+        for command, weakest in TURNS:
+            line = turn(box, command)
+            assert line.turn_class >= weakest, (command, line)
+        manifest = host.parts.manifests.load(box.tip)
+        assert manifest.files is not None and manifest.files.kind == pool
+        assert manifest.covered[0] == "files" and manifest.covered[-1] == "state of shell main"
+        if criu:
+            assert manifest.covered[1].endswith("processes with memory and open files")
+            assert not any("memory" in words for words in manifest.not_covered)
+        else:
+            assert len(manifest.covered) == 2
+            assert manifest.not_covered[0].startswith("processes and their memory: ")
+        dies(box)
+        report = box.restore()
+        assert box.run(SHOW).stdout == SHOWN
+        assert any("sleep 98765" in line for line in box.info().processes)
+        if criu:
+            assert manifest.covered[1] in report.restored
+            assert not any("memory" in words for words in report.lost)
+            assert box.run(COUNT).stdout == b"2\n"
+        else:
+            assert set(report.restored) == {
+                "files",
+                "state of shell main",
+                "service web, started anew without its memory",
+            }
+            assert report.lost == manifest.not_covered
+            assert not any("count.sh" in line for line in box.info().processes)
+        turn(box, "X=3")
+        dies(box)
+        box.restore()
+        assert box.run("echo $X").stdout == b"3\n"
+        (fork,) = host.fork("a")
+        assert fork.run("echo $X; cat h").stdout == b"3\n2\n"
+        box.rollback(manifest.id)
+        assert box.run(SHOW).stdout == SHOWN
+        checked(host)
+
+
+@pytest.mark.slow
+def test_down_the_ladder_and_up_again(own_home: Path) -> None:
+    """CRIU goes away and comes back while the sandbox runs."""
+    from windtunnel.agents.sandbox.live.host import Host
+
+    with Host(own_home) as host:
+        box = host.create(Spec("a"))
+        turn(box, f"{COUNTER}; X=1")
+        whole = box.tip
+    with Host(own_home, criu=False) as host:
+        box = host.get("a")
+        assert box.run(COUNT).stdout == b"1\n"
+        assert turn(box, "X=2").turn_class is TurnClass.FULL
+        weak = host.parts.manifests.load(box.tip)
+        assert weak.image is None and "processes and their memory" in weak.not_covered[0]
+        turn(box, "X=3")
+        weak = host.parts.manifests.load(box.tip)
+        assert weak.image is None and "processes and their memory" in weak.not_covered[0]
+    with Host(own_home) as host:
+        box = host.get("a")
+        assert box.run(COUNT).stdout == b"2\n"
+        assert turn(box, "true").turn_class is TurnClass.FULL
+        manifest = host.parts.manifests.load(box.tip)
+        assert manifest.image is not None and manifest.not_covered == whole_words(host, whole)
+        dies(box)
+        box.restore()
+        assert box.run(f"echo $X; {COUNT}").stdout == b"3\n3\n"
+        report = box.rollback(weak.id)
+        assert report.lost == weak.not_covered
+        assert box.run("echo $X").stdout == b"3\n"
+        # what runs now is not the image's: the next turn has to keep it
+        turn(box, COUNTER)
+        assert host.parts.manifests.load(box.tip).image is not None
+        box.rollback(whole)
+        assert box.run(f"echo $X; {COUNT}").stdout == b"1\n1\n"
+        checked(host)
+
+
+def whole_words(host: Any, checkpoint: str) -> tuple[str, ...]:
+    return tuple(host.parts.manifests.load(checkpoint).not_covered)
+
+
+def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.agents.sandbox.live import host as hosts
+    from windtunnel.agents.sandbox.live.files import loop
+    from windtunnel.agents.sandbox.live.inspect import kernel
+
+    monkeypatch.setattr(loop, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
+    monkeypatch.setattr(hosts, "find_criu", lambda: None)
+    monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
+    told: list[Any] = []
+    with hosts.Host(own_home, on_event=told.append) as host:
+        assert host.parts.pool.kind == "copy" and host.parts.criu is None
+        box = host.create(Spec("a"))
+        assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
+        box.restore()
+        assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"
+    words = [event.detail for event in told if event.kind == "weaker"]
+    assert any("mkfs.btrfs is missing; install btrfs-progs" in one for one in words), told
+    assert any("CRIU is missing" in one and "windtunnel sandbox setup" in one for one in words)
+    assert any("looked at by" in one for one in words)
+
+
+def test_paths_lead_nowhere_outside(host: Any, make: Any, tmp_path: Path) -> None:
+    """Links that a sandbox plants do not lead put, get, diff or export to the host's files."""
+    box = make()
+    first = box.tip
+    secret = tmp_path / "secret"
+    secret.write_text("of the host")
+    turn(
+        box,
+        f"ln -s {secret} /workspace/link; mkdir -p {tmp_path}; echo inside > {secret}; "
+        f"ln -s {tmp_path} /workspace/folder; ln -s ../../../../../../../{secret} /workspace/up",
+    )
+    for path in (
+        "/workspace/link",
+        "/workspace/folder/secret",
+        "/workspace/up",
+        "/workspace/../../.." + str(secret),
+    ):
+        assert box.get(path) == b"inside\n"
+        box.put(path, b"changed\n")
+        assert box.get(path) == b"changed\n"
+        box.put(str(secret), b"inside\n")
+    assert secret.read_text() == "of the host"
+    assert str(secret) in {change.path for change in box.diff(first).files}
+    host.export(box.name, str(tmp_path / "out"))
+    assert not any(
+        b"of the host" in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()
+    )

@@ -1,0 +1,109 @@
+"""Unmodified agents in sandboxes whose only way out is the model proxy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.agents.sandbox.model import Spec
+from windtunnel.errors import UserError
+
+pytestmark = pytest.mark.root
+EXAMPLE = Path(__file__).parents[3] / "examples" / "agents" / "killed_and_goes_on.py"
+ASK = """python3 -B - <<'END'
+import json, os, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "%s"}], "tools": [{}]}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+print(urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).read().decode())
+END"""
+
+
+class Model(ThreadingHTTPServer):
+    """Counts what it was asked, and answers with the count."""
+
+    daemon_threads = True
+    asked = 0
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Model
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked += 1
+        body = json.dumps({"choices": [{"message": {"content": str(self.server.asked)}}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with Model() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def ask(box: Any, what: str) -> str:
+    """What the model said to a program inside the sandbox."""
+    result = box.run(ASK % what, timeout=60)
+    assert result.exit_code == 0, result.stderr.decode()
+    return str(json.loads(result.stdout)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.slow
+def test_a_killed_agent_goes_on_and_the_model_is_asked_no_more(home: Path) -> None:
+    ran = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    assert "processes with memory and open files" in ran.stdout
+    assert "fixed in test" in ran.stdout
+    assert "the model was asked 6 times; the session has 6 turns" in ran.stdout
+
+
+def test_a_request_ends_a_turn_while_its_command_still_runs(make: Callable[..., Any], model: Model) -> None:
+    box = make(network="proxy", proxy_upstream=f"http://127.0.0.1:{model.server_port}")
+    assert ask(box, "first") == "1"
+    box.wait()
+    assert box.turns == 1
+    box.restore()
+    assert ask(box, "first") == "1", "the recorded answer"
+    box.rollback(box.log()[0][0].id)
+    assert ask(box, "first") == "2", "a rollback asks anew"
+
+
+def test_forks_have_a_proxy_of_their_own(host: Any, make: Callable[..., Any], model: Model) -> None:
+    box = make(network="proxy", proxy_upstream=f"http://127.0.0.1:{model.server_port}")
+    ask(box, "first")
+    box.wait()
+    forks = host.fork(box.name, 2)
+    assert sorted([ask(fork, "second") for fork in forks]) == ["2", "3"]
+    assert ask(box, "second") == "4"
+
+
+def test_nothing_but_the_proxy_is_reachable(make: Callable[..., Any], model: Model) -> None:
+    box = make(network="proxy", proxy_upstream=f"http://127.0.0.1:{model.server_port}")
+    inside = f"exec 3<>/dev/tcp/127.0.0.1/{model.server_port}"
+    assert b"refused" in box.run(inside).stderr
+    assert box.run("exec 3<>/dev/tcp/192.0.2.1/80").exit_code != 0
+
+
+def test_a_proxy_without_an_upstream_is_refused(host: Any) -> None:
+    with pytest.raises(UserError, match="proxy_upstream"):
+        host.create(Spec("lost", network="proxy"))

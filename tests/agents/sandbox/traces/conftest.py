@@ -1,0 +1,144 @@
+"""A stand-in for a sandbox: a persistent bash in a folder of its own, without namespaces or checkpoints."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from windtunnel.agents.sandbox.model import TurnResult
+from windtunnel.agents.sandbox.traces.observe import Observation, observe
+from windtunnel.agents.sandbox.traces.replay import Output
+
+
+class StandInBox:
+    """Runs commands in one bash; ``root`` is what would be the sandbox's root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.workdir = self.root / "workspace"
+        self.channel = folder / "channel"
+        for place in (self.root, self.channel, self.root / "tmp"):
+            place.mkdir(parents=True, exist_ok=True)
+        self.bash = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.root), "TMPDIR": str(self.root / "tmp")}
+        return subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self.root,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def run(self, command: str, *, shell: str = "main", timeout: float | None = None) -> TurnResult:
+        assert self.bash.stdin and self.bash.stdout
+        text, out, err = (self.channel / name for name in ("text", "out", "err"))
+        text.write_bytes(command.encode("utf-8", "surrogateescape") + b"\n")
+        started = time.monotonic()
+        line = f"source {text} >{out} 2>{err} </dev/null; echo $?\n"
+        try:
+            self.bash.stdin.write(line.encode())
+            self.bash.stdin.flush()
+        except BrokenPipeError:
+            return TurnResult(b"", b"", None, 0.0, "shell-died")
+        if not select.select([self.bash.stdout], [], [], timeout or 60)[0]:
+            return TurnResult(out.read_bytes(), err.read_bytes(), None, timeout or 60, "timeout")
+        code = self.bash.stdout.readline()
+        seconds = time.monotonic() - started
+        if not code:
+            return TurnResult(out.read_bytes(), err.read_bytes(), None, seconds, "shell-died")
+        return TurnResult(out.read_bytes(), err.read_bytes(), int(code), seconds)
+
+    def processes(self) -> list[str]:
+        """Command lines of what runs under the shell, itself not included."""
+        found = []
+        for child in psutil.Process(self.bash.pid).children(recursive=True):
+            try:
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(child.cmdline()))
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def shell_print(self) -> str:
+        """Directory, variables, functions, aliases, options and mask of the shell, less what always moves."""
+        text = self.run("pwd; declare -p; declare -f; alias; shopt; set +o; umask; trap").stdout.decode()
+        moving = ("BASH", "EPOCH", "SECONDS", "RANDOM", "SRANDOM", "LINENO", "_=", "PIPESTATUS", "FUNCNAME")
+        lines = []
+        for line in text.splitlines():
+            words = line.split(" ", 2)
+            if not (words[0] == "declare" and len(words) == 3 and words[2].startswith(moving)):
+                lines.append(line)
+        return "\n".join(lines)
+
+    def kill(self) -> None:
+        """End everything that runs in it."""
+        if self.bash.poll() is None:
+            os.killpg(self.bash.pid, signal.SIGKILL)
+        self.bash.wait()
+        for pipe in (self.bash.stdin, self.bash.stdout):
+            if pipe:
+                pipe.close()
+
+    def restart(self) -> None:
+        """A fresh shell on the files that are there."""
+        self.bash = self._start()
+
+    def look(self, outputs: tuple[Output, ...] = (), probes: dict[str, str] | None = None) -> Observation:
+        return observe(self, self.root, outputs=outputs, probes=probes, processes=self.processes, ports=False)
+
+
+@pytest.fixture
+def new_box(tmp_path: Path) -> Iterator[Callable[[], StandInBox]]:
+    """Make stand-ins; they all lie at the same path, one after the other, so that outputs can be equal."""
+    if not shutil.which("bash"):
+        pytest.skip("needs bash")
+    made: list[StandInBox] = []
+
+    def new() -> StandInBox:
+        for box in made:
+            box.kill()
+        folder = tmp_path / "box"
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.append(StandInBox(folder))
+        return made[-1]
+
+    yield new
+    for box in made:
+        box.kill()
+
+
+@pytest.fixture
+def first_port() -> int:
+    """A port from which some in a row are free."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port <= 60_000 and all(_free(port + more) for more in range(12)):
+            return port
+    pytest.skip("no twelve free ports in a row")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

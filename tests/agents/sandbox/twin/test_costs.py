@@ -1,0 +1,165 @@
+"""Costs: formulas by hand, profiles that are kept whole, and fits that find what was put in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_costs import plain_costs
+
+from windtunnel.agents.sandbox.calibrate import calibrate, cost_table
+from windtunnel.agents.sandbox.costs import SHIPPED, Profile, load_costs, profile_path, save_costs
+from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted, least_squares
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.errors import UserError
+
+
+def test_a_full_checkpoint_by_hand() -> None:
+    costs = plain_costs(
+        full_freeze=1,
+        full_freeze_per_byte=2,
+        full_freeze_per_process=3,
+        full_after=5,
+        full_after_per_byte=7,
+        full_after_per_new_byte=11,
+        new_base=13,
+        new_per_byte=0.5,
+        files_new=17,
+    )
+    work = costs.checkpoint(TurnClass.FULL, memory=10, processes=2, dirty=4, files=19)
+    assert (work.freeze, work.after, work.written) == (1 + 20 + 6, 5 + 70 + 44, 17 + 19 + 13 + 2)
+    assert costs.estimate_full(10, 2) == 1 + 20 + 6 + 5 + 70 + 110
+
+
+def test_no_more_is_new_than_there_is() -> None:
+    assert plain_costs(new_per_byte=1).image_new(memory=10, dirty=99) == 10
+
+
+def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    profile = Profile(plain_costs(decide=0.25), {"machine": "m", "date": "d"}, {"pool": "copy"})
+    path = tmp_path / "deep" / "profile.json"
+    save_costs(profile, path)
+    again = load_costs(path)
+    assert (again.costs, again.provenance, again.capabilities) == (
+        profile.costs,
+        profile.provenance,
+        profile.capabilities,
+    )
+    assert again.origin == "own profile, measured on m, d"
+    assert [one.name for one in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_the_users_own_profile_goes_before_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    assert load_costs().path == str(SHIPPED)
+    save_costs(Profile(plain_costs(decide=3)), profile_path())
+    assert load_costs().costs.decide == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"version": 99}, "version"),
+        ({"costs": {}}, "not a profile"),
+        ({"provenance": None}, "not a profile"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path: Path, change: dict[str, object], word: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(json.loads(SHIPPED.read_text()) | change))
+    with pytest.raises(UserError, match=word):
+        load_costs(path)
+
+
+def test_a_figure_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    data = json.loads(SHIPPED.read_text())
+    data["costs"]["full_cpu"] = 1.5
+    (tmp_path / "profile.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match=r"full_cpu is 1\.5"):
+        load_costs(tmp_path / "profile.json")
+
+
+NUMBER = st.floats(0, 10).map(lambda value: round(value, 3))
+
+
+@given(NUMBER, NUMBER, NUMBER)
+def test_the_fit_finds_what_was_put_in(base: float, each: float, other: float) -> None:
+    first = np.array([0.0, 0.0, 1.0, 1.0, 3.0])
+    second = np.array([0.0, 2.0, 0.0, 2.0, 5.0])
+    found = least_squares([np.ones(5), first, second], base + each * first + other * second)
+    assert found == pytest.approx([base, each, other], abs=1e-6)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=4, max_size=4))
+def test_no_coefficient_is_negative(values: list[float]) -> None:
+    found = least_squares([np.ones(4), np.arange(4.0)], np.array(values))
+    assert min(found) >= 0
+
+
+def test_costs_come_out_of_measurements_that_they_would_give() -> None:
+    basics = Basics(
+        decide=[0.001],
+        shell=[0.002],
+        files_freeze=[0.004],
+        files_after=[0.006],
+        files_new=[100.0],
+        create=[0.5],
+        fork=[0.3],
+        restore=[0.2],
+        at_once=[0.2],
+        cpu={name: [0.5] for name in ("shell", "files", "full", "restore")},
+    )
+    grid = [(memory * 1e6, processes) for memory in (0, 10, 40) for processes in (1, 4)]
+    seen = [
+        Seen(
+            memory=memory,
+            processes=processes,
+            raw=[4e6 + memory + 1e5 * processes],
+            new_first=0.4 * memory,
+            new_next=[50.0],
+            freeze=[0.05 + 1e-9 * memory + 0.003 * processes],
+            after_first=0.01 + 3e-9 * memory,
+            after=[0.01 + 1e-9 * memory],
+            restore=[0.06 + 2e-9 * memory + 0.001 * processes],
+            lazy_fork=[0.1 + 0.04 + 1e-9 * memory + 0.001 * processes],
+        )
+        for memory, processes in grid
+    ]
+    costs, errors = fitted(basics, seen)
+    assert costs.full_freeze == pytest.approx(0.05)
+    assert costs.full_freeze_per_byte == pytest.approx(1e-9)
+    assert costs.full_freeze_per_process == pytest.approx(0.003)
+    assert costs.full_after_per_new_byte == pytest.approx(2e-9)
+    assert costs.restore_per_byte == pytest.approx(2e-9)
+    assert costs.lazy == pytest.approx(0.04)
+    assert costs.fork == pytest.approx(0.1)
+    assert costs.new_per_byte == pytest.approx(0.4)
+    assert costs.image_base == pytest.approx(4e6)
+    assert "freeze 0%" in errors
+
+
+def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="needs root"):
+        calibrate()
+
+
+@pytest.mark.root
+def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, own_home: Path) -> None:
+    own_home.rmdir()
+    profile = calibrate(tmp_path / "profile.json", quick=True, home=own_home)
+    assert not own_home.exists()
+    own_home.mkdir()
+    assert load_costs(tmp_path / "profile.json").provenance == profile.provenance
+    costs = profile.costs
+    assert 0 < costs.shell < costs.files_freeze + costs.files_after < costs.estimate_full(0, 1)
+    assert costs.image_base > 0
+    assert 0.1 < costs.new_per_byte < 1
+    assert str(own_home) not in Path("/proc/self/mounts").read_text()
+    assert cost_table(profile).row_count == 11

@@ -1,0 +1,100 @@
+"""The twin's engine hands out jobs in the order of the live one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.agents.sandbox.live.engine import Engine, Pending
+from windtunnel.agents.sandbox.model import Turn, TurnClass
+from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
+
+TURN = Turn(1, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.booleans()),
+        st.tuples(st.just("promote"), st.integers(0, 30)),
+    ),
+    max_size=30,
+)
+
+
+def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
+    """Jobs in the order in which a live engine of one worker runs them, none before all steps are done."""
+    engine = Engine(1, fifo=fifo)
+    begun, opened = threading.Event(), threading.Event()
+    order: list[int] = []
+    pendings: list[Pending] = []
+
+    def first() -> Turn:
+        begun.set()
+        opened.wait(30)
+        return TURN
+
+    def job(number: int) -> Turn:
+        order.append(number)
+        return TURN
+
+    engine.submit("first", first)
+    begun.wait(30)
+    try:
+        for kind, value in steps:
+            if kind == "submit":
+                number = len(pendings)
+                pendings.append(engine.submit("box", partial(job, number), urgent=bool(value)))
+            elif value < len(pendings):
+                pendings[value].promote()
+    finally:
+        opened.set()
+        engine.close()
+    return order
+
+
+def twin_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
+    scheduler = Scheduler(lambda: 0.0, 1, fifo=fifo)
+    order: list[int] = []
+    jobs: list[Job] = []
+
+    def run(job: Job) -> None:
+        order.append(int(job.name))
+        scheduler.finished(job)
+
+    first = Job("first", lambda job: None)
+    scheduler.submit(first)
+    for kind, value in steps:
+        if kind == "submit":
+            jobs.append(Job(str(len(jobs)), run))
+            scheduler.submit(jobs[-1], urgent=bool(value))
+        elif value < len(jobs):
+            scheduler.promote(jobs[value])
+    scheduler.finished(first)
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.booleans())
+def test_order_is_that_of_the_live_engine(steps: list[tuple[str, int]], fifo: bool) -> None:
+    assert twin_order(steps, fifo) == live_order(steps, fifo)
+
+
+def test_after_four_urgent_jobs_comes_a_normal_one() -> None:
+    steps = [("submit", 0), *[("submit", 1)] * 6]
+    assert twin_order(steps, fifo=False) == [1, 2, 3, 4, 0, 5, 6]
+
+
+def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
+    scheduler = Scheduler(lambda: 0.0, 1)
+    ran: list[str] = []
+    first, second = Job("first", lambda job: None), Job("second", lambda job: ran.append(job.name))
+    scheduler.submit(first)
+    scheduler.submit(second)
+    freed: list[bool] = []
+    second.wait()(lambda: freed.append(True))
+    assert scheduler.drop(second)
+    assert not scheduler.drop(first)
+    scheduler.finished(first)
+    assert (ran, freed, second.dropped) == ([], [True], True)
