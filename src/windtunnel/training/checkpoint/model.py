@@ -1,0 +1,80 @@
+"""What checkpoints in memory and on disk are described by.
+
+A *shard* is what one rank saves: ``"rank3"``; state that all ranks hold alike (a DDP replica) is the shard
+``"shared"``. A *copy* is a shard of one step in one place: a node's memory, or storage. A step is *complete*
+when every shard that it needs has a verified copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tier = Literal["memory", "peer", "storage"]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One complete copy of a shard, as its holder lists it.
+
+    ``place``: where the holder stands in the present membership. ``world``: of the job when it was saved, so
+    the step needs the shards rank0 .. rank{world-1} (and ``"shared"`` where ``has_shared``). ``layout``:
+    digest of what lies where in it. ``nbytes``: its data. ``checksum``: xxh3_128 of the data, hexadecimal.
+    """
+
+    place: int
+    shard: str
+    step: int
+    world: int
+    has_shared: bool
+    generation: int
+    layout: str
+    nbytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where copies lie: ``holders[p]`` are the places that hold the shards of place ``p``, ``p`` itself
+    first."""
+
+    kind: str
+    copies: int
+    holders: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a shard is to be read: a tier, and the place that holds it (None for storage)."""
+
+    tier: Tier
+    place: int | None
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """The step to go on from, and for every shard of it the sources to try, in this order.
+
+    ``step`` is None where nothing can be restored: the job begins at the beginning.
+    """
+
+    step: int | None
+    world: int = 0
+    sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How well the present state is kept.
+
+    ``committed``: newest step of which every shard has all its copies, -1 for none. ``replication``: fewest
+    verified copies of any shard of the newest complete step, now. ``nbytes``: memory that slots take on this
+    node. ``age``: seconds since ``committed`` was committed, None for never.
+    """
+
+    committed: int
+    replication: int
+    wanted: int
+    nbytes: int
+    age: float | None

@@ -1,0 +1,106 @@
+"""Layers, stages, templates and pipelines as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What one layer costs for one microbatch on one device.
+
+    ``forward``, ``backward``: seconds. ``state_bytes``: all that training keeps of it (parameters, gradients,
+    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``in_node``: seconds of its
+    all-reduce over 2, 4, .. devices of a node, by number of devices. ``gradient_bytes``: what pipelines
+    reduce of it.
+    """
+
+    name: str
+    forward: float
+    backward: float
+    state_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    in_node: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers ``first`` .. ``last - 1`` on ``devices`` devices of one node; ``time``: seconds a microbatch."""
+
+    first: int
+    last: int
+    devices: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Template:
+    """How to cut the model over ``nodes`` machines: ``nodes_of_stage[s]`` is the machine of stage ``s``
+    (0-based).
+
+    ``time``: seconds for ``microbatches`` microbatches (Oobleck, section 4.2, with 4 a stage).
+    """
+
+    nodes: int
+    stages: tuple[Stage, ...]
+    nodes_of_stage: tuple[int, ...]
+    time: float
+    microbatches: int
+
+
+@dataclass(frozen=True)
+class TemplateSet:
+    """Templates for ``n0`` .. ``n0 + len(templates) - 1`` machines, in this order.
+
+    ``failures``: machines that may be lost at once with a copy of every layer left (f). ``fingerprint``: of
+    the profile and the parameters they were made from.
+    """
+
+    n0: int
+    failures: int
+    templates: tuple[Template, ...]
+    fingerprint: str
+
+    def of(self, nodes: int) -> Template:
+        """The template for ``nodes`` machines.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if not self.n0 <= nodes < self.n0 + len(self.templates):
+            raise KeyError(nodes)
+        return self.templates[nodes - self.n0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What runs: each pipeline's machines (ids, in the order of its template), and its microbatches a
+    step."""
+
+    pipelines: tuple[tuple[int, ...], ...]
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A layer's state goes from one machine to another (ids); ``nbytes`` of it."""
+
+    layer: int
+    source: int
+    target: int
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Reconfiguration:
+    """What follows from a change of the machines.
+
+    ``how``: "simple", "borrow", "merge", "join", "search" or "none". ``transfers``: layers to copy. ``lost``:
+    layers of which no copy is left (then only a checkpoint helps).
+    """
+
+    layout: Layout
+    how: str
+    transfers: tuple[Transfer, ...] = ()
+    lost: tuple[int, ...] = ()
