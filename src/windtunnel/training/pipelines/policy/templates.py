@@ -1,0 +1,214 @@
+"""The set of templates, and what it guarantees.
+
+``n0`` machines are the fewest that hold the model. A job of ``N`` machines runs ``f + 1`` pipelines or more,
+each by a template of ``n0``, ``n0 + 1``, .. machines. Every layer is then on ``f + 1`` machines, one of each
+pipeline, and any ``f`` machines may be lost at once.
+
+Which numbers of machines can be divided: ``x`` pipelines make use of every number from ``x n0`` to ``x (n0 +
+p - 1)`` with ``p`` templates of successive sizes. So each number from ``(f + 1) n0`` on is a sum of ``f +
+1`` sizes or more if neighbouring intervals touch, and the first two are the farthest apart: ``p`` must be at
+least
+``1 + ceil((n0 - 1) / (f + 1))`` (`count_needed`). Oobleck (Jang et al., SOSP 2023, section 4.1) asks for ``p
+>= n0``, with no size above ``N - f n0``, which no pipeline can have beside ``f`` others. We keep sizes up to
+``2 n0 - 1`` in any case: so large a pipeline can come out of a merge (`reconfigure`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.model import LayerProfile, Stage, Template, TemplateSet
+from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
+
+VERSION = 1
+
+
+def minimum_nodes(
+    profile: Sequence[LayerProfile],
+    devices_per_node: int,
+    memory: float,
+    *,
+    microbatches: int | None = None,
+    most: int | None = None,
+) -> int:
+    """The fewest machines on which some plan fits (n0). ``most``: machines that there are.
+
+    Raises:
+        UserError: none fits, with the reason at the largest number of machines.
+    """
+    limit = len(profile) if most is None else min(most, len(profile))
+    for nodes in range(1, limit + 1):
+        if fits(profile, nodes, devices_per_node, memory, microbatches=microbatches):
+            return nodes
+    reason = why_not(profile, limit, devices_per_node, memory, microbatches=microbatches)
+    raise UserError(f"the model fits no number of machines up to {limit}: {reason}")
+
+
+def estimated_nodes(profile: Sequence[LayerProfile], devices_per_node: int, memory: float) -> int:
+    """The published artifact's estimate of n0: all state and the largest activation over a machine's
+    memory."""
+    need = sum(layer.state_bytes for layer in profile) + max(layer.activation_bytes for layer in profile)
+    return max(1, math.ceil(need / (devices_per_node * memory)))
+
+
+def count_needed(n0: int, failures: int) -> int:
+    """The fewest templates with which every number of machines from ``(failures + 1) n0`` on is covered."""
+    return 1 + -(-(n0 - 1) // (failures + 1))
+
+
+def template_set(
+    profile: Sequence[LayerProfile],
+    nodes: int,
+    failures: int,
+    devices_per_node: int,
+    memory: float,
+    *,
+    microbatches: int | None = None,
+    largest: int | None = None,
+) -> TemplateSet:
+    """Templates for a job of ``nodes`` machines that is to survive ``failures`` at once.
+
+    ``microbatches``: of a pipeline in a step, 4 a stage unless given. ``largest``: no template for more
+    machines (each size costs a search; large jobs need few), but at least what coverage and merging need.
+
+    Raises:
+        UserError: the model does not fit, or ``nodes`` is less than ``(failures + 1) n0``.
+    """
+    if failures < 0:
+        raise UserError(f"failures is {failures}; 0 or more is needed")
+    n0 = minimum_nodes(profile, devices_per_node, memory, microbatches=microbatches, most=nodes)
+    if nodes < (failures + 1) * n0:
+        raise UserError(
+            f"{nodes} machines cannot hold {failures + 1} copies of the model, which needs {n0} machines;"
+            f" {(failures + 1) * n0} machines or at most {nodes // n0 - 1} failures at once are needed"
+        )
+    needed = max(2 * n0 - 1, n0 + count_needed(n0, failures) - 1)
+    useful = nodes - failures * n0
+    size = max(needed, useful if largest is None else min(useful, largest))
+    templates: list[Template] = []
+    for number in range(n0, min(size, nodes, len(profile)) + 1):
+        template = plan(profile, number, devices_per_node, memory, microbatches=microbatches)
+        if template is None:  # More stages hold more microbatches; sizes must be successive.
+            break
+        templates.append(template)
+    parameters = (nodes, failures, devices_per_node, memory, microbatches, largest)
+    return TemplateSet(n0, failures, tuple(templates), fingerprint(profile, parameters))
+
+
+def fingerprint(profile: Sequence[LayerProfile], parameters: Sequence[object] = ()) -> str:
+    """Sixteen digits that tell one profile, and what templates were made for, from another."""
+    text = json.dumps([VERSION, [asdict(layer) for layer in profile], list(parameters)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def covered(set: TemplateSet, nodes: int, pipelines: int = 1) -> bool:
+    """Whether ``nodes`` machines are a sum of at least ``pipelines`` template sizes."""
+    return nodes // set.n0 >= max(pipelines, -(-nodes // largest_size(set)))
+
+
+def largest_size(set: TemplateSet) -> int:
+    """Machines of the largest template."""
+    return set.n0 + len(set.templates) - 1
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What holds for a number of machines.
+
+    ``pipelines``: the most copies of each layer that they can have; ``at_once``: machines that may be lost
+    at once with a copy of every layer left. ``uncovered``: numbers of machines from there down to
+    ``(f + 1) n0`` that are no sum of ``f + 1`` sizes. ``sentences``: the same in words.
+    """
+
+    nodes: int
+    pipelines: int
+    at_once: int
+    uncovered: tuple[int, ...]
+    sentences: tuple[str, ...]
+
+
+def guarantee(set: TemplateSet, nodes: int) -> Guarantee:
+    """What the templates guarantee a job of ``nodes`` machines, and what not."""
+    f, n0, largest = set.failures, set.n0, largest_size(set)
+    full = (f + 1) * n0
+    copies = nodes // n0 if covered(set, nodes) else 0
+    uncovered = tuple(n for n in range(full, nodes + 1) if not covered(set, n, f + 1))
+    said: list[str] = []
+    if nodes < n0:
+        said.append(f"{nodes} machines do not hold the model, which needs {n0}.")
+    elif nodes < full:
+        said.append(
+            f"{nodes} machines run at most {copies} pipelines: {copies - 1} may be lost at once,"
+            f" not the {f} wanted, which take {full} machines."
+        )
+    else:
+        said.append(
+            f"From {full} to {nodes} machines, at least {f + 1} pipelines run:"
+            f" any {f} machines may be lost at once with a copy of every layer left."
+        )
+        said.append(
+            f"From {n0} to {full - 1} machines the job still runs, with fewer copies:"
+            f" the loss of all holders of a layer then takes a checkpoint."
+        )
+    if uncovered:
+        said.append(
+            f"Not with {', '.join(map(str, uncovered))} machines: templates end at {largest}, and these"
+            f" numbers are no sum of {f + 1} sizes or more; some machines would be idle."
+        )
+    if largest < 2 * n0 - 1:
+        said.append(
+            f"There is no template above {largest} machines, so a merge of short pipelines,"
+            f" up to {2 * n0 - 1} machines, may leave some idle."
+        )
+    said.append("More losses at once than that may or may not spare a copy of every layer.")
+    at_once = f if nodes >= full and nodes not in uncovered else max(0, copies - 1)
+    return Guarantee(nodes, copies, at_once, uncovered, tuple(said))
+
+
+def to_json(set: TemplateSet) -> str:
+    """The set as a file's text, with its version and a digest."""
+    body = {"n0": set.n0, "failures": set.failures, "fingerprint": set.fingerprint}
+    body["templates"] = [asdict(template) for template in set.templates]  # type: ignore[assignment]
+    return json.dumps({"version": VERSION, "digest": _digest(body), "set": body}, indent=1) + "\n"
+
+
+def from_json(text: str, source: str, fingerprint: str | None = None) -> TemplateSet:
+    """The set in a file's ``text``. ``source``: the file's name, for messages.
+
+    Raises:
+        UserError: it is torn or altered, of another version, or not made with this ``fingerprint``.
+    """
+    try:
+        whole = json.loads(text)
+        version, digest, body = whole["version"], whole["digest"], whole["set"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{source} is no whole template file ({error}); make it anew") from None
+    if version != VERSION:
+        raise UserError(f"{source} is a template file of version {version}; version {VERSION} is accepted")
+    if digest != _digest(body):
+        raise UserError(f"{source} was altered or cut short: its digest is not {digest}; make it anew")
+    if fingerprint is not None and body["fingerprint"] != fingerprint:
+        raise UserError(
+            f"{source} was made for another model or cluster (fingerprint {body['fingerprint']});"
+            f" {fingerprint} is needed"
+        )
+    templates = tuple(
+        Template(
+            each["nodes"],
+            tuple(Stage(**stage) for stage in each["stages"]),
+            tuple(each["nodes_of_stage"]),
+            each["time"],
+            each["microbatches"],
+        )
+        for each in body["templates"]
+    )
+    return TemplateSet(body["n0"], body["failures"], templates, body["fingerprint"])
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
