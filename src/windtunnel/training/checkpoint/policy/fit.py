@@ -1,0 +1,34 @@
+"""Whether the checkpoints of a node fit in its memory, and the sum in words."""
+
+from __future__ import annotations
+
+HEADER = 4096
+"""Bytes of a slot before its data."""
+
+
+def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
+    """Bytes that a node's memory must have free for checkpoints.
+
+    ``own``: bytes of the shards of the node's own ranks. ``held``: of the shards that it holds for others.
+    ``layouts``: of what is kept once for each shard (layouts, headers of slots).
+    """
+    return slots * (own + held) + layouts
+
+
+def explain(own: int, held: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
+    """The sum of `needed` in words; ``free``: bytes that there are."""
+    more = f" + {amount(layouts)} of layouts" if layouts else ""
+    told = (
+        f"{slots} slots x ({amount(own)} of its own + {amount(held)} held for others){more} = "
+        f"{amount(needed(own, held, slots, layouts))}"
+    )
+    return told if free is None else f"{told}; {amount(free)} are free"
+
+
+def amount(nbytes: float) -> str:
+    """``nbytes`` with three significant digits: '1.50 GB' (1 GB = 10^9 bytes)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 999.5:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} TB"

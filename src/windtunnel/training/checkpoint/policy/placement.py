@@ -1,0 +1,187 @@
+"""Where the copies of every machine's shards lie (GEMINI, Wang et al., SOSP 2023, section 4).
+
+The first copy is always at home. The places that hold one shard are its *copy set*; a loss of several
+machines at once is survived iff no copy set lies wholly among them. The fewer distinct copy sets there are,
+the fewer losses are fatal, so
+
+- ``group``: places in groups of ``copies``, each holds all shards of its group: N/m sets, the fewest
+possible;
+- ``ring``: each place also holds the shards of those before it: N sets, for any N;
+- ``mixed``: groups, and one ring of the last m + (N mod m) places where m does not divide N;
+- ``domains``: as few sets as may be, under the condition that what fails together (a rack, a power feed)
+holds
+  as few members of a copy set as possible.
+
+Groups across domains: sort the places by domain and deal them out to the N/m groups like cards. A group gets
+two places of one domain only if that domain has more than N/m places, and a whole group falls into one domain
+only if it has more than (m-1)N/m, where no placement that loads all places alike could avoid it: the shards
+of the domain need a copy outside, and those outside have room for (m-1) each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.model import Placement
+
+Kind = Literal["group", "ring", "mixed", "domains"]
+
+
+@dataclass(frozen=True)
+class WeakDomain:
+    """A domain whose loss alone destroys every copy of the shards of the places ``lost``. ``why``: in words,
+    and whether another placement could do better."""
+
+    domain: str
+    lost: tuple[int, ...]
+    why: str
+
+
+def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> Placement:
+    """Who holds what, for ``places`` machines and ``copies`` copies of each shard, the one at home included.
+
+    ``domains``: for kind ``domains``, the failure domain of every place; ``""`` is one of its own.
+
+    Raises:
+        UserError: more copies than places, a size that ``group`` cannot do, or domains that do not fit.
+    """
+    if kind not in get_args(Kind):
+        raise UserError(f"placement is {kind!r}; accepted are {', '.join(get_args(Kind))}")
+    if places < 1:
+        raise UserError(f"places is {places}; at least 1 is needed")
+    if not 1 <= copies <= places:
+        raise UserError(f"copies is {copies}; with {places} machines 1 to {places} are possible")
+    everyone = list(range(places))
+    if kind == "ring":
+        rings = [everyone]
+    elif kind == "domains":
+        if len(domains) != places:
+            raise UserError(
+                f"placement 'domains' needs the failure domain of each of {places} machines; "
+                f"{len(domains)} are given"
+            )
+        rings = _across(places, copies, domains)
+    elif kind == "group" and places % copies:
+        fitting = [m for m in range(2, places + 1) if places % m == 0]
+        raise UserError(
+            f"placement 'group' needs copies to divide the machines, and {copies} does not divide {places}; "
+            f"choose placement 'mixed', or copies of {', '.join(map(str, fitting[:4]))}"
+        )
+    else:
+        rings = _mixed(everyone, copies)
+    return Placement(kind, copies, _rings(rings, places, copies))
+
+
+def survives(placement: Placement, lost: Collection[int]) -> bool:
+    """Whether every shard has a copy left after the machines at the places ``lost`` are gone."""
+    gone = set(lost)
+    return not any(gone.issuperset(holders) for holders in placement.holders)
+
+
+def copy_sets(placement: Placement) -> frozenset[frozenset[int]]:
+    """The distinct copy sets."""
+    return frozenset(frozenset(holders) for holders in placement.holders)
+
+
+def held_by(placement: Placement, place: int) -> tuple[int, ...]:
+    """The places whose shards ``place`` holds, itself first."""
+    others = (p for p, holders in enumerate(placement.holders) if p != place and place in holders)
+    return (place, *others)
+
+
+def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain | None:
+    """The domain whose loss costs most shards; None where the loss of any one domain is survived."""
+    members: dict[str, list[int]] = {}
+    for at, domain in enumerate(_own(domains)):
+        members.setdefault(domain, []).append(at)
+    worst: WeakDomain | None = None
+    for domain, inside in sorted(members.items()):
+        lost = tuple(p for p in inside if set(placement.holders[p]) <= set(inside))
+        if lost and (worst is None or len(lost) > len(worst.lost)):
+            worst = WeakDomain(domain, lost, _why(domain, len(inside), lost, placement, len(domains)))
+    return worst
+
+
+def _why(domain: str, size: int, lost: tuple[int, ...], placement: Placement, places: int) -> str:
+    told = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} machines"
+    most = (placement.copies - 1) * places / placement.copies
+    if placement.copies == 1:
+        return f"{told}; one copy survives no loss"
+    if size > most:
+        return (
+            f"{told}; with {size} of {places} machines in it no placement avoids that "
+            f"(at most {int(most)} may share a domain)"
+        )
+    return f"{told}; placement 'domains' may avoid that"
+
+
+def _rings(rings: Sequence[Sequence[int]], places: int, copies: int) -> tuple[tuple[int, ...], ...]:
+    """In each ring every member's shards lie with it and the next ones; a ring of ``copies`` is a group."""
+    holders: list[tuple[int, ...]] = [()] * places
+    for ring in rings:
+        for at, member in enumerate(ring):
+            holders[member] = tuple(ring[(at + step) % len(ring)] for step in range(copies))
+    return tuple(holders)
+
+
+def _mixed(order: Sequence[int], copies: int) -> list[list[int]]:
+    """Groups of ``copies`` in this order; what is left over joins the last one, as a ring."""
+    groups = len(order) // copies
+    cuts = [group * copies for group in range(groups)] + [len(order)]
+    return [list(order[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def _own(domains: Sequence[str]) -> list[str]:
+    """Unknown domains are told apart: nothing is known to fail with them."""
+    return [domain or f"(place {at})" for at, domain in enumerate(domains)]
+
+
+def _across(places: int, copies: int, domains: Sequence[str]) -> list[list[int]]:
+    """The best of three ways: fewest copy sets inside a domain, fewest pairs in one domain, fewest sets."""
+    named = _own(domains)
+    sizes = Counter(named)
+    order = sorted(range(places), key=lambda p: (-sizes[named[p]], named[p], p))
+    groups = places // copies
+    dealt = [order[column::groups] for column in range(groups)]
+    # One ring of the rest: the leftover cards of the columns all go to the last, not one to each of several.
+    rest = places % copies
+    extra = [column.pop() for column in dealt[:rest]] if rest <= groups else []
+    gathered = [*dealt[:-1], [*dealt[-1], *extra]] if extra else []
+    dealt = [order[column::groups] for column in range(groups)]
+    # One ring in strides: neighbours in it stand at least places // copies apart in the order by domain.
+    strided = _strided(order, copies)
+    ways = [way for way in (gathered, dealt, strided) if way]
+
+    def fault(way: list[list[int]]) -> tuple[int, int, int]:
+        holders = _rings(way, places, copies)
+        inside = [Counter(named[p] for p in held) for held in holders]
+        whole = sum(len(count) == 1 for count in inside)
+        pairs = sum(n * (n - 1) for count in inside for n in count.values())
+        return whole, pairs, len({frozenset(held) for held in holders})
+
+    return min(ways, key=fault)
+
+
+def _strided(order: Sequence[int], copies: int) -> list[list[int]]:
+    """Rings in which one goes ``len(order) // copies`` on in ``order``; they split where the stride divides.
+
+    Empty where a ring would have fewer than ``copies`` members.
+    """
+    stride = max(1, len(order) // copies)
+    seen: set[int] = set()
+    rings = []
+    for start in range(len(order)):
+        ring = []
+        at = start
+        while at not in seen:
+            seen.add(at)
+            ring.append(order[at])
+            at = (at + stride) % len(order)
+        if ring:
+            rings.append(ring)
+    return rings if all(len(ring) >= copies for ring in rings) else []

@@ -1,0 +1,250 @@
+"""A search through all states of ranks that save, replicate and die, for one that cannot be recovered from.
+
+What is checked is the rule that the live code runs (`slots.may_overwrite`, `slots.slot_for`), handed in as a
+function. Each rank saves step after step into its slots; a service sends each complete step on to the slots
+of the other holders, in the background; a step of which all copies of all shards are complete is committed,
+and each rank hears of it at a time of its own. Training is synchronous: a rank comes to save step s only
+when every rank has saved s-1 at home. In every state, any machine may die, with all that lies in its memory,
+so long as no copy set lies wholly within it and machines that were replaced and have not got all their
+copies again. Then there must be a step with a complete copy of every shard, all of one course of the job,
+and not older than the newest committed one.
+
+The job goes on after a death (``failures`` times): a replacement with empty memory, everybody back to the
+newest complete step R, half-written slots lost. ``remake`` says what then happens to copies of R that are
+missing: made again first (no second loss inside the sets of the replaced machine is survived until then, any
+other is), or left until the next commit (then only another loss of the replacement itself is).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy import placement as placements
+from windtunnel.training.checkpoint.policy import slots as slot_rules
+
+Rule = Callable[[int, int, Sequence[int], int], bool]
+Choose = Callable[[int, int, Sequence[int]], int]
+Slot = tuple[int, int] | None
+"""What lies in a slot: a step and the course of the job (counted by its failures) that it is of."""
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """The way to a state in which the loss of place ``dead`` cannot be recovered from."""
+
+    trace: tuple[str, ...]
+    dead: int
+    why: str
+    states: int
+
+
+@dataclass(frozen=True)
+class _Rank:
+    own: tuple[Slot, ...]
+    replicas: tuple[tuple[Slot, ...], ...]  # of this rank's shard, with each other holder
+    writing: int = -1  # the slot that is being written
+    written: int = 0  # the next step to save
+    sending: bool = False
+    sent: int = 0  # the next step to replicate
+    seen: int = -1  # the newest committed step it has heard of
+
+
+@dataclass(frozen=True)
+class _State:
+    ranks: tuple[_Rank, ...]
+    committed: int = -1
+    base: int = -1  # the step of the last restore
+    course: int = 0
+    impaired: int = -1  # the place that was replaced and has not got all its copies
+
+
+def search(
+    slots: int,
+    ranks: int,
+    rule: Rule = slot_rules.may_overwrite,
+    steps: int = 4,
+    *,
+    choose: Choose = slot_rules.slot_for,
+    copies: int = 2,
+    failures: int = 0,
+    remake: bool = False,
+    overlap: bool = True,
+) -> Counterexample | None:
+    """The shortest way to an unrecoverable state, None if there is none.
+
+    ``steps``: saves after the start and after each restore. ``failures``: after how many losses the job goes
+    on; one more is then checked in every state. ``overlap``: a rank may save again while its previous save
+    is still being replicated.
+    """
+    world = _World(
+        slots, placements.place(ranks, copies, "mixed"), rule, choose, steps, failures, remake, overlap
+    )
+    start = _State(tuple(_Rank((None,) * slots, ((None,) * slots,) * (copies - 1)) for _ in range(ranks)))
+    came: dict[_State, tuple[_State, str] | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        for dead in world.may_die(state):
+            found = world.recovered(state, dead)
+            if found is None or found < state.committed:
+                back = "nothing" if found is None else f"step {found}"
+                why = f"step {state.committed} was committed; without machine {dead}, {back} can be restored"
+                return Counterexample(_trace(came, state), dead, why, len(came))
+        for told, after in world.moves(state):
+            if after not in came:
+                came[after] = (state, told)
+                queue.append(after)
+    return None
+
+
+def _trace(came: dict[_State, tuple[_State, str] | None], state: _State) -> tuple[str, ...]:
+    told = []
+    while (step := came[state]) is not None:
+        state, text = step
+        told.append(text)
+    return tuple(reversed(told))
+
+
+@dataclass(frozen=True)
+class _World:
+    slots: int
+    placement: Placement
+    rule: Rule
+    choose: Choose
+    steps: int
+    failures: int
+    remake: bool
+    overlap: bool
+
+    def moves(self, state: _State) -> Iterator[tuple[str, _State]]:
+        """All that may happen next."""
+        for r, rank in enumerate(state.ranks):
+            yield from self._save(state, r, rank)
+            yield from self._replicate(state, r, rank)
+            if rank.seen < state.committed:
+                told = f"rank {r} hears that step {state.committed} is committed"
+                yield told, _with(state, r, replace(rank, seen=state.committed))
+        if state.course < self.failures:
+            for dead in self.may_die(state):
+                yield f"machine {dead} dies and is replaced", self._regrouped(state, dead)
+
+    def _save(self, state: _State, r: int, rank: _Rank) -> Iterator[tuple[str, _State]]:
+        step = rank.written
+        if rank.writing >= 0:
+            own = _put(rank.own, rank.writing, (step, state.course))
+            after = replace(rank, own=own, writing=-1, written=step + 1)
+            yield f"rank {r} has saved step {step}", _with(state, r, after)
+            return
+        if step > state.base + self.steps or any(other.written < step for other in state.ranks):
+            return
+        if not self.overlap and rank.sent < step:
+            return
+        held = _steps(rank.own)
+        if self.rule(self.slots, step, held, rank.seen):
+            slot = self.choose(self.slots, step, held)
+            after = replace(rank, own=_put(rank.own, slot, None), writing=slot)
+            yield f"rank {r} begins to save step {step}", _with(state, r, after)
+
+    def _replicate(self, state: _State, r: int, rank: _Rank) -> Iterator[tuple[str, _State]]:
+        step = rank.sent
+        if step >= rank.written:
+            return
+        content = next((kept for kept in rank.own if kept is not None and kept[0] == step), None)
+        if not rank.sending:
+            if content is not None and all(content in slots for slots in rank.replicas):
+                after = replace(rank, sent=step + 1)
+                yield f"the copies of step {step} of rank {r} are there", self._commit(state, r, after, step)
+                return
+            replicas = tuple(
+                slots if content in slots else _put(slots, self.choose(self.slots, step, _steps(slots)), None)
+                for slots in rank.replicas
+            )
+            after = replace(rank, replicas=replicas, sending=True)
+            yield f"step {step} of rank {r} is on its way", _with(state, r, after)
+            return
+        # What was overwritten at home meanwhile arrives torn, and its checksum tells.
+        replicas = tuple(
+            slots if content in slots else _put(slots, self.choose(self.slots, step, _steps(slots)), content)
+            for slots in rank.replicas
+        )
+        after = replace(rank, replicas=replicas, sending=False, sent=step + 1)
+        yield f"step {step} of rank {r} is replicated", self._commit(state, r, after, step)
+
+    def _commit(self, state: _State, r: int, rank: _Rank, step: int) -> _State:
+        """``step`` is committed if with this all its copies are complete."""
+        state = _with(state, r, rank)
+        # What is left of an abandoned course of the job is no copy of this step.
+        everywhere = set.intersection(
+            *(set(slots) for one in state.ranks for slots in (one.own, *one.replicas))
+        )
+        if any(kept is not None and kept[0] == step for kept in everywhere):
+            return replace(state, committed=max(state.committed, step), impaired=-1)
+        return state
+
+    def may_die(self, state: _State) -> Iterator[int]:
+        if state.committed < 0 and state.base < 0:
+            return
+        for place in range(len(state.ranks)):
+            lost = {place} | ({state.impaired} if state.impaired >= 0 else set())
+            if not placements.survives(self.placement, lost):
+                continue
+            if self.remake or len(lost) == 1:
+                yield place
+
+    def _alive(self, state: _State, dead: Collection[int]) -> list[set[tuple[int, int]]]:
+        """The complete copies of each shard on machines that are left."""
+        return [
+            {
+                kept
+                for holder, slots in zip(self.placement.holders[r], (rank.own, *rank.replicas), strict=True)
+                if holder not in dead
+                for kept in slots
+                if kept is not None
+            }
+            for r, rank in enumerate(state.ranks)
+        ]
+
+    def recovered(self, state: _State, dead: int) -> int | None:
+        whole = set.intersection(*self._alive(state, {dead}))
+        return max(whole)[0] if whole else None
+
+    def _regrouped(self, state: _State, dead: int) -> _State:
+        """The job after the loss of ``dead``: all back to the newest complete step, half-written slots
+        lost."""
+        restored = max(set.intersection(*self._alive(state, {dead})))
+        base = restored[0]
+        ranks = []
+        for r, rank in enumerate(state.ranks):
+            wiped = (None,) * self.slots
+            own = rank.own
+            if r == dead:
+                own = _put(wiped, 0, restored) if self.remake else wiped
+            elif self.remake and restored not in own:
+                # Its own copy was overwritten or torn: it is fetched, like the replacement's.
+                own = _put(own, self.choose(self.slots, base, _steps(own)), restored)
+            replicas = tuple(
+                wiped if holder == dead else slots
+                for holder, slots in zip(self.placement.holders[r][1:], rank.replicas, strict=True)
+            )
+            sent, seen = (base, min(rank.seen, base)) if self.remake else (base + 1, base)
+            ranks.append(
+                _Rank(
+                    own, replicas, written=base + 1, sent=sent, seen=-1 if r == dead and self.remake else seen
+                )
+            )
+        return _State(tuple(ranks), state.committed, base, state.course + 1, dead)
+
+
+def _with(state: _State, r: int, rank: _Rank) -> _State:
+    return replace(state, ranks=(*state.ranks[:r], rank, *state.ranks[r + 1 :]))
+
+
+def _put(slots: tuple[Slot, ...], at: int, content: Slot) -> tuple[Slot, ...]:
+    return (*slots[:at], content, *slots[at + 1 :])
+
+
+def _steps(slots: tuple[Slot, ...]) -> tuple[int, ...]:
+    return tuple(slot_rules.EMPTY if kept is None else kept[0] for kept in slots)

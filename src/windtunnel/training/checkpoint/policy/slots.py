@@ -1,0 +1,75 @@
+"""When a slot of a shard may be overwritten, and which.
+
+Every shard has ``slots`` places to lie in, at home and with every holder of a copy. Step s is *committed*
+when all copies of all shards of s are complete; word of that comes to each rank later, and to each at its
+own time.
+
+The rule: never overwrite a step that is not older than the newest committed step that one knows of. Then
+whatever step C is the newest committed one in truth, everybody still holds it: everybody had completed it,
+and knows of no later one. So a loss of up to copies - 1 machines goes back to C or later. With two slots a
+save of s waits until s-1 is committed; with three it waits for s-2 only, which replication in the background
+has long done. With one slot the only copy is destroyed by writing, which is never safe.
+
+That three slots need no rule at all holds only where a rank waits for the end of its own replication before
+it saves again; replication here runs in the background, so it needs the rule. `search.search` finds the
+counterexamples to everything weaker.
+
+After a regrouping that restored step R the number ``committed`` is: R, if the job goes on at once (until the
+next commit a second loss may then cost what the placement alone would survive); or, if the service first
+makes R's missing copies and commits R again, the old number until that is done. Steps at or after the one
+being saved are of an abandoned course of the job and may go at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.errors import UserError
+
+EMPTY = -1
+"""What ``held`` says of a slot without a complete step: never written, or torn."""
+
+
+def slot_for(slots: int, step: int, held: Sequence[int]) -> int:
+    """The slot that ``step`` goes to: an abandoned ``step`` or later one, else an empty one, else the oldest.
+
+    ``held``: the complete step in each slot, `EMPTY` for none.
+
+    Raises:
+        UserError: fewer than two slots.
+    """
+    require(slots)
+    if len(held) != slots:
+        raise ValueError(f"{len(held)} steps are told for {slots} slots")
+
+    def order(slot: int) -> tuple[int, int, int]:
+        kept = held[slot]
+        # The same step first: were it left, two slots would hold different courses of one step.
+        return (0 if kept == step else 1 if kept > step else 2), kept, slot
+
+    return min(range(slots), key=order)
+
+
+def may_overwrite(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+    """Whether ``step`` may be written now to ``slot_for(slots, step, held)``.
+
+    ``committed``: the newest committed step that the writer knows of, -1 for none. Where the answer is no,
+    wait for a later commit and ask again.
+    """
+    if slots < 2:
+        return False
+    kept = held[slot_for(slots, step, held)]
+    return kept == EMPTY or kept >= step or kept < committed
+
+
+def require(slots: int) -> None:
+    """Refuse a number of slots that can never be safe.
+
+    Raises:
+        UserError: fewer than two.
+    """
+    if slots < 2:
+        raise UserError(
+            f"slots is {slots}; a checkpoint that is overwritten in place is lost when the writer "
+            f"dies, so at least 2 are needed"
+        )
