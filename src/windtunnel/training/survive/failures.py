@@ -1,7 +1,7 @@
 """Traces of failures: when which machines are lost, and when machines come.
 
-Machines are numbered 0 .. machines-1 and keep their number when they are replaced. Failures that have one cause
-are one change: a rack takes all of its machines at once. Times are seconds from the start of the job.
+Machines are numbered 0 .. machines-1 and keep their number when they are replaced. Failures that have one
+cause are one change: a rack takes all of its machines at once. Times are seconds from the start of the job.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 class Change:
     """What happens at ``time``.
 
-    ``lost``: machines that fail together. ``software``: only their processes end, the machines and what lies in
-    their memory stay. ``joined``: machines that come of their own accord (spot capacity); where a machine that
-    was lost is replaced, the one who reads the trace says when. ``cause``: in words.
+    ``lost``: machines that fail together. ``software``: only their processes end, the machines and what lies
+    in their memory stay. ``joined``: machines that come of their own accord (spot capacity); where a machine
+    that was lost is replaced, the one who reads the trace says when. ``cause``: in words.
     """
 
     time: float
@@ -38,10 +38,11 @@ def poisson(
     domain_size: int = 1,
     domain_share: float = 0.0,
 ) -> tuple[Change, ...]:
-    """Independent failures of a job of ``machines``, on average one every ``mtbf`` seconds, until ``horizon``.
+    """Independent failures of a job of ``machines``, on average one every ``mtbf`` seconds, until
+    ``horizon``.
 
-    ``software``: the part of them that leaves the machine alive. ``domain_share``: the part of the others that
-    takes a whole domain of ``domain_size`` consecutive machines (a rack, a switch).
+    ``software``: the part of them that leaves the machine alive. ``domain_share``: the part of the others
+    that takes a whole domain of ``domain_size`` consecutive machines (a rack, a switch).
     """
     count = int(random.poisson(horizon / mtbf))
     times = np.sort(random.uniform(0.0, horizon, count))

@@ -74,12 +74,11 @@ class Replace:
     def decide(self, now: Snapshot) -> Decision:
         if now.own_failures > self.max_own_failures:
             return _given_up(now, self.max_own_failures)
-        spares = list(now.spares)
-        places = [node if node is not None else (spares.pop(0) if spares else None) for node in now.places]
-        missing = sum(node is None for node in places)
-        if not missing:
-            filled = tuple(node for node in places if node is not None)
-            taken = len(now.spares) - len(spares)
+        missing = now.places.count(None) - len(now.spares)
+        if missing <= 0:
+            spares = iter(now.spares)
+            filled = tuple(next(spares) if node is None else node for node in now.places)
+            taken = now.places.count(None)
             reason = f"{taken} of the places by spares" if taken else "the same machines"
             return Decision("form", filled, restart_all=self.restart_all, reason=reason)
         if missing > now.coming and not self.order:

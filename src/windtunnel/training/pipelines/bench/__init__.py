@@ -1,0 +1,1 @@
+"""The comparison that pipeline templates are judged by: ``windtunnel bench training.pipelines``."""

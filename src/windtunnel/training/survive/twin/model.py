@@ -1,0 +1,81 @@
+"""What a flight through failures needs to know, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Where the time of a job goes. "useful": steps that were kept, at the speed of the whole, healthy job.
+PHASES = ("useful", "slow", "checkpoint", "redo", "detect", "wait", "start", "regroup", "load", "join")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job.
+
+    ``step_time``: seconds a step takes on all ``machines`` without checkpoints. ``state_bytes``: all that
+    must be kept of it (parameters and optimizer). ``stages``: machines of one pipeline, or of one
+    data-parallel replica. ``microbatches``: of all pipelines together in one step. ``layers``: of the model.
+    """
+
+    machines: int
+    step_time: float
+    state_bytes: float
+    stages: int = 1
+    microbatches: int = 0
+    layers: int = 96
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each phase of a recovery takes. Seconds, bytes/s.
+
+    ``detect``: from the loss until it is known. ``regroup``: to form the process group; ``regroup_growth``:
+    more for every doubling of the ranks. ``start``: a new process, until it could form a group (0: warm).
+    ``replace``: until a machine comes for one that was lost. ``memory_bandwidth``: of one machine to its own
+    memory. ``peer_bandwidth``: between two machines. ``storage_bandwidth``: of the storage, for all machines.
+    ``join``: a pause to take a machine in. ``blocking_save``: a checkpoint to storage stops training until
+    it is safe; else only for the copy into memory.
+    """
+
+    detect: float = 1.0
+    regroup: float = 1.0
+    regroup_growth: float = 0.5
+    start: float = 30.0
+    replace: float = 300.0
+    memory_bandwidth: float = 10e9
+    peer_bandwidth: float = 25e9
+    storage_bandwidth: float = 10e9
+    join: float = 2.0
+    blocking_save: bool = False
+
+
+@dataclass(frozen=True)
+class Flight:
+    """How a job fared under one scheme. All of it emulated.
+
+    ``phases``: seconds by name (`PHASES`); they add up to ``horizon``. ``steps``: kept. ``redone``: steps
+    that were done and lost. ``failures``: losses that stopped or slowed the job; ``from_storage``:
+    recoveries for which memory did not suffice. ``series``: (time, steps kept so far), at every change of
+    speed.
+    """
+
+    scheme: str
+    horizon: float
+    phases: Mapping[str, float]
+    steps: float
+    redone: float
+    failures: int
+    from_storage: int
+    series: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+
+    @property
+    def goodput(self) -> float:
+        """Useful time over all time, 0 to 1 (effective training time ratio)."""
+        return self.phases["useful"] / self.horizon
+
+    @property
+    def wasted_per_failure(self) -> float:
+        """Seconds of work, retrieval and checkpoints lost for each failure (GEMINI, section 3)."""
+        lost = sum(seconds for name, seconds in self.phases.items() if name in ("redo", "load", "checkpoint"))
+        return lost / max(1, self.failures)

@@ -1,0 +1,209 @@
+"""Schemes that go on with what the other pipelines or replicas hold: redundant, rerouted, dropped.
+
+A machine that comes starts and copies its state beside the others; they stop only to take it into the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.training.survive.twin.fly import Setback
+from windtunnel.training.survive.twin.model import Costs, Job
+from windtunnel.training.survive.twin.restart import StorageRestart, regroup_time
+
+
+class _Grid:
+    """Machines as replicas x stages: machine m is stage ``m % stages`` of replica ``m // stages``.
+
+    Machines beyond the last whole replica are not used: these schemes have one layout.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.stages = job.stages
+        self.replicas = job.machines // job.stages
+        self.dead: set[int] = set()
+        self.dead_of_stage = [0] * self.stages
+        self.dead_of_replica = [0] * self.replicas
+
+    def lose(self, machines: Sequence[int]) -> list[int]:
+        """Those of ``machines`` that were in use."""
+        used = [m for m in machines if m < self.stages * self.replicas and m not in self.dead]
+        for machine in used:
+            self._count(machine, 1)
+        self.dead.update(used)
+        return used
+
+    def come(self, machine: int) -> bool:
+        """Whether ``machine`` was missed."""
+        if machine not in self.dead:
+            return False
+        self.dead.discard(machine)
+        self._count(machine, -1)
+        return True
+
+    def _count(self, machine: int, change: int) -> None:
+        self.dead_of_stage[machine % self.stages] += change
+        self.dead_of_replica[machine // self.stages] += change
+
+
+class Rerouting:
+    """ReCycle (Gandhi et al., SOSP 2024): peers of the same stage take a lost machine's microbatches.
+
+    No state is copied: every replica of the stage has it. With ``n`` microbatches a replica, ``S`` stages and
+    ``d`` replicas of which ``l`` lost this stage, its peers have ``n d / (d - l)`` to do; what fits into the
+    ``S - 1`` bubbles of the pipeline costs nothing. All replicas of a stage gone: storage.
+    """
+
+    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
+        self.name = "rerouting"
+        self.job, self.costs = job, costs
+        self.storage = StorageRestart(job, costs, storage_every)
+        self.grid = _Grid(job)
+        self.per_replica = max(1, job.microbatches // self.grid.replicas)
+
+    def pace(self) -> tuple[float, float]:
+        worst = max(self.grid.dead_of_stage)
+        slots = self.per_replica + self.job.stages - 1
+        busy = self.per_replica * self.grid.replicas / max(1, self.grid.replicas - worst)
+        used = self.grid.stages * self.grid.replicas / self.job.machines
+        saving = self.storage.stall / self.storage.every
+        return self.job.step_time / used * max(1.0, busy / slots) + saving, saving
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        used = self.grid.lose(machines)
+        if software:
+            for machine in used:
+                self.grid.come(machine)
+        if not used:
+            return None
+        if self._uncovered():
+            return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        start = ("start", self.costs.start if software else 0.0)
+        return Setback((("detect", self.costs.detect), start, regroup))
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        if not self.grid.come(machine) or self._uncovered():
+            return None
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        if running:
+            share = self.job.state_bytes / self.job.stages
+            return Setback((("join", self.costs.join), ("load", share / self.costs.peer_bandwidth)))
+        return Setback(
+            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
+        )
+
+    def recovered(self) -> None:
+        pass
+
+    def _uncovered(self) -> bool:
+        return max(self.grid.dead_of_stage) >= self.grid.replicas
+
+
+class Redundant:
+    """Bamboo (Thorpe et al., NSDI 2023): every machine also keeps, and forward computes, its successor's
+    stage.
+
+    ``overhead``: the part by which that slows every step. A machine whose successor is gone does both stages,
+    so its pipeline runs at half the pace. Two neighbours gone: the pipeline is restored from storage.
+    """
+
+    def __init__(self, job: Job, costs: Costs, storage_every: int, overhead: float = 0.2) -> None:
+        self.name = "redundant computation"
+        self.job, self.costs, self.overhead = job, costs, overhead
+        self.storage = StorageRestart(job, costs, storage_every)
+        self.grid = _Grid(job)
+
+    def pace(self) -> tuple[float, float]:
+        halved = sum(count > 0 for count in self.grid.dead_of_replica)
+        used = self.grid.stages * self.grid.replicas / self.job.machines
+        speed = (self.grid.replicas - halved / 2) / self.grid.replicas
+        saving = self.storage.stall / self.storage.every
+        return self.job.step_time * (1.0 + self.overhead) / used / speed + saving, saving
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        used = self.grid.lose(machines)
+        uncovered = self._uncovered()
+        if software:
+            for machine in used:
+                self.grid.come(machine)
+        if not used:
+            return None
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        if uncovered:
+            waits = self._uncovered()
+            start = (("start", self.costs.start), regroup, ("load", self.storage.upload))
+            return Setback(start, self.storage.kept(steps), waits, from_storage=True)
+        return Setback((("detect", self.costs.detect), regroup))
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        if not self.grid.come(machine) or self._uncovered():
+            return None
+        if running:
+            return Setback((("join", self.costs.join),))
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        return Setback(
+            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
+        )
+
+    def recovered(self) -> None:
+        pass
+
+    def _uncovered(self) -> bool:
+        for machine in self.grid.dead:
+            replica, stage = divmod(machine, self.grid.stages)
+            successor = replica * self.grid.stages + (stage + 1) % self.grid.stages
+            if successor in self.grid.dead:
+                return True
+        return False
+
+
+class ReplicaDrop:
+    """torchft: a replica that lost a machine is left out until it is whole again; the others go on.
+
+    The step in flight counts without it. A replica that comes back copies the state of another one.
+    """
+
+    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
+        self.name = "replica drop"
+        self.job, self.costs = job, costs
+        self.storage = StorageRestart(job, costs, storage_every)
+        self.grid = _Grid(job)
+
+    def pace(self) -> tuple[float, float]:
+        left = self.grid.replicas - self._dropped()
+        used = self.grid.stages * self.grid.replicas / self.job.machines
+        saving = self.storage.stall / self.storage.every
+        return self.job.step_time / used * self.grid.replicas / max(1, left) + saving, saving
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        used = self.grid.lose(machines)
+        gone = self._dropped() == self.grid.replicas
+        if software:
+            for machine in used:
+                self.grid.come(machine)
+        if not used:
+            return None
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        if gone:
+            back = (("start", self.costs.start), regroup, ("load", self.storage.upload))
+            waits = self._dropped() == self.grid.replicas
+            return Setback(back, self.storage.kept(steps), waits, from_storage=True)
+        return Setback((("detect", self.costs.detect), regroup))
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        if not self.grid.come(machine) or self._dropped() == self.grid.replicas:
+            return None
+        if running:
+            whole = self.grid.dead_of_replica[machine // self.grid.stages] == 0
+            return Setback((("join", self.costs.join),)) if whole else None
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        return Setback(
+            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
+        )
+
+    def recovered(self) -> None:
+        pass
+
+    def _dropped(self) -> int:
+        return sum(count > 0 for count in self.grid.dead_of_replica)
