@@ -1,0 +1,147 @@
+"""State that is not a tensor, as bytes, and back without running anything that the bytes name.
+
+A nested value is saved as its skeleton: the same dictionaries and lists, with a `Ref` where a tensor was.
+Skeletons are pickled; the unpickler knows plain containers, numbers, NumPy arrays and torch's plain types,
+and refuses every other class by name, when a state is saved for the first time and again at each load.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from windtunnel.errors import UserError
+
+LENGTH = 8  # bytes of the length before the pickled objects
+
+_PLAIN = {
+    "builtins": {"complex", "set", "frozenset", "bytearray", "range", "slice"},
+    "collections": {"OrderedDict", "Counter", "deque"},
+    "datetime": {"datetime", "date", "time", "timedelta", "timezone"},
+    "fractions": {"Fraction"},
+    "decimal": {"Decimal"},
+    "torch": {"Size", "device"},
+}
+_NUMPY = {
+    "_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for the tensor of this name."""
+
+    name: str
+
+
+def skeleton(value: Any, path: str, found: Callable[[str, torch.Tensor], None]) -> Any:
+    """``value`` with a `Ref` for every tensor in it; ``found(name, tensor)`` is told of each."""
+    if isinstance(value, torch.Tensor):
+        found(path, value)
+        return Ref(path)
+    if isinstance(value, dict):
+        items = [(key, skeleton(inner, f"{path}/{key}", found)) for key, inner in value.items()]
+        if isinstance(value, collections.Counter):
+            return value
+        return collections.OrderedDict(items) if isinstance(value, collections.OrderedDict) else dict(items)
+    if type(value) in (list, tuple):
+        return type(value)(skeleton(inner, f"{path}/{i}", found) for i, inner in enumerate(value))
+    return value
+
+
+def refs(value: Any) -> list[str]:
+    """The names of the tensors that belong into a skeleton."""
+    if isinstance(value, Ref):
+        return [value.name]
+    if isinstance(value, dict):
+        return [name for inner in value.values() for name in refs(inner)]
+    if type(value) in (list, tuple):
+        return [name for inner in value for name in refs(inner)]
+    return []
+
+
+def flesh(value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """The inverse of `skeleton`."""
+    if isinstance(value, Ref):
+        return tensor(value.name)
+    if isinstance(value, dict) and not isinstance(value, collections.Counter):
+        items = [(key, flesh(inner, tensor)) for key, inner in value.items()]
+        return collections.OrderedDict(items) if isinstance(value, collections.OrderedDict) else dict(items)
+    if type(value) in (list, tuple):
+        return type(value)(flesh(inner, tensor) for inner in value)
+    return value
+
+
+def pack(objects: dict[str, Any]) -> bytes:
+    """The objects by name, as bytes that `unpack` reads.
+
+    Raises:
+        UserError: one of them cannot be pickled; it is named.
+    """
+    try:
+        return pickle.dumps(objects, protocol=5)
+    except Exception as whole:
+        for name, value in objects.items():
+            try:
+                pickle.dumps(value, protocol=5)
+            except Exception as error:
+                raise UserError(
+                    f"state {name}: a {type(value).__name__} cannot be saved ({error}); numbers, strings, "
+                    "containers, arrays and tensors are accepted"
+                ) from error
+        raise UserError(f"state: cannot be saved ({whole})") from whole
+
+
+def unpack(data: bytes | memoryview) -> dict[str, Any]:
+    """The inverse of `pack`.
+
+    Raises:
+        UserError: it holds something of a class that is not accepted, or is truncated.
+    """
+    try:
+        found = _Plain(io.BytesIO(data)).load()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"checkpoint: its objects are not readable ({error!r})") from error
+    if not isinstance(found, dict):
+        raise UserError("checkpoint: its objects are not a dictionary")
+    return found
+
+
+def check(objects: dict[str, Any]) -> None:
+    """Whether what is saved could be loaded again.
+
+    Raises:
+        UserError: not so; the object is named.
+    """
+    for name, value in objects.items():
+        try:
+            unpack(pack({name: value}))
+        except UserError as error:
+            raise UserError(f"state {name}: {error}") from error
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _PLAIN.get(module, ()):
+            return super().find_class(module, name)
+        if module == __name__ and name == "Ref":
+            return Ref
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module.partition(".")[0] == "numpy" and (
+            name in _NUMPY or (module == "numpy.dtypes" and isinstance(getattr(np.dtypes, name, None), type))
+        ):
+            return super().find_class(module, name)
+        raise UserError(
+            f"a {module}.{name} is not accepted in a checkpoint; numbers, strings, containers, arrays and "
+            "tensors are, and what has state_dict and load_state_dict made of them"
+        )

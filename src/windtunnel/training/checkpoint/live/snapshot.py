@@ -1,0 +1,136 @@
+"""From a live state into slots: planned once, then only bytes are copied.
+
+The plan (which tensor goes to which offset of which shard) holds as long as names, shapes and types stay;
+every save looks at the tensors again, since their storages may have been replaced. Tensors go straight from
+where they are into the slot's mapped memory, without pickling.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import xxhash
+
+from windtunnel.training.checkpoint.live import objects as plain
+from windtunnel.training.checkpoint.live import reshard, state
+from windtunnel.training.checkpoint.live.layout import SHARED, Layout, arrange
+
+BLOCK = 4 << 20
+_LENGTH = struct.Struct("<Q")
+
+Tensors = Sequence[tuple[str, torch.Tensor]]
+Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``layouts`` by shard; ``moves[shard]``: number of the tensor in the walk, number of its entry."""
+
+    signature: Signature
+    layouts: dict[str, Layout]
+    moves: dict[str, tuple[tuple[int, int], ...]]
+    tail: int
+
+
+def signature(tensors: Tensors) -> Signature:
+    """What a plan depends on."""
+    return tuple((name, state.local(tensor).shape, tensor.dtype) for name, tensor in tensors)
+
+
+def plan(
+    tensors: Tensors,
+    objects: tuple[str, ...],
+    packed: int,
+    shared: frozenset[str],
+    world: int,
+    rank: int,
+) -> Plan:
+    """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks."""
+    own = f"rank{rank}"
+    tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
+    by_shard: dict[str, list[int]] = {own: []}
+    for number, (name, _) in enumerate(tensors):
+        by_shard.setdefault(SHARED if name in shared else own, []).append(number)
+    layouts, moves = {}, {}
+    for shard, numbers in by_shard.items():
+        entries = [
+            (state.entry(tensors[n][0], tensors[n][1], 0), _identity(tensors[n][1], n)) for n in numbers
+        ]
+        mine = shard == own
+        layouts[shard] = arrange(
+            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else ()
+        )
+        first: dict[int, tuple[int, int]] = {}  # tied tensors are copied once
+        for at, number in enumerate(numbers):
+            if layouts[shard].entries[at].nbytes:
+                first.setdefault(layouts[shard].entries[at].offset, (number, at))
+        moves[shard] = tuple(first.values())
+    return Plan(signature(tensors), layouts, moves, tail)
+
+
+def views(layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview) -> list[torch.Tensor]:
+    """The places in a slot's memory that the moves write to."""
+    return [reshard.view(data, layout.entries[at]) for _, at in moves]
+
+
+def copy(
+    tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch.Tensor], data: memoryview
+) -> None:
+    """All tensors of a shard into its slot. Returns when the bytes are there."""
+    sources = [state.local(tensors[number][1]) for number, _ in moves]
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+    if any(source.is_cuda for source in sources):
+        torch.cuda.synchronize()
+
+
+def put_objects(packed: bytes, tail: int, data: memoryview) -> None:
+    """The objects' bytes before the tensors, with zeros behind, so that equal states are equal bytes."""
+    data[: plain.LENGTH] = _LENGTH.pack(len(packed))
+    data[plain.LENGTH : plain.LENGTH + len(packed)] = packed
+    data[plain.LENGTH + len(packed) : tail] = bytes(tail - plain.LENGTH - len(packed))
+
+
+def get_objects(layout: Layout, data: memoryview) -> dict[str, object]:
+    """The inverse of `put_objects`.
+
+    Raises:
+        UserError: what is there cannot be read.
+    """
+    if not layout.tail:
+        return {}
+    (length,) = _LENGTH.unpack(data[: plain.LENGTH])
+    return plain.unpack(bytes(data[plain.LENGTH : plain.LENGTH + min(length, layout.tail)]))
+
+
+def checksum(data: memoryview) -> str:
+    """xxh3_128, hexadecimal, in blocks; xxhash leaves the interpreter to others while it reads one."""
+    hasher = xxhash.xxh3_128()
+    for at in range(0, len(data), BLOCK):
+        hasher.update(data[at : at + BLOCK])
+    return hasher.hexdigest()
+
+
+def fingerprints(tensors: Tensors) -> dict[str, str]:
+    """A checksum of every tensor that lies whole on this rank, by name."""
+    out = {}
+    for name, tensor in tensors:
+        here = state.local(tensor)
+        if here.shape == tensor.shape and here.numel():
+            flat = here.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            content = xxhash.xxh3_64_hexdigest(cast(Any, flat.numpy()))
+            out[name] = f"{content}/{here.dtype}/{tuple(here.shape)}"
+    return out
+
+
+def _identity(tensor: torch.Tensor, number: int) -> Hashable:
+    """Equal for tied tensors: the same memory, read the same way."""
+    here = state.local(tensor)
+    if not here.numel():
+        return number
+    return here.data_ptr(), here.shape, here.stride(), here.dtype, here.is_conj(), here.is_neg(), here.device
