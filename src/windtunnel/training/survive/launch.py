@@ -1,0 +1,496 @@
+"""Launch a training script under supervision, on emulated machines of this host.
+
+Every machine is a node agent of its own with its own memory folder (and, with ``network="netns"``, its own
+network). They share one zygote, since one host needs torch imported once. The launcher plays the cloud: it
+starts the machines that the supervisor orders. It keeps the zygote and the supervisor alive, and at the end,
+whatever the end is, leaves no process, file in memory or network behind.
+
+    launched = launch("train.py", ["--steps", "20"], nodes=4)
+    outcome = launched.wait()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.training.survive import orphans
+from windtunnel.training.survive.faults import parse
+from windtunnel.training.survive.live import network
+from windtunnel.training.survive.live.agent.config import AgentConfig
+from windtunnel.training.survive.live.agent.forks import ZygoteKeeper
+from windtunnel.training.survive.live.supervisor import Outcome
+from windtunnel.training.survive.policy import Policy, Replace
+
+PRELOAD = ("torch", "torch.distributed", "windtunnel.training.survive.live.run")
+TICK = 0.02
+MOST_SUPERVISORS = 20
+PATIENCE = 10.0
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is launched.
+
+    ``nodes`` machines of ``per_node`` ranks, and ``spares`` more that wait. ``domains``: failure domain of
+    each machine, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
+    ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
+    bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
+    that was ordered comes, ``orphan_after`` until an agent without supervisor ends. ``listen``: "host:port"
+    for machines that are not ours, when ``external`` (then none are emulated).
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    nodes: int
+    per_node: int = 1
+    spares: int = 0
+    policy: Policy = field(default_factory=Replace)
+    faults: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    domains: tuple[str, ...] = ()
+    network: str = "loopback"
+    rate: float | None = None
+    lease: float = 1.0
+    frozen_after: float = 1.0
+    beat: float = 0.1
+    replace_after: float = 0.0
+    orphan_after: float = 60.0
+    deadlines: dict[str, float] = field(default_factory=dict)
+    preload: tuple[str, ...] = PRELOAD
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UserError: one sentence.
+        """
+        if not self.script.is_file():
+            raise UserError(f"{self.script}: no such file; give a training script in Python")
+        for name, least in (("nodes", 1), ("per_node", 1), ("spares", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"{name} is {value}, at least {least} is needed")
+        for text in self.faults:
+            fault = parse(text)
+            if fault.node is not None and fault.node >= self.nodes:
+                raise UserError(f"fault {text!r}: node={fault.node}, but places are 0 to {self.nodes - 1}")
+            if fault.rank is not None and fault.rank >= self.nodes * self.per_node:
+                last = self.nodes * self.per_node - 1
+                raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {last}")
+            if fault.action in ("down", "slow") and self.network != "netns":
+                raise UserError(
+                    f"fault {text!r}: the machines share one network; accepted with --network netns"
+                )
+        if self.network not in ("loopback", "netns"):
+            raise UserError(f"network {self.network!r}: accepted are loopback and netns")
+        if self.rate is not None and self.network != "netns":
+            raise UserError("rate: the loopback has no rate to set; give --network netns as well")
+        if not 0 < 2 * self.beat <= self.lease:
+            raise UserError(f"lease {self.lease:g} s: at least {2 * self.beat:g} s are needed")
+
+
+@dataclass
+class Machine:
+    """One emulated machine: its agent's process."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    namespace: str | None
+
+
+def launch(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    folder: Path,
+    on_event: Callable[[Event], None] | None = None,
+    output: int | None = None,
+    **options: Any,
+) -> Launched:
+    """Start ``script`` (see `Job` for the ``options``); the run's files go to ``folder``.
+
+    ``on_event``: called, from a thread, with every event of the run. ``output``: fd for what the trainers
+    print, stdout and stderr of this process if None.
+
+    Raises:
+        UserError: the script, an option or a fault is wrong, or the host cannot emulate the network.
+    """
+    job = Job(script=Path(script).absolute(), arguments=tuple(arguments), **options)
+    job.check()
+    return Launched(job, folder, on_event, output)
+
+
+class Launched:
+    """A job that runs. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self, job: Job, folder: Path, on_event: Callable[[Event], None] | None, output: int | None
+    ) -> None:
+        self.job = job
+        self.folder = folder.absolute()
+        self.outcome: Outcome | None = None
+        self.supervisor_restarts = 0
+        self._on_event, self._output = on_event, output
+        self._machines: list[Machine] = []
+        self._events: list[Event] = []
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._closing = False
+        self._read = 0
+        self._due: list[float] = []  # when machines that were ordered come
+        self._failure: BaseException | None = None
+        self._adopted: set[int] = set()
+        orphans.sweep()
+        network.sweep()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.token = f"windtunnel-{self.folder.name[-20:]}-{secrets.token_hex(3)}"
+        self.memory = orphans.claim(self.token)
+        self._lifeline, self._held = os.pipe()
+        self.network: network.Network | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        self._thread = threading.Thread(target=self._tend_for_ever, name="launcher", daemon=True)
+        self._thread.start()
+
+    # -- for the caller ----------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        """How the run ended; None if it still runs after ``timeout`` seconds.
+
+        Raises:
+            UserError: it could not be begun.
+        """
+        if not self._over.wait(timeout):
+            return None
+        self.close()
+        if self._failure is not None:
+            raise self._failure
+        return self.outcome
+
+    def events(self) -> list[Event]:
+        """All events so far."""
+        with self._lock:
+            return list(self._events)
+
+    def places(self) -> dict[int, dict[str, Any]]:
+        """What stands at each place: the agent's pid, node id, memory folder and workers {rank: pid}."""
+        found = {}
+        for path in (self.folder / "agents").glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                status = json.loads(path.read_text())
+                alive = any(
+                    m.process.pid == status["pid"] and m.process.poll() is None for m in self._machines
+                )
+                if status["place"] is not None and alive:
+                    status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
+                    found[status["place"]] = status
+        return found
+
+    def kill_node(self, place: int, *, silent: bool = False) -> None:
+        """A machine is gone: SIGKILL to its workers and its agent, its memory is lost. ``silent`` (with
+        "netns"): its network goes first, so that no peer sees a connection close."""
+        status = self.places()[place]
+        if silent and self.network is not None:
+            self.network.link_down(self._machine_of(status["pid"]).name)
+        self._injected(f"kill_node({place})", place, None)
+        for pid in (status["pid"], *status["workers"].values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(status["memory"], ignore_errors=True)
+
+    def kill_agent(self, place: int) -> None:
+        """SIGKILL to an agent alone."""
+        self._injected(f"kill_agent({place})", place, None)
+        os.kill(self.places()[place]["pid"], signal.SIGKILL)
+
+    def kill_worker(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """A signal to a worker."""
+        place = rank // self.job.per_node
+        pid = self.places()[place]["workers"][rank]
+        self._injected(f"kill_worker({rank})", place, rank)
+        os.kill(pid, number)
+
+    def stop_worker(self, rank: int) -> None:
+        """SIGSTOP: the worker freezes, its connections stay open."""
+        self.kill_worker(rank, signal.SIGSTOP)
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL to the supervisor; the launcher starts another."""
+        self._supervisor.kill()
+
+    def kill_zygote(self) -> None:
+        """SIGKILL to the zygote; the launcher starts another."""
+        self._zygote.process.kill()
+
+    def link(self, place: int, *, up: bool) -> None:
+        """Take a machine's network link down, or up again (needs "netns")."""
+        assert self.network is not None
+        name = self._machine_of(self.places()[place]["pid"]).name
+        self.network.link_up(name) if up else self.network.link_down(name)
+
+    def close(self) -> None:
+        """End everything that is left. May be called more than once."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        if hasattr(self, "_thread") and self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE)
+        self._end()
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- beginning ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        job = self.job
+        if job.network == "netns":
+            self.network = network.Network(self.token, job.rate)
+        env = self._environment()
+        self._zygote = ZygoteKeeper(self.memory / "zygote", job.preload, env)
+        self._env = env
+        self._config = self.folder / "supervisor.config.json"
+        policy = {"name": type(job.policy).__name__, "fields": asdict(job.policy)}  # type: ignore[call-overload]
+        plain = {
+            "folder": str(self.folder),
+            "policy": policy,
+            "places": job.nodes,
+            "per_node": job.per_node,
+            "host": self.network.host if self.network else "127.0.0.1",
+            "port": 0,
+            "zygote": str(self._zygote.path),
+            "beat": job.beat,
+            "lease": job.lease,
+            "deadlines": job.deadlines,
+            "config": {
+                "script": str(job.script),
+                "arguments": list(job.arguments),
+                "nodes": job.nodes,
+                "per_node": job.per_node,
+                "spares": job.spares,
+                "policy": policy,
+                "faults": list(job.faults),
+                "settings": job.settings,
+                "network": job.network,
+                "rate": job.rate,
+            },
+        }
+        self._config.write_text(json.dumps(plain, indent=1) + "\n")
+        self._supervisor = self._start_supervisor()
+        self.address = self._told_address()
+        for _ in range(job.nodes + job.spares):
+            self._start_machine()
+
+    def _environment(self) -> dict[str, str]:
+        env = {**os.environ, **self.job.env, orphans.TOKEN: self.token}
+        # The machines' agents talk over the loopback or namespaces only: never over a proxy or another card.
+        env.setdefault("OMP_NUM_THREADS", "1")
+        if self.job.settings:
+            env["WINDTUNNEL_CHECKPOINT"] = json.dumps(self.job.settings)
+        if self.network is None:
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        else:
+            env["GLOO_SOCKET_IFNAME"] = network.INTERFACE
+        return env
+
+    def _start_supervisor(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "windtunnel.training.survive.live.supervise", str(self._config)]
+        command += ["--lifeline", str(self._lifeline)]
+        process = subprocess.Popen(
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=[self._lifeline],
+        )
+        return process
+
+    def _told_address(self) -> str:
+        assert self._supervisor.stdout is not None
+        line = self._supervisor.stdout.readline()
+        if not line:
+            status = self._supervisor.wait(PATIENCE)
+            raise UserError(f"{self.folder}: the supervisor did not start (status {status})")
+        os.set_blocking(self._supervisor.stdout.fileno(), False)
+        return str(json.loads(line)["address"])
+
+    def _start_machine(self) -> None:
+        job = self.job
+        number = len(self._machines)
+        name = f"machine-{number}"
+        namespace, host = None, "127.0.0.1"
+        if self.network is not None:
+            namespace, host = self.network.add(name)
+        config = AgentConfig(
+            run=str(self.folder),
+            supervisor=self.address,
+            script=str(job.script),
+            arguments=job.arguments,
+            cwd=str(job.cwd),
+            host=host,
+            domain=job.domains[number % len(job.domains)] if job.domains else "",
+            memory_root=str(self.memory),
+            zygote=str(self._zygote.path),
+            faults=job.faults,
+            settings={"beat": min(0.2, job.frozen_after / 4)},
+            namespace=namespace,
+            interface=network.INTERFACE if namespace else None,
+            name=name,
+            frozen_after=job.frozen_after,
+            orphan_after=job.orphan_after,
+        )
+        folder = self.folder / "agents"
+        folder.mkdir(exist_ok=True)
+        config.write(folder / f"{name}.config")
+        command = [sys.executable, "-m", "windtunnel.training.survive.node", str(folder / f"{name}.config")]
+        command += ["--lifeline", str(self._lifeline)]
+        if namespace is not None:
+            command = ["nsenter", f"--net={namespace}", *command]
+        process = subprocess.Popen(
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[self._lifeline],
+        )
+        self._machines.append(Machine(name, process, namespace))
+
+    # -- while it runs -----------------------------------------------------------------------------------
+
+    def _tend_for_ever(self) -> None:
+        try:
+            while not self._closing and self.outcome is None:
+                self._tend(time.monotonic())
+                time.sleep(TICK)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._over.set()
+
+    def _tend(self, now: float) -> None:
+        self._follow()
+        if self.outcome is not None:
+            return
+        self._take_orders(now)
+        while self._due and self._due[0] <= now:
+            self._due.pop(0)
+            self._start_machine()
+        if self._zygote.tend():
+            self._note("the zygote was gone; another one was started")
+            for status in self.places().values():
+                self._adopted.update(status["workers"].values())
+        if self._adopted:
+            self._adopted -= orphans.reap(self._adopted)
+        for machine in self._machines:
+            machine.process.poll()  # reaps; a machine that is gone is the supervisor's to replace
+        status = self._supervisor.poll()
+        if status is not None:
+            self._follow()
+            if self.outcome is None:
+                self._restart_supervisor(status)
+
+    def _restart_supervisor(self, status: int) -> None:
+        self._take_orders(time.monotonic())
+        self.supervisor_restarts += 1
+        if status == 2 or self.supervisor_restarts > MOST_SUPERVISORS:
+            reason = f"the supervisor ended with status {status}, {self.supervisor_restarts} times"
+            self.outcome = Outcome(1, reason, {})
+            return
+        self._supervisor = self._start_supervisor()
+        self._told_address()  # it listens where the one before did
+
+    def _take_orders(self, now: float) -> None:
+        assert self._supervisor.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while line := self._supervisor.stdout.readline():
+                count = json.loads(line).get("order", 0)
+                self._due += [now + self.job.replace_after] * count
+
+    def _follow(self) -> None:
+        """New lines of the event log."""
+        try:
+            with (self.folder / "events.jsonl").open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        whole = text.rfind(b"\n") + 1
+        self._read += whole
+        for line in text[:whole].splitlines():
+            event = json.loads(line)
+            with self._lock:
+                self._events.append(event)
+            if self._on_event is not None:
+                self._on_event(event)
+            if event["kind"] == "finished":
+                done = {e["rank"]: e.get("result") for e in self._events if e["kind"] == "done"}
+                self.outcome = Outcome(event["status"], event["reason"], done)
+
+    def _injected(self, fault: str, place: int | None, rank: int | None) -> None:
+        """Our own strikes are in no log of the supervisor: they are kept with the events of this process."""
+        event = {"kind": "injected", "t": time.time(), "fault": fault, "place": place, "rank": rank}
+        event["generation"] = max((e["generation"] for e in self.events()), default=0)
+        with self._lock:
+            self._events.append(event)
+
+    def _note(self, text: str) -> None:
+        if self._on_event is not None:
+            self._on_event({"kind": "note", "t": time.time(), "text": text, "generation": 0})
+
+    def _machine_of(self, pid: int) -> Machine:
+        return next(machine for machine in self._machines if machine.process.pid == pid)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        agents = [machine.process for machine in self._machines]
+        finished = self.outcome is not None
+        last = time.monotonic() + PATIENCE
+        supervisor = getattr(self, "_supervisor", None)
+        for process in [*([] if finished else agents), *([supervisor] if supervisor else [])]:
+            if process.poll() is None and not finished:
+                process.terminate()
+        for process in [*agents, *([supervisor] if supervisor else [])]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, last - time.monotonic()))
+        with contextlib.suppress(OSError):
+            self._follow()
+        for fd in (self._held, self._lifeline):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        if hasattr(self, "_zygote"):
+            self._zygote.close()
+        orphans.kill_marked(self.token)
+        for process in [*agents, *([supervisor] if supervisor else [])]:
+            process.wait(PATIENCE)
+        if supervisor is not None and supervisor.stdout is not None:
+            supervisor.stdout.close()
+        orphans.reap(self._adopted)
+        if self.network is not None:
+            self.network.close()
+        shutil.rmtree(self.memory, ignore_errors=True)

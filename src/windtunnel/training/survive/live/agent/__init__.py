@@ -1,0 +1,5 @@
+"""The node agent: starts and watches the trainers of one machine, and outlives them.
+
+`config` is what it is told at its start, `link` its connection to the supervisor, `door` the socket of its
+workers, `crew` the workers as processes, `output` what they print, `agent` the decisions between them.
+"""

@@ -1,0 +1,55 @@
+"""What a node agent is told when it starts: a JSON file that the launcher writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """``run``: the run's folder. ``supervisor``: its "host:port". ``host``: the address under which peers
+    reach this machine. ``memory_root``: the folder in tmpfs under which this node keeps its own.
+
+    ``zygote``: the socket of a zygote that somebody else keeps; None: the agent keeps one, with ``preload``.
+    ``script``, ``arguments``, ``cwd``, ``env``: the trainers' program; ``env`` is added to the agent's own.
+    ``faults``: texts of faults, for the workers. ``settings``: passed to the workers as they are.
+    ``namespace``: path of the network namespace in which the workers run, None for the zygote's own;
+    ``interface``: the network interface that is this machine's alone, None if it has none.
+
+    Seconds: ``frozen_after`` without a sign of life a worker counts as frozen; ``orphan_after`` without a
+    supervisor the agent ends.
+    """
+
+    run: str
+    supervisor: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    cwd: str = "."
+    host: str = "127.0.0.1"
+    domain: str = ""
+    memory_root: str = "/dev/shm/windtunnel"
+    zygote: str | None = None
+    preload: tuple[str, ...] = ("torch", "torch.distributed")
+    env: dict[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    namespace: str | None = None
+    interface: str | None = None
+    name: str = "agent"
+    frozen_after: float = 1.0
+    orphan_after: float = 60.0
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> AgentConfig:
+        """The inverse of `write`."""
+        plain = json.loads(path.read_text())
+        for name in ("arguments", "preload", "faults"):
+            plain[name] = tuple(plain[name])
+        return AgentConfig(**plain)
