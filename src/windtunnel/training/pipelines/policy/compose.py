@@ -1,0 +1,269 @@
+"""Which templates run side by side: the sizes of the pipelines that use so many machines.
+
+A step takes as long as its slowest pipeline and the reduction of gradients over pipelines:
+
+    max_i (fill_i + b_i step_i) + R (x - 1) / x
+
+with ``x`` pipelines, ``b_i`` microbatches for pipeline ``i``, ``step_i`` its slowest stage, ``fill_i`` all
+its other stages (`times.pipeline_time`) and ``R`` the seconds of a ring all-reduce over very many. The sizes
+sum to the machines; there are ``f + 1`` pipelines or more where that is possible, and no more than
+microbatches.
+
+For a given time, a pipeline of some size has room for so many microbatches, and rooms add up. So the best
+sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
+by bisection (times are whole femtoseconds):
+
+* `_exact`: a table over machines and pipelines. Optimal, for up to some dozens of machines.
+* `_periodic`: a table over machines only, for large jobs. Of any ``t`` pipelines, some have sizes that sum
+to a multiple
+  of ``t``; if ``t`` is the size with most room a machine, these are as well pipelines of that size. So fewer
+  than ``t`` pipelines have another size, and a short table is enough. Optimal for the slowest pipeline; the
+  reduction is left out, which is off by ``R / x`` at most, and a result with too few or too many pipelines
+  is not used.
+* `_two_sizes`: two neighbouring sizes for each number of pipelines. Not optimal; it always has a result.
+
+Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); their number explodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
+from windtunnel.training.pipelines.policy.distribute import distribute
+from windtunnel.training.pipelines.policy.templates import covered, largest_size
+
+_TICKS = 10**15
+_EXACT = 5_000
+"""Up to so many (machines x pipelines x sizes), the sizes are optimal."""
+
+
+def compose(
+    set: TemplateSet, nodes: Sequence[int], microbatches: int, *, reduce_seconds: float = 0.0
+) -> Layout:
+    """The layout of pipelines over ``nodes`` (ids) with the least predicted time of a step.
+
+    Fewer than ``f + 1`` pipelines run where the machines are too few. Machines that are part of no sum of
+    sizes, the last ones, are left out (never where the set has all sizes up to ``2 n0 - 1``, unless there are
+    fewer microbatches than pipelines). ``reduce_seconds``: of the all-reduce over very many pipelines.
+
+    Raises:
+        UserError: there are fewer machines than the model needs, or no microbatch.
+    """
+    if len(nodes) < set.n0:
+        raise UserError(f"{len(nodes)} machines do not hold the model, which needs {set.n0}")
+    if microbatches < 1:
+        raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
+    sizes = choose_sizes(set, usable(set, len(nodes), microbatches), microbatches, reduce_seconds)
+    pipelines: list[tuple[int, ...]] = []
+    first = 0
+    for size in sizes:
+        pipelines.append(tuple(nodes[first : first + size]))
+        first += size
+    return Layout(tuple(pipelines), share(set, sizes, microbatches))
+
+
+def usable(set: TemplateSet, nodes: int, microbatches: int) -> int:
+    """The most of ``nodes`` machines (n0 or more) that pipelines can use."""
+    nodes = min(nodes, microbatches * largest_size(set))
+    while not covered(set, nodes):
+        nodes -= 1
+    return nodes
+
+
+def share(set: TemplateSet, sizes: Sequence[int], microbatches: int) -> tuple[int, ...]:
+    """Microbatches for pipelines of these ``sizes``."""
+    shapes = {size: fill_and_step(set.of(size)) for size in sizes}
+    return distribute([shapes[s][1] for s in sizes], [shapes[s][0] for s in sizes], microbatches)
+
+
+def fill_and_step(template: Template) -> tuple[float, float]:
+    """Seconds that a step of the template takes beside its microbatches, and for each of them."""
+    step = max(stage.time for stage in template.stages)
+    return sum(stage.time for stage in template.stages) - step, step
+
+
+def step_seconds(set: TemplateSet, layout: Layout, reduce_seconds: float = 0.0) -> float:
+    """The predicted time of a step."""
+    shapes = {len(pipeline): fill_and_step(set.of(len(pipeline))) for pipeline in layout.pipelines}
+    slowest = 0.0
+    for pipeline, b in zip(layout.pipelines, layout.microbatches, strict=True):
+        fill, step = shapes[len(pipeline)]
+        slowest = max(slowest, fill + b * step)
+    count = len(layout.pipelines)
+    return slowest + (reduce_seconds * (count - 1) / count if count else 0.0)
+
+
+def choose_sizes(
+    set: TemplateSet, nodes: int, microbatches: int, reduce_seconds: float = 0.0
+) -> tuple[int, ...]:
+    """The best sizes that sum to ``nodes``, ascending.
+
+    Raises:
+        UserError: no sum of sizes is ``nodes``, with at most as many pipelines as microbatches.
+    """
+    largest = largest_size(set)
+    high = min(nodes // set.n0, microbatches)
+    low = max(min(set.failures + 1, high), -(-nodes // largest))
+    if not 1 <= low <= high:
+        raise UserError(
+            f"{nodes} machines are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
+        )
+    problem = _Problem(set, nodes, microbatches, low, high, reduce_seconds)
+    best = problem.two_sizes()
+    if nodes * high * len(set.templates) <= _EXACT:
+        return problem.exact(best)
+    other = problem.periodic()
+    if low <= len(other) <= high:
+        best = min(best, other, key=lambda sizes: (problem.total(sizes), -len(sizes), sizes))
+    return best
+
+
+class _Problem:
+    """Sizes to choose, in femtoseconds."""
+
+    def __init__(
+        self, set: TemplateSet, nodes: int, microbatches: int, low: int, high: int, reduce_seconds: float
+    ) -> None:
+        self.nodes, self.microbatches, self.low, self.high = nodes, microbatches, low, high
+        self.n0, self.most = set.n0, largest_size(set)
+        shapes = [fill_and_step(template) for template in set.templates]
+        self.fill = {set.n0 + i: round(fill * _TICKS) for i, (fill, _) in enumerate(shapes)}
+        self.step = {set.n0 + i: max(1, round(step * _TICKS)) for i, (_, step) in enumerate(shapes)}
+        self.reduce = round(reduce_seconds * _TICKS)
+        self.floor = min(self.fill[size] + self.step[size] for size in self.fill)
+
+    def room(self, size: int, time: int) -> int:
+        """Microbatches that a pipeline of ``size`` finishes by ``time``, 0 or less: none."""
+        return (time - self.fill[size]) // self.step[size]
+
+    def reduction(self, count: int) -> int:
+        return self.reduce * (count - 1) // count
+
+    def least(self, fits: Callable[[int], bool], high: int) -> int:
+        """The least time that fits, if ``high`` does."""
+        low = self.floor - 1
+        while high - low > 1:
+            time = (low + high) // 2
+            if fits(time):
+                high = time
+            else:
+                low = time
+        return high
+
+    def ceiling(self) -> int:
+        """A time in which even one pipeline of any size finishes all microbatches."""
+        return max(self.fill[s] + self.step[s] * self.microbatches for s in self.fill)
+
+    def total(self, sizes: Sequence[int]) -> int:
+        counts = {size: sizes.count(size) for size in self.fill if size in sizes}
+
+        def fits(time: int) -> bool:
+            rooms = [(self.room(size, time), count) for size, count in counts.items()]
+            return all(room >= 1 for room, _ in rooms) and sum(r * c for r, c in rooms) >= self.microbatches
+
+        return self.least(fits, self.ceiling()) + self.reduction(len(sizes))
+
+    def two_sizes(self) -> tuple[int, ...]:
+        """The best of one composition for each number of pipelines: sizes as equal as can be."""
+        best, found = self.ceiling() + self.reduce + 1, (0, 0)
+        for count in range(self.high, self.low - 1, -1):
+            size, more = divmod(self.nodes, count)
+
+            def fits(time: int, size: int = size, more: int = more, count: int = count) -> bool:
+                room = self.room(size, time)
+                larger = self.room(size + 1, time) if more else 1
+                return min(room, larger) >= 1 and room * (count - more) + larger * more >= self.microbatches
+
+            limit = best - 1 - self.reduction(count)
+            if fits(limit):
+                best, found = self.least(fits, limit) + self.reduction(count), (count, size)
+        count, size = found
+        more = self.nodes - count * size
+        return (size,) * (count - more) + (size + 1,) * more
+
+    def rooms(self, time: int) -> list[tuple[int, int]]:
+        """(size, room) of the sizes that finish a microbatch by ``time``."""
+        found = [(size, self.room(size, time)) for size in self.fill]
+        return [(size, room) for size, room in found if room >= 1]
+
+    def exact(self, start: tuple[int, ...]) -> tuple[int, ...]:
+        """The optimum, of equal ones that with most pipelines; ``start``: a composition that is as good or
+        worse."""
+        seen: dict[int, list[int]] = {}
+
+        def by_count(time: int) -> list[int]:
+            """The most room of so many pipelines, by their number, -1 where there is no such sum."""
+            if time not in seen:
+                seen[time] = [row[self.nodes] for row in self.table(time)]
+            return seen[time]
+
+        best, found = self.total(start) + 1, 0
+        for count in range(self.high, self.low - 1, -1):
+            limit = best - 1 - self.reduction(count)
+            if limit >= self.floor and by_count(limit)[count] >= self.microbatches:
+
+                def fits(time: int, count: int = count) -> bool:
+                    return by_count(time)[count] >= self.microbatches
+
+                best, found = self.least(fits, limit) + self.reduction(count), count
+        return self.retrace(best - self.reduction(found), found)
+
+    def table(self, time: int) -> list[list[int]]:
+        """``[count][machines]``: the most room of ``count`` pipelines of so many machines together."""
+        rooms = self.rooms(time)
+        rows = [[0] + [-1] * self.nodes]
+        for count in range(1, self.high + 1):
+            above, row = rows[-1], [-1] * (self.nodes + 1)
+            for nodes in range(count * self.n0, min(self.nodes, count * self.most) + 1):
+                for size, room in rooms:
+                    if size <= nodes and above[nodes - size] >= 0 and above[nodes - size] + room > row[nodes]:
+                        row[nodes] = above[nodes - size] + room
+            rows.append(row)
+        return rows
+
+    def retrace(self, time: int, count: int) -> tuple[int, ...]:
+        rows, nodes, sizes = self.table(time), self.nodes, list[int]()
+        for row in range(count, 0, -1):
+            for size, room in self.rooms(time):
+                before = rows[row - 1][nodes - size] if size <= nodes else -1
+                if before >= 0 and before + room == rows[row][nodes]:
+                    sizes.append(size)
+                    nodes -= size
+                    break
+        return tuple(sorted(sizes))
+
+    def periodic(self) -> tuple[int, ...]:
+        """The optimum where the number of pipelines and the reduction do not matter."""
+        time = self.least(lambda time: self.packed(time) is not None, self.ceiling())
+        return self.packed(time) or ()
+
+    def packed(self, time: int) -> tuple[int, ...] | None:
+        """Sizes that finish all microbatches by ``time``, None where there are none."""
+        rooms = self.rooms(time)
+        if not rooms:
+            return None
+        main, best = rooms[0]
+        for size, room in rooms:
+            if room * main > best * size:
+                main, best = size, room
+        # The others take at most so many machines; the rest is a multiple of the main size.
+        others = (main - 1) * rooms[-1][0]
+        rest = max(0, (self.nodes - others) // main) if self.nodes > others else 0
+        nodes = self.nodes - rest * main
+        table = [0] + [-1] * nodes
+        chosen = [0] * (nodes + 1)
+        for n in range(self.n0, nodes + 1):
+            for size, room in rooms:
+                if size > n:
+                    break
+                if table[n - size] >= 0 and table[n - size] + room > table[n]:
+                    table[n], chosen[n] = table[n - size] + room, size
+        if table[nodes] < 0 or table[nodes] + rest * best < self.microbatches:
+            return None
+        sizes = [main] * rest
+        while nodes:
+            sizes.append(chosen[nodes])
+            nodes -= chosen[nodes]
+        return tuple(sorted(sizes))

@@ -1,0 +1,185 @@
+"""What follows when machines are lost or join: new pipelines of the same templates, and what to copy.
+
+The published rules (Oobleck, Jang et al., SOSP 2023, section 5), for the pipelines that lost machines:
+
+1. *simple*: a pipeline that is left with ``n0`` machines or more takes the template of its new size;
+2. *borrow*: one that is shorter takes machines from the largest pipeline, as long as that one has more than
+``n0``; 3. *merge*: where nobody can yield, short pipelines are joined, and the last of them with a full one.
+
+Machines that join (ours): first they replace what a pipeline has just lost, then make new pipelines of
+``n0``, then lengthen the shortest pipelines. Beside these local rules, all machines are composed anew
+(`compose`), with as many pipelines left as they are as can be; of both, the layout with the shorter step is
+taken, and at equal steps the one that moves fewer bytes. ``seconds_per_byte`` lets bytes count against the
+time of a step.
+
+In each pipeline that changes, machines are put where they have most of the layers already (an assignment
+problem, solved exactly). Everything is deterministic: any process that knows the same finds the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
+from windtunnel.training.pipelines.policy.assign import assign
+from windtunnel.training.pipelines.policy.compose import choose_sizes, share, step_seconds, usable
+from windtunnel.training.pipelines.policy.templates import largest_size
+from windtunnel.training.pipelines.policy.transfers import Holders, layers_by_node, transfers
+
+
+def reconfigure(
+    set: TemplateSet,
+    layout: Layout,
+    lost: Collection[int],
+    joined: Sequence[int] = (),
+    *,
+    microbatches: int,
+    layer_bytes: Sequence[float],
+    reduce_seconds: float = 0.0,
+    seconds_per_byte: float = 0.0,
+    search: bool = True,
+) -> Reconfiguration:
+    """The layout after machines (ids) were ``lost`` and others ``joined``, and the copies that lead there.
+
+    ``joined`` may name machines that were idle before. ``layer_bytes``: state of each layer.
+    ``seconds_per_byte``: what a byte to be copied adds to the cost, against seconds of a step: 1 /
+    (bandwidth x steps until the next change). ``search``: compose anew too, not by the local rules alone.
+    With fewer machines than the model needs, the layout is empty. Machines are idle only if no sum of sizes
+    uses them (`compose.usable`).
+
+    Raises:
+        UserError: a machine that joins is in the layout, or there is no microbatch.
+    """
+    dead = frozenset(lost)
+    members = frozenset(node for pipeline in layout.pipelines for node in pipeline)
+    new = sorted(frozenset(joined) - dead)
+    if twice := sorted(members & frozenset(new)):
+        raise UserError(f"machine {twice[0]} joins, but runs already; new ids are needed")
+    if microbatches < 1:
+        raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
+    alive = (members - dead) | frozenset(new)
+    if len(alive) < set.n0:
+        empty = Layout((), ())
+        return Reconfiguration(empty, "none", (), transfers(set, layout, empty, alive, layer_bytes)[1])
+    if not members & dead and not new and len(layout.pipelines) <= microbatches:
+        sizes = [len(pipeline) for pipeline in layout.pipelines]
+        return Reconfiguration(Layout(layout.pipelines, share(set, sizes, microbatches)), "none")
+    plans: list[tuple[list[list[int]], str]] = []
+    local = _local(set, layout, dead, new)
+    if local is not None and len(local[0]) <= microbatches:
+        plans.append(local)
+    if search or not plans:
+        plans.append((_anew(set, layout, dead, new, microbatches, reduce_seconds), "search"))
+    found = []
+    for number, (pipelines, how) in enumerate(plans):
+        placed = _placed(set, layout, pipelines, layer_bytes)
+        shares = share(set, [len(pipeline) for pipeline in placed], microbatches)
+        after = Layout(placed, shares)
+        copies, gone = transfers(set, layout, after, alive, layer_bytes)
+        moved = sum(copy.nbytes for copy in copies)
+        cost = step_seconds(set, after, reduce_seconds) + seconds_per_byte * moved
+        found.append(((cost, moved, number), Reconfiguration(after, how, copies, gone)))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _local(
+    set: TemplateSet, layout: Layout, dead: frozenset[int], new: Sequence[int]
+) -> tuple[list[list[int]], str] | None:
+    """Pipelines by the local rules, and the last rule that was needed; None where they do not lead to
+    templates."""
+    n0, largest = set.n0, largest_size(set)
+    pipelines = [[node for node in pipeline if node not in dead] for pipeline in layout.pipelines]
+    spare = list(new)
+    missing = [len(old) - len(now) for old, now in zip(layout.pipelines, pipelines, strict=True)]
+    for i in sorted(range(len(pipelines)), key=lambda i: (-missing[i], i)):
+        if pipelines[i]:
+            pipelines[i] += spare[: missing[i]]
+            del spare[: missing[i]]
+    while len(spare) >= n0:
+        pipelines.append(spare[:n0])
+        del spare[:n0]
+    pipelines = [pipeline for pipeline in pipelines if pipeline]
+    for node in spare:
+        shortest = min(pipelines, key=lambda pipeline: (len(pipeline), min(pipeline)), default=None)
+        if shortest is None or len(shortest) >= largest:
+            return None
+        shortest.append(node)
+    how = "join" if new else "simple"
+    while short := [pipeline for pipeline in pipelines if len(pipeline) < n0]:
+        needy = max(short, key=lambda pipeline: (len(pipeline), -min(pipeline)))
+        giver = max(pipelines, key=lambda pipeline: (len(pipeline), min(pipeline)))
+        if len(giver) > n0:
+            needy.append(giver.pop())
+            how = "merge" if how == "merge" else "borrow"
+            continue
+        others = [pipeline for pipeline in pipelines if pipeline is not needy]
+        if not others:
+            return None
+        # Short ones come first here, the shortest of all: fewer machines change their layers.
+        partner = min(others, key=lambda pipeline: (len(pipeline), min(pipeline)))
+        pipelines = [pipeline for pipeline in others if pipeline is not partner] + [needy + partner]
+        how = "merge"
+    if any(len(pipeline) > largest for pipeline in pipelines):
+        return None
+    return pipelines, how
+
+
+def _anew(
+    set: TemplateSet,
+    layout: Layout,
+    dead: frozenset[int],
+    new: Sequence[int],
+    microbatches: int,
+    reduce_seconds: float,
+) -> list[list[int]]:
+    """All machines composed anew, with as many pipelines left as they are as can be."""
+    left = [[node for node in pipeline if node not in dead] for pipeline in layout.pipelines]
+    total = sum(map(len, left)) + len(new)
+    sizes = choose_sizes(set, usable(set, total, microbatches), microbatches, reduce_seconds)
+    wanted = Counter(sizes)
+    whole = [now for now, old in zip(left, layout.pipelines, strict=True) if len(now) == len(old)]
+    damaged = [now for now, old in zip(left, layout.pipelines, strict=True) if 0 < len(now) < len(old)]
+    kept: list[list[int]] = []
+    cut: list[list[int]] = []
+    for pipeline in whole + damaged:
+        if wanted[len(pipeline)]:
+            wanted[len(pipeline)] -= 1
+            kept.append(pipeline)
+        else:
+            cut.append(pipeline)
+    cut.sort(key=lambda pipeline: (-len(pipeline), min(pipeline)))
+    targets = sorted(wanted.elements(), reverse=True)
+    changed = [pipeline[:size] for pipeline, size in zip(cut, targets, strict=False)]
+    changed += [[] for _ in targets[len(changed) :]]
+    pool = [node for pipeline, size in zip(cut, targets, strict=False) for node in pipeline[size:]]
+    pool += [node for pipeline in cut[len(targets) :] for node in pipeline] + list(new)
+    for pipeline, size in zip(changed, targets, strict=True):
+        more = size - len(pipeline)
+        pipeline += pool[:more]
+        del pool[:more]
+    return kept + changed
+
+
+def _placed(
+    set: TemplateSet, layout: Layout, pipelines: Sequence[Sequence[int]], layer_bytes: Sequence[float]
+) -> tuple[tuple[int, ...], ...]:
+    """The machines of each pipeline in the order of its template, by (size, lowest id)."""
+    unchanged = frozenset(layout.pipelines)
+    old = Holders(set, layout)
+    placed = []
+    for pipeline in pipelines:
+        if tuple(pipeline) in unchanged:
+            placed.append(tuple(pipeline))
+            continue
+        nodes = sorted(pipeline)
+        positions = layers_by_node(set.of(len(nodes)))
+        kept = [
+            [sum(layer_bytes[layer] for layer in old.layers_of(node) & layers) for layers in positions]
+            for node in nodes
+        ]
+        order = assign(kept)
+        at = {position: node for node, position in zip(nodes, order, strict=True)}
+        placed.append(tuple(at[position] for position in range(len(nodes))))
+    return tuple(sorted(placed, key=lambda pipeline: (len(pipeline), min(pipeline))))
