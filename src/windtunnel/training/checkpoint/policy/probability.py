@@ -153,7 +153,7 @@ def _of_domains(placement: Placement, domains: Sequence[str], names: Sequence[st
 
 
 def _ways(sets: Sets, places: int, upto: int) -> tuple[int, ...] | None:
-    """For k = 0 .. upto, the choices of k of ``places`` that contain none of ``sets``; None: cannot be told."""
+    """For k = 0 .. upto, the choices of k of ``places`` without a whole one of ``sets``; None: unknown."""
     kinds: Counter[tuple[int, ...]] = Counter()
     inside = 0
     for part in _parts(sets):
@@ -164,8 +164,8 @@ def _ways(sets: Sets, places: int, upto: int) -> tuple[int, ...] | None:
             return None
         kinds[tuple(counts[: upto + 1])] += 1
     total = [math.comb(places - inside, k) for k in range(upto + 1)]
-    for counts, times in kinds.items():
-        total = _times(total, _power(counts, times, upto), upto)
+    for kind, times in kinds.items():
+        total = _times(total, _power(kind, times, upto), upto)
     return tuple(total)
 
 
