@@ -1,0 +1,246 @@
+"""Files by name under one root: a local folder, or anything that fsspec reaches.
+
+A write is seen whole or not at all. Locally: a temporary file beside it, fsync, rename; and `settle`, which
+makes the names durable too, before anything is written that relies on them. An object store does this by
+itself (a put is atomic and durable, as with S3, GCS and Azure).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from types import ModuleType
+from typing import Any, Protocol
+
+from windtunnel.errors import UserError
+
+PART = ".part-"
+"""What a name begins with while its file is not whole."""
+
+
+class Files(Protocol):
+    """What storage needs of a place to keep files; names are relative, with ``/``."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """The file is whole under its name, or unchanged where this raises OSError."""
+
+    def settle(self) -> None:
+        """All that was written is there after a power loss too."""
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes; None where there is no such file."""
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in it, sorted, without unfinished writes; nothing where it does not exist."""
+
+    def remove(self, name: str) -> None:
+        """A file, or a folder with all in it; it may be gone already."""
+
+    def remove_empty(self, folder: str) -> None:
+        """A folder, if nothing is in it."""
+
+    def move(self, name: str, to: str) -> None:
+        """A file to another name. Raises FileNotFoundError."""
+
+    def tidy(self, folder: str, older: float) -> None:
+        """Remove what writes of more than ``older`` seconds ago left unfinished."""
+
+
+def open_files(url: str) -> Files:
+    """The files under ``url``: a path, ``file://path``, or another protocol of fsspec.
+
+    Raises:
+        UserError: fsspec knows no such protocol, or its library is not installed.
+    """
+    protocol, separator, path = url.partition("://")
+    if not separator or protocol in ("file", "local"):
+        return LocalFiles(path if separator else url)
+    import fsspec  # only here: the agent starts without it
+
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"storage {url!r} cannot be reached: {error}") from error
+    return RemoteFiles(filesystem, root)
+
+
+class LocalFiles:
+    """A local folder. ``system`` stands for ``os``, so that tests may interrupt any call."""
+
+    def __init__(self, root: str, system: ModuleType | Any = os) -> None:
+        self._root = os.path.abspath(root)
+        self._os = system
+        self._touched: set[str] = set()
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        folder, base = os.path.split(path)
+        self._folder(folder)
+        part = os.path.join(folder, f"{PART}{secrets.token_hex(6)}-{base}")
+        try:
+            handle = self._os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[self._os.write(handle, left) :]
+                self._os.fsync(handle)
+            finally:
+                self._os.close(handle)
+            self._os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._os.unlink(part)
+            raise
+        self._touched.add(folder)
+
+    def settle(self) -> None:
+        while self._touched:
+            folder = min(self._touched)
+            self._sync(folder)
+            self._touched.discard(folder)
+
+    def read(self, name: str) -> bytes:
+        handle = self._os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts = []
+            while part := self._os.read(handle, 8 << 20):
+                parts.append(part)
+            return b"".join(parts)
+        finally:
+            self._os.close(handle)
+
+    def size(self, name: str) -> int | None:
+        try:
+            told = self._os.stat(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return told.st_size if stat.S_ISREG(told.st_mode) else None
+
+    def names(self, folder: str) -> list[str]:
+        return [name for name in self._list(folder) if not name.startswith(PART)]
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            is_folder = stat.S_ISDIR(self._os.lstat(path).st_mode)
+        except FileNotFoundError:
+            return
+        if not is_folder:
+            with contextlib.suppress(FileNotFoundError):
+                self._os.unlink(path)
+            return
+        for inside in self._list(name):
+            self.remove(f"{name}/{inside}")
+        self.remove_empty(name)
+
+    def remove_empty(self, folder: str) -> None:
+        with contextlib.suppress(OSError):  # somebody has just written into it, or removed it
+            self._os.rmdir(self._path(folder))
+
+    def move(self, name: str, to: str) -> None:
+        target = self._path(to)
+        folder = os.path.dirname(target)
+        self._folder(folder)
+        self._os.replace(self._path(name), target)
+        self._touched |= {folder, os.path.dirname(self._path(name))}
+
+    def tidy(self, folder: str, older: float) -> None:
+        for name in self._list(folder):
+            path = self._path(f"{folder}/{name}")
+            with contextlib.suppress(FileNotFoundError):
+                if name.startswith(PART) and self._os.stat(path).st_mtime < time.time() - older:
+                    self._os.unlink(path)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name) if name else self._root
+
+    def _list(self, folder: str) -> list[str]:
+        try:
+            return sorted(self._os.listdir(self._path(folder)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _folder(self, folder: str) -> None:
+        """Make it and those above, each durable in its parent."""
+        try:
+            self._os.mkdir(folder, 0o755)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._folder(os.path.dirname(folder))
+            with contextlib.suppress(FileExistsError):
+                self._os.mkdir(folder, 0o755)
+        self._sync(os.path.dirname(folder))
+
+    def _sync(self, folder: str) -> None:
+        try:
+            handle = self._os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # removed meanwhile, and what was in it with it
+        try:
+            self._os.fsync(handle)
+        finally:
+            self._os.close(handle)
+
+
+class RemoteFiles:
+    """A filesystem of fsspec, from ``root`` on."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        # Stores with real folders (SFTP, NFS gateways) want them made; object stores pass over it.
+        with contextlib.suppress(NotImplementedError, FileExistsError):
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def settle(self) -> None:
+        """A put is durable when it returns."""
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(self._path(name)))
+
+    def size(self, name: str) -> int | None:
+        self._fs.invalidate_cache(self._path(name).rpartition("/")[0])
+        try:
+            told = self._fs.info(self._path(name))
+        except FileNotFoundError:
+            return None
+        return int(told["size"]) if told["type"] == "file" else None
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder)
+        self._fs.invalidate_cache(path)
+        try:
+            found = self._fs.ls(path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def remove_empty(self, folder: str) -> None:
+        """Stores have no empty folders; where they do, these do no harm."""
+
+    def move(self, name: str, to: str) -> None:
+        data = self.read(name)
+        self.write(to, data)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+
+    def tidy(self, folder: str, older: float) -> None:
+        """Stores show no unfinished puts."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
