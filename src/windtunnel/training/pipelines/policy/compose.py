@@ -74,7 +74,7 @@ def usable(set: TemplateSet, nodes: int, microbatches: int) -> int:
 
 def share(set: TemplateSet, sizes: Sequence[int], microbatches: int) -> tuple[int, ...]:
     """Microbatches for pipelines of these ``sizes``."""
-    shapes = {size: fill_and_step(set.of(size)) for size in sizes}
+    shapes = {size: fill_and_step(set.of(size)) for size in dict.fromkeys(sizes)}
     return distribute([shapes[s][1] for s in sizes], [shapes[s][0] for s in sizes], microbatches)
 
 
@@ -86,7 +86,8 @@ def fill_and_step(template: Template) -> tuple[float, float]:
 
 def step_seconds(set: TemplateSet, layout: Layout, reduce_seconds: float = 0.0) -> float:
     """The predicted time of a step."""
-    shapes = {len(pipeline): fill_and_step(set.of(len(pipeline))) for pipeline in layout.pipelines}
+    sizes = dict.fromkeys(map(len, layout.pipelines))
+    shapes = {size: fill_and_step(set.of(size)) for size in sizes}
     slowest = 0.0
     for pipeline, b in zip(layout.pipelines, layout.microbatches, strict=True):
         fill, step = shapes[len(pipeline)]

@@ -10,6 +10,7 @@ microbatches' all are full, and only those that are left are handed out one by o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from windtunnel.errors import UserError
@@ -37,21 +38,23 @@ def distribute(times: Sequence[float], fill: Sequence[float], total: int) -> tup
     if min(step) < 1:
         raise UserError(f"a microbatch takes {min(times)} seconds; a positive time is needed")
 
-    def done(level: int) -> list[int]:
-        return [max(1, (level - b) // s) for s, b in zip(step, base, strict=True)]
+    kinds = Counter(zip(step, base, strict=True))
+
+    def done(level: int) -> int:
+        return sum(count * max(1, (level - b) // s) for (s, b), count in kinds.items())
 
     # The highest level at which not too many are handed out.
     low, high = min(base), max(base) + max(step) * total
     while high - low > 1:
         level = (low + high) // 2
-        if sum(done(level)) <= total:
+        if done(level) <= total:
             low = level
         else:
             high = level
-    shares = done(low)
+    shares = [max(1, (low - b) // s) for s, b in zip(step, base, strict=True)]
     left = total - sum(shares)
     for i in range(len(shares)):
-        # One level up, each of these finishes one more at the same moment; the first ones get it.
+        # One tick later, each of these finishes one more at the same moment; the first ones get it.
         if left and (high - base[i]) // step[i] > shares[i]:
             shares[i] += 1
             left -= 1

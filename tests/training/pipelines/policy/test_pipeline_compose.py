@@ -1,0 +1,157 @@
+"""Sizes and shares of pipelines against trying all of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_oracles import even_set, shares, sums
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.model import Stage, Template, TemplateSet
+from windtunnel.training.pipelines.policy.compose import (
+    _Problem,
+    choose_sizes,
+    compose,
+    fill_and_step,
+    share,
+    step_seconds,
+    usable,
+)
+from windtunnel.training.pipelines.policy.distribute import distribute
+from windtunnel.training.pipelines.policy.templates import largest_size
+
+whole = st.integers(1, 9).map(float)
+
+
+def uneven_set(n0: int, count: int, failures: int, seed: int) -> TemplateSet:
+    """Templates with stages that no planner would make: larger ones are not always faster."""
+    draw = random.Random(seed)
+    made = []
+    for nodes in range(n0, n0 + count):
+        stages = tuple(Stage(s, s + 1, 1, float(draw.randint(1, 40))) for s in range(nodes))
+        made.append(Template(nodes, stages, tuple(range(nodes)), 1.0, 4 * nodes))
+    return TemplateSet(n0, failures, tuple(made), "uneven")
+
+
+def seconds_of(set: TemplateSet, sizes: tuple[int, ...], microbatches: int, reduce: float) -> float:
+    shapes = [fill_and_step(set.of(size)) for size in sizes]
+    dealt = distribute([step for _, step in shapes], [fill for fill, _ in shapes], microbatches)
+    slowest = max(fill + b * step for (fill, step), b in zip(shapes, dealt, strict=True))
+    return slowest + reduce * (len(sizes) - 1) / len(sizes)
+
+
+@given(st.lists(st.tuples(whole, st.integers(0, 20).map(float)), min_size=1, max_size=4), st.integers(0, 7))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_shares_are_optimal(pipelines: list[tuple[float, float]], more: int) -> None:
+    times, fill = [t for t, _ in pipelines], [f for _, f in pipelines]
+    total = len(pipelines) + more
+    dealt = distribute(times, fill, total)
+
+    def last(each: tuple[int, ...]) -> float:
+        return max(f + b * t for f, b, t in zip(fill, each, times, strict=True))
+
+    assert sum(dealt) == total and min(dealt) >= 1
+    assert last(dealt) == min(last(each) for each in shares(len(pipelines), total))
+
+
+def test_shares_of_equal_pipelines_differ_by_one_at_most() -> None:
+    assert distribute([0.1, 0.1, 0.1], [0.3, 0.3, 0.3], 8) == (3, 3, 2)
+
+
+def test_shares_of_very_many_pipelines() -> None:
+    dealt = distribute([0.3 + 0.01 * (i % 7) for i in range(2000)], [1.0] * 2000, 50_000)
+    assert sum(dealt) == 50_000 and max(dealt) <= 29
+
+
+@pytest.mark.parametrize(
+    ("times", "fill", "total", "says"),
+    [
+        ([1.0, 1.0], [0.0, 0.0], 1, "1 microbatches for 2"),
+        ([], [], 1, "0 times"),
+        ([0.0], [1.0], 1, "positive"),
+    ],
+)
+def test_shares_that_are_refused(times: list[float], fill: list[float], total: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        distribute(times, fill, total)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("reduce", [0.0, 3.0, 60.0])
+def test_sizes_are_optimal(seed: int, reduce: float) -> None:
+    draw = random.Random(seed)
+    n0, count, f = draw.randint(1, 3), draw.randint(1, 5), draw.randint(0, 2)
+    made = uneven_set(n0, count, f, seed)
+    for nodes in range(n0, 13):
+        microbatches = draw.choice([1, 3, 7, 20])
+        possible = [s for s in sums(nodes, range(n0, n0 + count)) if len(s) <= microbatches]
+        enough = [s for s in possible if len(s) > f]
+        # Fewer than f + 1 pipelines only where there is no other way: then as many as there can be.
+        wanted = enough or [s for s in possible if len(s) == max(map(len, possible))]
+        if not wanted:
+            with pytest.raises(UserError, match="no sum"):
+                choose_sizes(made, nodes, microbatches, reduce)
+            continue
+        sizes = choose_sizes(made, nodes, microbatches, reduce)
+        assert sizes in wanted
+        best = min(seconds_of(made, each, microbatches, reduce) for each in wanted)
+        assert seconds_of(made, sizes, microbatches, reduce) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_way_of_large_jobs_is_optimal_without_reduction(seed: int) -> None:
+    draw = random.Random(seed)
+    n0, count = draw.randint(1, 3), draw.randint(1, 4)
+    made = uneven_set(n0, count, 0, seed)
+    for nodes in range(2 * n0 + count, 22):
+        microbatches = draw.randint(nodes, 40)
+        possible = list(sums(nodes, range(n0, n0 + count)))
+        if not possible:
+            continue
+        best = min(seconds_of(made, each, microbatches, 0.0) for each in possible)
+        sizes = _Problem(made, nodes, microbatches, 1, nodes, 0.0).periodic()
+        assert seconds_of(made, sizes, microbatches, 0.0) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize(("nodes", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])
+def test_large_jobs(nodes: int, microbatches: int) -> None:
+    made = even_set(4, 5, 2, layers=24)
+    layout = compose(made, range(nodes), microbatches, reduce_seconds=0.5)
+    assert sorted(node for p in layout.pipelines for node in p) == list(range(nodes))
+    assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
+    assert len(layout.pipelines) >= 3
+    # No pipelines of one size alone, nor the fewest or the most of them, are better.
+    found = step_seconds(made, layout, 0.5)
+    for size in range(4, 9):
+        count, rest = divmod(nodes, size)
+        if rest == 0 and count <= microbatches:
+            assert found <= seconds_of(made, (size,) * count, microbatches, 0.5) + 0.5 / count + 1e-9
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(1, 30), st.integers(1, 40))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_layouts_are_sound(n0: int, count: int, f: int, nodes: int, microbatches: int) -> None:
+    made = even_set(n0, count, f)
+    if nodes < n0:
+        with pytest.raises(UserError, match="do not hold"):
+            compose(made, range(nodes), microbatches)
+        return
+    ids = range(100, 100 + nodes)
+    layout = compose(made, ids, microbatches)
+    used = [node for pipeline in layout.pipelines for node in pipeline]
+    assert used == list(ids[: usable(made, nodes, microbatches)])
+    if count >= n0 and microbatches >= nodes // n0:
+        assert len(used) == nodes
+    sizes = [len(pipeline) for pipeline in layout.pipelines]
+    assert all(n0 <= size <= largest_size(made) for size in sizes)
+    assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
+    assert layout == compose(made, ids, microbatches)
+    assert share(made, sizes, microbatches) == layout.microbatches
+
+
+def test_no_microbatch() -> None:
+    with pytest.raises(UserError, match="microbatches is 0"):
+        compose(even_set(1, 2, 0), [1, 2], 0)
