@@ -77,10 +77,12 @@ class Replace:
         missing = now.places.count(None) - len(now.spares)
         if missing <= 0:
             spares = iter(now.spares)
-            filled = tuple(next(spares) if node is None else node for node in now.places)
             taken = now.places.count(None)
+            filled = (
+                tuple(next(spares) if node is None else node for node in now.places) if taken else now.places
+            )
             reason = f"{taken} of the places by spares" if taken else "the same machines"
-            return Decision("form", filled, restart_all=self.restart_all, reason=reason)
+            return Decision("form", tuple(filled), restart_all=self.restart_all, reason=reason)  # type: ignore[arg-type]
         if missing > now.coming and not self.order:
             return Decision("fail", reason=f"{missing} machines too few, and none can be ordered")
         return Decision("wait", order=max(0, missing - now.coming), reason=f"{missing} machines are missing")

@@ -80,7 +80,8 @@ def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> 
 def survives(placement: Placement, lost: Collection[int]) -> bool:
     """Whether every shard has a copy left after the machines at the places ``lost`` are gone."""
     gone = set(lost)
-    return not any(gone.issuperset(holders) for holders in placement.holders)
+    # a shard's first copy is at home: only shards of places that are gone can be lost
+    return not any(gone.issuperset(placement.holders[place]) for place in gone)
 
 
 def copy_sets(placement: Placement) -> frozenset[frozenset[int]]:

@@ -37,8 +37,8 @@ class Members:
         decision = self.policy.decide(now)
         if decision.action != "form":
             return False
-        if len(decision.places) == self.machines:
-            taken = sum(node is None for node in self.places)
+        taken = min(self.missing, len(self.spares))
+        if taken and len(decision.places) == self.machines:
             del self.spares[:taken]
             self.places = list(decision.places)
         return True

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import survives
 from windtunnel.training.survive.policy import Replace
 from windtunnel.training.survive.twin.fly import Setback
@@ -18,12 +19,11 @@ def regroup_time(costs: Costs, machines: int) -> float:
     return costs.regroup + costs.regroup_growth * math.log2(max(1, machines))
 
 
-def optimum_interval(job: Job, costs: Costs, mtbf: float) -> int:
-    """Steps between two checkpoints to storage that waste least (Young's first-order optimum)."""
-    save = job.state_bytes / costs.storage_bandwidth
-    stall = save if costs.blocking_save else copy_time(job, costs)
-    seconds = max(math.sqrt(2.0 * stall * mtbf), save)
-    return max(1, round(seconds / job.step_time))
+def storage_every(job: Job, costs: Costs, mtbf: float) -> int:
+    """Steps between two checkpoints to storage that waste least, if every ``mtbf`` seconds one is needed."""
+    upload = job.state_bytes / costs.storage_bandwidth
+    stall = upload if costs.blocking_save else copy_time(job, costs)
+    return best_every(stall, mtbf, job.step_time, 0.0 if costs.blocking_save else upload)
 
 
 def copy_time(job: Job, costs: Costs) -> float:
