@@ -22,14 +22,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.training.survive import orphans
 from windtunnel.training.survive.faults import parse
-from windtunnel.training.survive.live import network
+from windtunnel.training.survive.live import network, offer
 from windtunnel.training.survive.live.agent.config import AgentConfig
 from windtunnel.training.survive.live.agent.forks import ZygoteKeeper
 from windtunnel.training.survive.live.supervisor import Outcome
@@ -51,7 +51,7 @@ class Job:
     ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
     bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
     that was ordered comes, ``orphan_after`` until an agent without supervisor ends. ``listen``: "host:port"
-    for machines that are not ours, when ``external`` (then none are emulated).
+    where machines that are not ours ask for the job; then none are emulated.
     """
 
     script: Path
@@ -71,6 +71,7 @@ class Job:
     replace_after: float = 0.0
     orphan_after: float = 60.0
     deadlines: dict[str, float] = field(default_factory=dict)
+    listen: str | None = None
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
@@ -156,7 +157,8 @@ class Launched:
         self._read = 0
         self._due: list[float] = []  # when machines that were ordered come
         self._failure: BaseException | None = None
-        self._adopted: set[int] = set()
+        self._adopted: set[int] = set()  # workers of a zygote that is gone: ours to reap
+        self._joined: set[int] = set()  # pids of agents that the supervisor has seen
         orphans.sweep()
         network.sweep()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -280,7 +282,7 @@ class Launched:
             "policy": policy,
             "places": job.nodes,
             "per_node": job.per_node,
-            "host": self.network.host if self.network else "127.0.0.1",
+            "host": self._host(),
             "port": 0,
             "zygote": str(self._zygote.path),
             "beat": job.beat,
@@ -302,18 +304,24 @@ class Launched:
         self._config.write_text(json.dumps(plain, indent=1) + "\n")
         self._supervisor = self._start_supervisor()
         self.address = self._told_address()
+        if job.listen is not None:
+            self._offer = offer.Offer(job.listen, lambda: self._agent_config(len(self._machines)))
+            self._note(f"machines join by `windtunnel node {self._offer.address}`")
+            return
         for _ in range(job.nodes + job.spares):
             self._start_machine()
 
+    def _host(self) -> str:
+        if self.network is not None:
+            return self.network.host
+        return offer.split(self.job.listen, "--listen")[0] if self.job.listen else "127.0.0.1"
+
     def _environment(self) -> dict[str, str]:
         env = {**os.environ, **self.job.env, orphans.TOKEN: self.token}
-        # The machines' agents talk over the loopback or namespaces only: never over a proxy or another card.
         env.setdefault("OMP_NUM_THREADS", "1")
-        if self.job.settings:
-            env["WINDTUNNEL_CHECKPOINT"] = json.dumps(self.job.settings)
-        if self.network is None:
+        if self.network is None and self.job.listen is None:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        else:
+        elif self.network is not None:
             env["GLOO_SOCKET_IFNAME"] = network.INTERFACE
         return env
 
@@ -338,38 +346,38 @@ class Launched:
         os.set_blocking(self._supervisor.stdout.fileno(), False)
         return str(json.loads(line)["address"])
 
-    def _start_machine(self) -> None:
+    def _agent_config(self, number: int) -> AgentConfig:
         job = self.job
-        number = len(self._machines)
-        name = f"machine-{number}"
-        namespace, host = None, "127.0.0.1"
-        if self.network is not None:
-            namespace, host = self.network.add(name)
-        config = AgentConfig(
+        return AgentConfig(
             run=str(self.folder),
             supervisor=self.address,
             script=str(job.script),
             arguments=job.arguments,
             cwd=str(job.cwd),
-            host=host,
             domain=job.domains[number % len(job.domains)] if job.domains else "",
             memory_root=str(self.memory),
             zygote=str(self._zygote.path),
+            preload=job.preload,
+            env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
             settings={"beat": min(0.2, job.frozen_after / 4)},
-            namespace=namespace,
-            interface=network.INTERFACE if namespace else None,
-            name=name,
+            name=f"machine-{number}",
             frozen_after=job.frozen_after,
             orphan_after=job.orphan_after,
         )
-        folder = self.folder / "agents"
-        folder.mkdir(exist_ok=True)
-        config.write(folder / f"{name}.config")
-        command = [sys.executable, "-m", "windtunnel.training.survive.node", str(folder / f"{name}.config")]
+
+    def _start_machine(self) -> None:
+        config = self._agent_config(len(self._machines))
+        if self.network is not None:
+            namespace, host = self.network.add(config.name)
+            config = replace(config, host=host, namespace=namespace, interface=network.INTERFACE)
+        path = self.folder / "agents" / f"{config.name}.config"
+        path.parent.mkdir(exist_ok=True)
+        config.write(path)
+        command = [sys.executable, "-m", "windtunnel.training.survive.node", str(path)]
         command += ["--lifeline", str(self._lifeline)]
-        if namespace is not None:
-            command = ["nsenter", f"--net={namespace}", *command]
+        if config.namespace is not None:
+            command = ["nsenter", f"--net={config.namespace}", *command]
         process = subprocess.Popen(
             command,
             env=self._env,
@@ -378,7 +386,7 @@ class Launched:
             stderr=self._output,
             pass_fds=[self._lifeline],
         )
-        self._machines.append(Machine(name, process, namespace))
+        self._machines.append(Machine(config.name, process, config.namespace))
 
     # -- while it runs -----------------------------------------------------------------------------------
 
@@ -397,7 +405,7 @@ class Launched:
         if self.outcome is not None:
             return
         self._take_orders(now)
-        while self._due and self._due[0] <= now:
+        while self._due and self._due[0] <= now and self.job.listen is None:
             self._due.pop(0)
             self._start_machine()
         if self._zygote.tend():
@@ -407,12 +415,16 @@ class Launched:
         if self._adopted:
             self._adopted -= orphans.reap(self._adopted)
         for machine in self._machines:
-            machine.process.poll()  # reaps; a machine that is gone is the supervisor's to replace
-        status = self._supervisor.poll()
-        if status is not None:
+            # A machine that is gone is the supervisor's to replace; one that could not begin would be for ever.
+            if (machine.process.poll() or 0) > 0 and len(self._joined) < len(self._machines):
+                if machine.process.pid not in self._joined:
+                    reason = f"the agent of {machine.name} ended with status {machine.process.returncode}"
+                    self.outcome = Outcome(1, f"{reason} before it joined", {})
+        ended = self._supervisor.poll()
+        if ended is not None:
             self._follow()
             if self.outcome is None:
-                self._restart_supervisor(status)
+                self._restart_supervisor(ended)
 
     def _restart_supervisor(self, status: int) -> None:
         self._take_orders(time.monotonic())
@@ -447,6 +459,8 @@ class Launched:
                 self._events.append(event)
             if self._on_event is not None:
                 self._on_event(event)
+            if event["kind"] == "node.joined":
+                self._joined.add(event["pid"])
             if event["kind"] == "finished":
                 done = {e["rank"]: e.get("result") for e in self._events if e["kind"] == "done"}
                 self.outcome = Outcome(event["status"], event["reason"], done)
@@ -483,6 +497,8 @@ class Launched:
         for fd in (self._held, self._lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        if hasattr(self, "_offer"):
+            self._offer.close()
         if hasattr(self, "_zygote"):
             self._zygote.close()
         orphans.kill_marked(self.token)

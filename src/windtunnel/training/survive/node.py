@@ -62,7 +62,8 @@ def serve(config: AgentConfig, lifeline: int | None = None) -> int:
 
 def with_memory(agent: Agent) -> None:
     """Add the memory service, in a folder of its own within the agent's."""
-    if find_spec(MEMORY_SERVICE) is None:
+    spec = find_spec(MEMORY_SERVICE)
+    if spec is None or spec.origin is None:
         return
     service = import_module(MEMORY_SERVICE)
     folder = agent.memory / "shards"

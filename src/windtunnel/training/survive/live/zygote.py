@@ -295,7 +295,7 @@ def run_store(host: str, port: int, listener: int) -> None:
     """Serve a TCPStore on a socket that listens already, until killed."""
     from datetime import timedelta
 
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
         host,

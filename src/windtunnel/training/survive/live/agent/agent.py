@@ -20,7 +20,6 @@ import os
 import queue
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -49,7 +49,10 @@ class AgentConfig:
     @staticmethod
     def read(path: Path) -> AgentConfig:
         """The inverse of `write`."""
-        plain = json.loads(path.read_text())
-        for name in ("arguments", "preload", "faults"):
-            plain[name] = tuple(plain[name])
-        return AgentConfig(**plain)
+        return AgentConfig.of(json.loads(path.read_text()))
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> AgentConfig:
+        """A config from values of JSON."""
+        lists = {name: tuple(plain[name]) for name in ("arguments", "preload", "faults")}
+        return AgentConfig(**{**plain, **lists})

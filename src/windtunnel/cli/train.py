@@ -1,0 +1,116 @@
+"""``windtunnel train``: run a script so that it survives; ``windtunnel node``: lend it a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command("train", context_settings=SETTINGS)(train)
+    app.command("node", context_settings=SETTINGS)(node)
+
+
+def train(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Machines, emulated on this host.")] = 1,
+    per_node: Annotated[int, typer.Option(help="Ranks on each machine.")] = 1,
+    spares: Annotated[int, typer.Option(help="Further machines that wait for a loss.")] = 0,
+    on_loss: Annotated[
+        str, typer.Option(help="replace the machine, shrink the job, or restart every process.")
+    ] = "replace",
+    min_nodes: Annotated[int, typer.Option(help="Fewest machines with which --on-loss shrink goes on.")] = 1,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAULT", help="A fault, such as kill:node=2,step=7; repeatable."),
+    ] = None,
+    copies: Annotated[int, typer.Option(help="Copies of each checkpoint, the own one included.")] = 2,
+    placement: Annotated[str, typer.Option(help="Of copies: group, ring, mixed or domains.")] = "mixed",
+    domains: Annotated[
+        str, typer.Option(help="What fails together: a,a,b,b for the machines in turn, or a file of lines.")
+    ] = "",
+    mode: Annotated[str, typer.Option(help="Of checkpoints: blocking, concurrent or idle.")] = "concurrent",
+    slots: Annotated[int, typer.Option(help="Steps that are kept of each copy, 2 or 3.")] = 2,
+    persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
+    persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
+    network: Annotated[
+        str, typer.Option(help="loopback, or netns: a network for each machine (root).")
+    ] = "loopback",
+    rate: Annotated[str, typer.Option(help="Of each machine's network, such as 1Gbit; with netns.")] = "",
+    lease: Annotated[
+        float, typer.Option(help="Seconds of silence after which a machine or worker is given up.")
+    ] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that a generation has to form.")] = 60.0,
+    max_restarts: Annotated[int, typer.Option(help="How often the program may end by its own fault.")] = 3,
+    replace_after: Annotated[
+        float, typer.Option(help="Seconds until a machine that was ordered comes.")
+    ] = 0.0,
+    external_nodes: Annotated[
+        bool, typer.Option("--external-nodes", help="Machines come by `windtunnel node`; none is emulated.")
+    ] = False,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such machines find this one.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Run SCRIPT on emulated machines, and carry it over their failures.
+
+    Options come before SCRIPT; what follows it is the script's own. The script's output appears as it comes,
+    lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
+    failed.
+    """
+    from windtunnel.training.survive.session import Request, train_and_store
+
+    train_and_store(
+        Request(
+            script=script,
+            arguments=tuple(arguments or ()),
+            nodes=nodes,
+            per_node=per_node,
+            spares=spares,
+            on_loss=on_loss,
+            min_nodes=min_nodes,
+            faults=tuple(inject or ()),
+            copies=copies,
+            placement=placement,
+            domains=domains,
+            mode=mode,
+            slots=slots,
+            persist=persist,
+            persist_every=persist_every,
+            network=network,
+            rate=rate,
+            lease=lease,
+            timeout=timeout,
+            max_restarts=max_restarts,
+            replace_after=replace_after,
+            external=external_nodes,
+            listen=listen,
+        ),
+        out,
+        as_json=as_json,
+    )
+
+
+def node(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where `windtunnel train --external-nodes` listens.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address of this machine for its peers; else that of the connection.")
+    ] = "",
+    domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
+) -> None:
+    """Lend this machine to a job that was begun elsewhere; ends with the job."""
+    from windtunnel.training.survive.session import lend
+
+    raise typer.Exit(lend(address, host, domain))

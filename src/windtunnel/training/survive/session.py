@@ -1,0 +1,269 @@
+"""One run of ``windtunnel train``, from the user's words to the store: check, launch, narrate, sum up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import ScriptError, UserError
+from windtunnel.training.survive import orphans, report
+from windtunnel.training.survive.launch import Job, Launched
+from windtunnel.training.survive.live import offer
+from windtunnel.training.survive.policy import Policy, Replace, Shrink
+
+CAPABILITY = "training.survive"
+CHOICES = {
+    "on_loss": ("replace", "shrink", "restart"),
+    "placement": ("group", "ring", "mixed", "domains"),
+    "mode": ("blocking", "concurrent", "idle"),
+    "network": ("loopback", "netns"),
+}
+LEAST = {
+    "nodes": 1,
+    "per_node": 1,
+    "spares": 0,
+    "min_nodes": 1,
+    "copies": 1,
+    "slots": 2,
+    "persist_every": 1,
+    "max_restarts": 0,
+    "replace_after": 0,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the options of the command, as they were given."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    nodes: int
+    per_node: int
+    spares: int
+    on_loss: str
+    min_nodes: int
+    faults: tuple[str, ...]
+    copies: int
+    placement: str
+    domains: str
+    mode: str
+    slots: int
+    persist: str
+    persist_every: int
+    network: str
+    rate: str
+    lease: float
+    timeout: float
+    max_restarts: int
+    replace_after: float
+    external: bool
+    listen: str
+
+    def job(self) -> Job:
+        """What is to be launched.
+
+        Raises:
+            UserError: an option is wrong.
+        """
+        for name, accepted in CHOICES.items():
+            if getattr(self, name) not in accepted:
+                given = getattr(self, name)
+                raise UserError(f"--{_option(name)} {given}: accepted are {', '.join(accepted)}")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
+        if self.timeout <= 0:
+            raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
+        if self.copies > self.nodes and "--copies" in sys.argv:
+            raise UserError(f"--copies {self.copies}: more than --nodes {self.nodes}; a copy needs a machine")
+        if self.min_nodes > self.nodes:
+            raise UserError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}")
+        if self.external and not self.listen:
+            raise UserError("--external-nodes: give --listen HOST:PORT, where the machines find this one")
+        job = Job(
+            script=self.script.absolute(),
+            arguments=self.arguments,
+            nodes=self.nodes,
+            per_node=self.per_node,
+            spares=self.spares,
+            policy=self._policy(),
+            faults=self.faults,
+            settings=self._settings(),
+            domains=read_domains(self.domains, self.nodes),
+            network=self.network,
+            rate=parse_rate(self.rate) if self.rate else None,
+            lease=self.lease,
+            frozen_after=self.lease,
+            beat=min(0.1, self.lease / 4),
+            replace_after=self.replace_after,
+            deadlines={"form": self.timeout},
+            listen=self.listen if self.external else None,
+        )
+        job.check()
+        return job
+
+    def _policy(self) -> Policy:
+        if self.on_loss == "shrink":
+            return Shrink(minimum=self.min_nodes, max_own_failures=self.max_restarts)
+        return Replace(restart_all=self.on_loss == "restart", max_own_failures=self.max_restarts)
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "copies": min(self.copies, self.nodes),
+            "placement": self.placement,
+            "mode": self.mode,
+            "slots": self.slots,
+        }
+        if self.domains:
+            settings["domains"] = list(read_domains(self.domains, self.nodes))
+        if self.persist:
+            settings |= {"persist": self.persist, "persist_every": self.persist_every}
+        return settings
+
+
+def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
+    """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
+
+    Raises:
+        UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
+    """
+    job = request.job()
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
+        if (out / "events.jsonl").exists():
+            raise UserError(f"--out {out}: there is a run in it already; give a new folder")
+        return _fly(job, out, as_json)
+    from windtunnel.store import Store
+
+    inputs = {**asdict(request), "script": str(request.script)}
+    run = Store.open().begin(CAPABILITY, inputs)
+    try:
+        summary = _fly(job, run.directory, as_json)
+    except (UserError, ScriptError) as error:
+        run.fail(str(error))
+        raise
+    except BaseException as error:
+        run.fail(f"{type(error).__name__}: {error}")
+        raise
+    run.finish(summary)
+    return summary
+
+
+def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
+    from rich.console import Console
+
+    narrator = report.Narrator()
+
+    def narrate(event: dict[str, Any]) -> None:
+        line = narrator.line(event)
+        if line is not None:
+            # One write, so that it does not mix with the trainers' lines.
+            os.write(2, f"windtunnel {line}\n".encode())
+
+    orphans.adopt()
+    with _terminable(), Launched(job, folder, narrate, None) as launched:
+        outcome = launched.wait()
+        events = launched.events()
+    assert outcome is not None
+    console = Console(stderr=True)
+    report.print_end(events, console)
+    console.print(
+        f"Events {folder / 'events.jsonl'}, output {folder / 'logs'}", soft_wrap=True, highlight=False
+    )
+    if outcome.status != 0:
+        lost = report.failed_rank(events)
+        details = (lost or {}).get("error") or ""
+        raise ScriptError(f"the job failed: {report.reason_in_short(outcome.reason)}", details)
+    found = report.goodput(events)
+    summary = {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "results": outcome.results,
+        "recoveries": report.recoveries_of(events),
+        "goodput": found.share,
+        "steps": found.steps,
+        "repeated_steps": found.repeated,
+        "wall_time_s": found.wall,
+        "directory": str(folder),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(summary))
+    return summary
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does."""
+
+    def end(number: int, _: object) -> None:
+        raise KeyboardInterrupt
+
+    before = [(number, signal.signal(number, end)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def lend(address: str, host: str, domain: str) -> int:
+    """Be a machine of the job that the launcher at ``address`` has begun: the exit status.
+
+    Raises:
+        UserError: nobody listens there, or the script is not on this machine.
+    """
+    from windtunnel.training.survive.node import serve
+
+    config = offer.ask(address, host, domain)
+    if not Path(config.script).is_file():
+        raise UserError(f"{config.script}: no such file on this machine; the job at {address} needs it")
+    Path(config.run).mkdir(parents=True, exist_ok=True)
+    return serve(replace(config, name=f"machine-{os.uname().nodename}-{os.getpid()}"))
+
+
+def parse_rate(text: str) -> float:
+    """ "1Gbit", "10Mbit", "5MB": bytes/s.
+
+    Raises:
+        UserError: it is not a rate.
+    """
+    from windtunnel.training.survive.faults import parse
+
+    try:
+        return parse(f"slow:node=0,step=0,rate={text}").rate
+    except UserError:
+        raise UserError(
+            f"--rate {text}: accepted is a rate such as 10Mbit, 1Gbit or 5MB (a second)"
+        ) from None
+
+
+def read_domains(text: str, nodes: int) -> tuple[str, ...]:
+    """The failure domain of each machine: "a,a,b,b", or a file with one in each line.
+
+    Raises:
+        UserError: there are not as many as machines.
+    """
+    if not text:
+        return ()
+    path = Path(text)
+    where = f"--domains {text}"
+    parts = path.read_text().split() if path.is_file() else text.split(",")
+    found = tuple(part.strip() for part in parts)
+    if len(found) != nodes or not all(found):
+        raise UserError(f"{where}: {len(found)} domains for {nodes} machines; give one for each")
+    return found
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
