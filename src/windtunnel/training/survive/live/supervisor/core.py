@@ -32,8 +32,10 @@ class Core:
     ) -> None:
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None
+        self.superseded = False
         self.machines = Machines(settings.lease, deadlines.grace, before.next_id, set(before.gone))
         self.membership = before.membership
+        self._plain = before.membership.plain() if before.membership is not None else None
         self.generation = before.generation
         self.epoch = epoch
         self.settings = settings
@@ -72,8 +74,8 @@ class Core:
             self.agreements.begin(self.generation, self.membership.world)
             gone = [node.id for node in self.membership.nodes if node.id not in self.machines.live]
             self._causes += [f"machine {node} is lost" for node in gone]
-            if self._causes:
-                self.change(now)
+        if self._causes or (self.membership is None and before.machines):
+            self.change(now)
 
     def store_up(self, address: str, now: float, **fields: Any) -> None:
         """A store serves at ``address``; generations from the next one on meet there."""
@@ -95,6 +97,11 @@ class Core:
         self.outcome = Outcome(status, reason, dict(sorted(self.done.items())))
         self.record("finished", status=status, reason=reason)
         self.end_all()
+
+    def step_back(self, epoch: int) -> None:
+        """Another supervisor has this run: nothing is said to the agents or the log any more."""
+        self.superseded = True
+        self.outcome = Outcome(1, f"a later supervisor (epoch {epoch}) has this run", {})
 
     def end_all(self) -> None:
         """Tell all agents the outcome."""
@@ -280,14 +287,15 @@ class Core:
             cause=cause,
             restart_all=decision.restart_all,
         )
+        plain = membership.plain()
         self.record(
             "decided",
-            membership=membership.plain(),
+            membership=plain,
             reason=cause,
             restart_all=decision.restart_all,
             own_failures=self._own_failures,
         )
-        self.membership = membership
+        self.membership, self._plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
         self._formed, self._waiting_since, self.suspected = now, None, None
         self._forced = self._hit = self._own = self.progress = False
@@ -357,8 +365,8 @@ class Core:
             return
         place = membership.place_of(machine.node.id)
         mine = list(self.ranks(place)) if place is not None else []
-        plain = membership.plain()
-        self.send(machine.link, {"op": "membership", "membership": plain, "place": place, "mine": mine})
+        told = {"op": "membership", "membership": self._plain, "place": place, "mine": mine}
+        self.send(machine.link, told)
 
     def end(self, link: int, status: int, reason: str) -> None:
         self.send(link, {"op": "end", "status": status, "reason": reason})
@@ -410,7 +418,7 @@ class Core:
         return {
             "epoch": self.epoch,
             "generation": self.generation,
-            "membership": self.membership.plain() if self.membership is not None else None,
+            "membership": self._plain,
             "places": list(places),
             "spares": [node for node in self.machines.live if node not in places],
             "away": [node for node, machine in self.machines.live.items() if machine.link is None],

@@ -16,7 +16,7 @@ from windtunnel.training.survive.live.supervisor.machines import Machine
 LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
 OURS = frozenset(
-    {"started", "node.joined", "lost", "ordered", "decided", "note", "finished", "agreed", "store"}
+    {"started", "node.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
     | {"suspected", "done"}
 )
 """Events that nobody else may write: a later supervisor believes them."""
@@ -32,7 +32,7 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
         core.end(link, core.outcome.status, core.outcome.reason)
         return
     if int(message.get("epoch", 0)) > core.epoch:
-        core.finish(1, f"a later supervisor (epoch {message['epoch']}) has this run", now)
+        core.step_back(int(message["epoch"]))
         return
     if node is None:
         count = len(core.machines.live)

@@ -109,7 +109,8 @@ class Supervisor:
         """Supervise until the run is over. To be called once."""
         try:
             outcome = self._loop()
-            self._stores.close(kill=self._stop is None or self._stop[1])
+            mine = not self._core.superseded and (self._stop is None or self._stop[1])
+            self._stores.close(kill=mine)
         finally:
             self._connections.close_all()
             self._log.close()
@@ -168,6 +169,8 @@ class Supervisor:
                 self.record("note", core.generation, text=traceback.format_exc())
                 core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
             self._view = core.view()
+            if core.superseded and core.outcome is not None:
+                return core.outcome
             if core.outcome is not None:
                 ended = ended or now
                 if not len(self._connections) or now > ended + self._settings.deadlines.end:

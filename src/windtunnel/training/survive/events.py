@@ -1,0 +1,218 @@
+"""What a run's events say about its failures: the phases of every recovery, and the goodput of the whole.
+
+A recovery begins when something is lost (or is injected, where that is known) and ends with the first step of
+the generation that stands. Losses before that first step belong to the same recovery, since the newest
+generation supersedes the others. Phases, each in seconds:
+
+- detect: from the injection to the first evidence (unknown for a failure that nobody injected);
+- decide: until the last generation was decided (waiting for machines is in it);
+- regroup: until all ranks said that their new group works;
+- load: until all ranks have their state;
+- first step: until a step of the new generation is finished.
+
+Phases are of one clock only as far as the machines' clocks agree. GEMINI's wasted time (Wang et al., SOSP
+2023, section 2) is the sum of the phases and of the steps that were done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+Event = dict[str, Any]
+PHASES = ("detect", "decide", "regroup", "load", "first_step")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery. Times are time.time() values, None where no event tells.
+
+    ``kind``: "loss", "suspicion", or "join" (a generation without a loss before). ``generation``: the one
+    that stood. ``generations``: how many were formed on the way. ``lost``: the losses' events. ``fault``:
+    what was injected. ``newest``: the newest step that was reported before, ``resumed``: the step whose
+    state was gone on from (-1: from the beginning), ``steps_lost``: how many were done again. ``tiers``:
+    where each rank read its state. ``complete``: a first step came.
+    """
+
+    kind: str
+    generation: int
+    generations: int
+    cause: str
+    lost: tuple[Event, ...]
+    fault: str | None
+    injected: float | None
+    detected: float
+    decided: float | None
+    grouped: float | None
+    loaded: float | None
+    first_step: float | None
+    newest: int | None
+    resumed: int | None
+    steps_lost: int | None
+    tiers: dict[int, str] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def phases(self) -> dict[str, float | None]:
+        """Seconds of each of `PHASES`; a phase whose end or beginning is unknown is None, and the time up to
+        the next known moment counts for that one's phase.
+        """
+        moments = [self.injected, self.detected, self.decided, self.grouped, self.loaded, self.first_step]
+        found: dict[str, float | None] = {}
+        before = moments[0]
+        for name, moment in zip(PHASES, moments[1:], strict=True):
+            found[name] = max(0.0, moment - before) if moment is not None and before is not None else None
+            before = moment if moment is not None else before
+        return found
+
+    @property
+    def seconds(self) -> float | None:
+        """From the failure (or its detection) to the first new step."""
+        begin = self.detected if self.injected is None else self.injected
+        return None if self.first_step is None else self.first_step - begin
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """How a run's time was spent (seconds, from its first decision to its last event).
+
+    ``recovering``: sum of the recoveries. ``redone``: time in steps that had been done before. ``fraction``:
+    of the time that was neither, 1.0 for a run without failures. ``step_seconds``: median time of a step.
+    """
+
+    seconds: float
+    steps: int
+    steps_redone: int
+    step_seconds: float | None
+    recoveries: int
+    recovering: float
+    redone: float
+    fraction: float
+
+
+def recoveries(events: Iterable[Event]) -> list[Recovery]:
+    """All recoveries of a run, in order, from its events in the order of the log."""
+    log = list(events)
+    found: list[Recovery] = []
+    begun: int | None = None  # index of the first event of the recovery under way
+    after = 0  # index behind the last recovery
+    standing: int | None = None  # the generation that works
+    newest: int | None = None
+    forming = 0
+    for index, event in enumerate(log):
+        kind = event["kind"]
+        if kind == "decided":
+            forming = event["generation"]
+            if standing is None and begun is None:
+                standing = forming  # the run begins
+            elif begun is None:
+                begun = index
+        elif begun is None and (kind == "suspected" or (kind == "lost" and _matters(event))):
+            begun = index if standing is not None else None
+        elif kind == "finished":  # what follows in the same folder is another run
+            if begun is not None:
+                found.append(_recovery(log, after, begun, index, forming, newest, complete=False))
+            begun, after, standing, newest = None, index + 1, None, None
+        elif kind == "step":
+            if begun is not None and standing is not None and event["generation"] > standing:
+                found.append(_recovery(log, after, begun, index, forming, newest))
+                begun, after, standing = None, index + 1, event["generation"]
+                newest = event["step"]
+            else:
+                newest = event["step"]
+    if begun is not None and any(event["kind"] in ("lost", "decided") for event in log[begun:]):
+        found.append(_recovery(log, after, begun, len(log), forming, newest, complete=False))
+    return found
+
+
+def goodput(events: Iterable[Event]) -> Goodput:
+    """How the time of a run was spent."""
+    log = list(events)
+    found = recoveries(log)
+    first = next((event["t"] for event in log if event["kind"] == "decided"), None)
+    steps = [event for event in log if event["kind"] == "step"]
+    if first is None or not steps:
+        return Goodput(0.0, 0, 0, None, len(found), 0.0, 0.0, 0.0)
+    seconds = max(event["t"] for event in log) - first
+    times = [b["t"] - a["t"] for a, b in pairwise(steps) if a["generation"] == b["generation"]]
+    step_seconds = median(times) if times else None
+    different = len({event["step"] for event in steps})
+    again = len(steps) - different
+    recovering = sum(recovery.seconds or 0.0 for recovery in found)
+    # a first step's own time is in its recovery's last phase
+    redone = max(0, again - sum(1 for r in found if r.complete and r.steps_lost)) * (step_seconds or 0.0)
+    fraction = max(0.0, 1.0 - (recovering + redone) / seconds) if seconds > 0 else 1.0
+    return Goodput(seconds, different, again, step_seconds, len(found), recovering, redone, fraction)
+
+
+def _matters(lost: Event) -> bool:
+    """A spare that is lost interrupts nobody."""
+    return lost.get("place") is not None
+
+
+def _recovery(
+    log: Sequence[Event],
+    after: int,
+    begun: int,
+    end: int,
+    generation: int,
+    newest: int | None,
+    complete: bool = True,
+) -> Recovery:
+    """The recovery of ``log[begun:end]``, which ends with the step ``log[end]`` if it is ``complete``. What
+    was injected since ``after`` may be its cause.
+    """
+    part = log[begun:end]
+    step = log[end] if complete else None
+    lost = tuple(event for event in part if event["kind"] == "lost" and _matters(event))
+    decisions = [event for event in part if event["kind"] == "decided"]
+    fault = next(
+        (event for event in log[after:end] if event["kind"] == "injected" and _fits(event, lost)), None
+    )
+    mine = [event for event in part if event["generation"] == generation]
+    grouped = [event["t"] for event in mine if event["kind"] == "grouped"]
+    restored = [event for event in mine if event["kind"] == "restored"]
+    resumed = step["step"] - 1 if step is not None else min((e["step"] for e in restored), default=None)
+    again = None
+    if resumed is not None:
+        again = max(0, newest - resumed) if newest is not None else 0
+    if all(event["evidence"] == "suspect" for event in lost):
+        kind = "suspicion" if lost or any(e["kind"] == "suspected" for e in part) else "join"
+    else:
+        kind = "loss"
+    return Recovery(
+        kind=kind,
+        generation=generation,
+        generations=len(decisions),
+        cause=decisions[-1].get("reason", "") if decisions else "",
+        lost=lost,
+        fault=fault["fault"] if fault is not None else None,
+        injected=fault["t"] if fault is not None else None,
+        detected=log[begun]["t"],
+        decided=decisions[-1]["t"] if decisions else None,
+        grouped=max(grouped, default=None),
+        loaded=max((event["t"] for event in restored), default=None),
+        first_step=step["t"] if step is not None else None,
+        newest=newest,
+        resumed=resumed,
+        steps_lost=again,
+        tiers={event["rank"]: event["tier"] for event in restored},
+        complete=step is not None,
+    )
+
+
+def _fits(injected: Event, lost: Sequence[Event]) -> bool:
+    """Whether an injected fault can be what was lost: same rank, or same place where a machine was meant.
+    One that names neither fits anything.
+    """
+    place, rank = injected.get("place"), injected.get("rank")
+    for event in lost:
+        if event["what"] == "worker" and rank is not None:
+            if rank == event["rank"]:
+                return True
+        elif place is None or place == event["place"]:
+            return True
+    return False
