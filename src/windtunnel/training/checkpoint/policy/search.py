@@ -33,7 +33,8 @@ Slot = tuple[int, int] | None
 
 @dataclass(frozen=True)
 class Counterexample:
-    """The way to a state in which the loss of place ``dead`` cannot be recovered from."""
+    """The way to a state in which the loss of place ``dead`` cannot be recovered from; -1: in which no rank
+    may ever save again."""
 
     trace: tuple[str, ...]
     dead: int
@@ -73,7 +74,7 @@ def search(
     remake: bool = False,
     overlap: bool = True,
 ) -> Counterexample | None:
-    """The shortest way to an unrecoverable state, None if there is none.
+    """The shortest way to an unrecoverable (or stuck) state, None if there is none.
 
     ``steps``: saves after the start and after each restore. ``failures``: after how many losses the job goes
     on; one more is then checked in every state. ``overlap``: a rank may save again while its previous save
@@ -93,7 +94,10 @@ def search(
                 back = "nothing" if found is None else f"step {found}"
                 why = f"step {state.committed} was committed; without machine {dead}, {back} can be restored"
                 return Counterexample(_trace(came, state), dead, why, len(came))
-        for told, after in world.moves(state):
+        moves = list(world.moves(state))
+        if not moves and any(rank.written <= state.base + steps for rank in state.ranks):
+            return Counterexample(_trace(came, state), -1, "no rank may save, and none ever will", len(came))
+        for told, after in (*moves, *world.deaths(state)):
             if after not in came:
                 came[after] = (state, told)
                 queue.append(after)
@@ -120,13 +124,16 @@ class _World:
     overlap: bool
 
     def moves(self, state: _State) -> Iterator[tuple[str, _State]]:
-        """All that may happen next."""
+        """All that may happen next if no machine dies."""
         for r, rank in enumerate(state.ranks):
             yield from self._save(state, r, rank)
             yield from self._replicate(state, r, rank)
             if rank.seen < state.committed:
                 told = f"rank {r} hears that step {state.committed} is committed"
                 yield told, _with(state, r, replace(rank, seen=state.committed))
+
+    def deaths(self, state: _State) -> Iterator[tuple[str, _State]]:
+        """The losses after which the job goes on."""
         if state.course < self.failures:
             for dead in self.may_die(state):
                 yield f"machine {dead} dies and is replaced", self._regrouped(state, dead)

@@ -108,7 +108,8 @@ class _Filler:
     def _largest(self, room: float) -> int:
         if self._startup + self._part / self._bandwidth <= room:
             return self._part
-        return int((room - self._startup) * self._bandwidth)
+        # What rounding took from the room must not cost a byte, and a chunk more.
+        return int((room - self._startup) * self._bandwidth * (1 + 1e-12))
 
 
 def _every(

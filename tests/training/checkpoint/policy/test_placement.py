@@ -1,0 +1,231 @@
+"""Placements: what they hold, survive, and how likely, against brute force and published figures."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy import probability
+from windtunnel.training.checkpoint.policy.placement import (
+    Kind,
+    copy_sets,
+    held_by,
+    place,
+    survives,
+    weakest_domain,
+)
+
+KINDS: tuple[Kind, ...] = ("group", "ring", "mixed", "domains")
+
+
+@st.composite
+def placed(draw: st.DrawFn, most: int = 10) -> tuple[Placement, list[str]]:
+    places = draw(st.integers(1, most))
+    copies = draw(st.integers(1, places))
+    kind = draw(st.sampled_from(KINDS if places % copies == 0 else KINDS[1:]))
+    domains = draw(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=places, max_size=places))
+    return place(places, copies, kind, domains), domains
+
+
+@given(placed())
+def test_every_placement_loads_all_alike(both: tuple[Placement, list[str]]) -> None:
+    placement, _ = both
+    places = range(len(placement.holders))
+    for p in places:
+        assert placement.holders[p][0] == p
+        assert len(set(placement.holders[p])) == placement.copies
+        held = held_by(placement, p)
+        assert held[0] == p
+        assert len(held) == placement.copies
+        assert all(p in placement.holders[owner] for owner in held)
+
+
+@given(placed())
+def test_domains_are_spread_as_far_as_can_be(both: tuple[Placement, list[str]]) -> None:
+    placement, domains = both
+    if placement.kind != "domains":
+        return
+    places, copies = len(domains), placement.copies
+    named = [domain or f"(place {p})" for p, domain in enumerate(domains)]
+    largest = max(named.count(domain) for domain in named)
+    if largest <= places // copies:
+        assert all(len({named[p] for p in held}) == copies for held in placement.holders)
+    weak = weakest_domain(placement, domains)
+    if places % copies == 0 and copies > 1:
+        # beyond this the shards of the domain have no room outside
+        assert (weak is not None) == (largest > (copies - 1) * places // copies)
+    if weak is not None:
+        inside = [p for p in range(places) if named[p] == weak.domain]
+        assert not survives(placement, inside)
+        assert set(weak.lost) == {p for p in inside if set(placement.holders[p]) <= set(inside)}
+    else:
+        assert all(
+            survives(placement, [p for p in range(places) if named[p] == domain]) for domain in set(named)
+        )
+
+
+@pytest.mark.parametrize("places", range(1, 9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_loss_of_a_few_machines(places: int, kind: Kind) -> None:
+    """Any m - 1 losses are survived, and a loss is fatal exactly if it takes a whole copy set."""
+    domains = [f"rack {p % 3}" for p in range(places)]
+    for copies in range(1, places + 1):
+        if kind == "group" and places % copies:
+            continue
+        placement = place(places, copies, kind, domains)
+        sets = copy_sets(placement)
+        good = [0] * (places + 1)
+        for lost in range(places + 1):
+            for gone in combinations(range(places), lost):
+                alive = survives(placement, gone)
+                assert alive == all(set(held) - set(gone) for held in placement.holders)
+                assert alive or any(one <= set(gone) for one in sets)
+                assert alive or lost >= copies
+                good[lost] += alive
+        assert probability.survivable(placement) == tuple(good)
+
+
+def test_figures_of_the_paper() -> None:
+    def percent(kind: Kind, copies: int, lost: int) -> float:
+        exact = probability.recovery(place(16, copies, kind), lost).exact
+        assert exact is not None
+        return round(100 * float(exact), 1)
+
+    assert [percent("group", 2, k) for k in (2, 3, 4)] == [93.3, 80.0, 61.5]
+    assert [percent("ring", 2, k) for k in (2, 3, 4)] == [86.7, 62.9, 36.3]
+    assert percent("group", 4, 4) == 99.8
+
+
+@pytest.mark.parametrize(("places", "copies"), [(7, 2), (11, 2), (10, 3), (11, 3), (13, 4), (15, 4)])
+def test_mixed_is_near_the_bound(places: int, copies: int) -> None:
+    mixed = place(places, copies, "mixed")
+    fewest = -(-places // copies)
+    gap = Fraction(len(copy_sets(mixed)) - fewest, comb(places, copies))
+    assert gap <= Fraction(2 * copies - 3, comb(places, copies))
+    lost = probability.recovery(mixed, copies)
+    assert lost.exact == 1 - Fraction(len(copy_sets(mixed)), comb(places, copies))
+    if (places, copies) == (7, 2):
+        assert round(100 * float(gap), 2) == 4.76
+
+
+@given(placed(), st.data())
+def test_recovery_equals_enumeration(both: tuple[Placement, list[str]], data: st.DataObject) -> None:
+    placement, domains = both
+    lost = data.draw(st.integers(0, len(domains)))
+    truth = probability.enumerate_recovery(placement, lost)
+    assert probability.recovery(placement, lost).exact == truth
+    if placement.kind == "group":
+        assert probability.group(len(domains), placement.copies, lost) == truth
+
+
+@given(placed(most=8), st.data())
+def test_recovery_of_domains_equals_enumeration(
+    both: tuple[Placement, list[str]], data: st.DataObject
+) -> None:
+    placement, domains = both
+    names = sorted(set(domains))
+    odds = {name: data.draw(st.fractions(0, 1, max_denominator=20)) for name in names}
+    total = Fraction(0)
+    by_count = [Fraction(0)] * (len(names) + 1)
+    for lost in range(len(names) + 1):
+        for gone in combinations(names, lost):
+            if survives(placement, [p for p, domain in enumerate(domains) if domain in gone]):
+                chance = Fraction(1)
+                for name in names:
+                    chance *= odds[name] if name in gone else 1 - odds[name]
+                total += chance
+                by_count[lost] += Fraction(1, comb(len(names), lost))
+    assert probability.recovery_given(placement, domains, odds).exact == total
+    for lost in range(len(names) + 1):
+        assert probability.recovery_of_domains(placement, domains, lost).exact == by_count[lost]
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 9), st.data())
+def test_placements_of_others_are_counted_too(places: int, data: st.DataObject) -> None:
+    others = [data.draw(st.sets(st.integers(0, places - 1), max_size=2)) for _ in range(places)]
+    holders = tuple((p, *sorted(other - {p})) for p, other in enumerate(others))
+    placement = Placement("theirs", 2, holders)
+    for lost in range(places + 1):
+        truth = probability.enumerate_recovery(placement, lost)
+        assert probability.recovery(placement, lost).exact == truth
+
+
+def test_large_strange_placements_are_sampled_with_their_error() -> None:
+    places = 40
+    placement = Placement("theirs", 3, tuple((p, (p + 1) % places, (p + 7) % places) for p in range(places)))
+    with pytest.raises(ValueError, match="generator"):
+        probability.recovery(placement, 8)
+    told = probability.recovery(placement, 8, rng=np.random.default_rng(1), samples=4000)
+    again = probability.recovery(placement, 8, rng=np.random.default_rng(2), samples=4000)
+    assert told.exact is None
+    assert 0 < told.error < 0.02
+    assert abs(told.value - again.value) < 5 * (told.error + again.error)
+
+
+def test_sampling_agrees_with_counting() -> None:
+    placement = place(24, 3, "ring")
+    exact = probability.recovery_given(placement, ["r"] * 12 + ["s"] * 12, {"r": 0.1, "s": 0.2})
+    assert exact.value == pytest.approx(0.9 * 0.8)
+    domains = [str(p) for p in range(24)]
+    told = probability.recovery_given(
+        placement, domains, dict.fromkeys(domains, 0.3), rng=np.random.default_rng(3), samples=4000
+    )
+    ways = probability.survivable(placement)
+    assert ways is not None
+    truth = sum(count * 0.3**k * 0.7 ** (24 - k) for k, count in enumerate(ways))
+    assert abs(told.value - truth) < 5 * told.error
+
+
+def test_eight_thousand_machines() -> None:
+    group = probability.recovery(place(8192, 2, "group"), 20).exact
+    assert group == probability.group(8192, 2, 20)
+    ring = probability.recovery(place(8192, 2, "ring"), 20).exact
+    assert ring is not None
+    assert group is not None
+    assert ring < group
+
+
+def test_chances() -> None:
+    told = probability.chances({"a": 1e-6, "b": 0.0}, 60.0)
+    assert told["a"] == pytest.approx(6e-5, rel=1e-3)
+    assert told["b"] == 0
+
+
+def test_racks() -> None:
+    racks = ["a", "a", "b", "b"]
+    weak = weakest_domain(place(4, 2, "group"), racks)
+    assert weak is not None
+    assert weak.lost == (0, 1)
+    assert "'domains' may avoid that" in weak.why
+    assert weakest_domain(place(4, 2, "domains", racks), racks) is None
+    crowded = ["a", "a", "a", "b"]
+    weak = weakest_domain(place(4, 2, "domains", crowded), crowded)
+    assert weak is not None
+    assert "no placement avoids that (at most 2 may share a domain)" in weak.why
+
+
+@pytest.mark.parametrize(
+    ("places", "copies", "kind", "domains", "told"),
+    [
+        (4, 5, "group", (), "copies is 5; with 4 machines 1 to 4"),
+        (4, 0, "ring", (), "copies is 0"),
+        (0, 1, "ring", (), "places is 0"),
+        (7, 2, "group", (), "2 does not divide 7; choose placement 'mixed', or copies of 7"),
+        (6, 4, "group", (), "copies of 2, 3, 6"),
+        (4, 2, "domains", ("a",), "4 machines; 1 are given"),
+        (4, 2, "star", (), "placement is 'star'; accepted are group, ring, mixed, domains"),
+    ],
+)
+def test_refused(places: int, copies: int, kind: Kind, domains: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        place(places, copies, kind, domains)

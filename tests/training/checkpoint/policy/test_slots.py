@@ -1,0 +1,140 @@
+"""When a slot may be overwritten: the shipped rule is safe in every state, anything weaker is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.policy.search import Choose, Rule, search
+from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
+
+
+def always(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+    """Weaker: a rank waits for nobody (for its own replication only where ``overlap`` is off)."""
+    return True
+
+
+def one_behind(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+    """Weaker: content with the commit of the step that is overwritten."""
+    return committed >= step - 2
+
+
+def as_old(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+    """Weaker by one: the newest committed step itself may go."""
+    kept = held[slot_for(slots, step, held)]
+    return kept < 0 or kept >= step or kept <= committed
+
+
+def the_first(slots: int, step: int, held: Sequence[int]) -> int:
+    """Ignores what is held."""
+    return 0
+
+
+def the_newest(slots: int, step: int, held: Sequence[int]) -> int:
+    """Keeps the wrong one."""
+    return max(range(slots), key=lambda slot: held[slot])
+
+
+@pytest.mark.parametrize(
+    ("slots", "ranks", "steps", "failures", "remake"),
+    [
+        (2, 2, 4, 0, False),
+        (3, 2, 4, 0, False),
+        (2, 3, 3, 0, False),
+        (2, 2, 3, 1, False),
+        (2, 2, 3, 1, True),
+        (3, 2, 3, 1, True),
+        (2, 2, 2, 2, False),
+        (2, 2, 2, 2, True),
+    ],
+)
+def test_the_shipped_rule_is_safe(slots: int, ranks: int, steps: int, failures: int, remake: bool) -> None:
+    found = search(slots, ranks, may_overwrite, steps, failures=failures, remake=remake)
+    assert found is None, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slots", "ranks", "copies", "steps", "failures", "remake"),
+    [(2, 4, 2, 2, 0, False), (2, 3, 3, 3, 0, False), (2, 3, 2, 2, 1, True)],
+)
+def test_the_shipped_rule_is_safe_for_more(
+    slots: int, ranks: int, copies: int, steps: int, failures: int, remake: bool
+) -> None:
+    found = search(slots, ranks, may_overwrite, steps, copies=copies, failures=failures, remake=remake)
+    assert found is None, found
+
+
+@pytest.mark.parametrize(
+    ("slots", "rule", "overlap"),
+    [(2, always, True), (2, always, False), (2, one_behind, True), (2, as_old, True), (3, always, True)],
+)
+def test_a_weaker_rule_is_found_out(slots: int, rule: Rule, overlap: bool) -> None:
+    found = search(slots, 2, rule, overlap=overlap)
+    assert found is not None
+    assert "begins to save" in found.trace[-1]
+    assert "can be restored" in found.why
+
+
+@pytest.mark.parametrize("choose", [the_first, the_newest])
+def test_a_wrong_choice_of_slot_is_found_out(choose: Choose) -> None:
+    assert search(2, 2, choose=choose) is not None
+
+
+def test_a_rule_that_forbids_too_much_is_found_out() -> None:
+    def never(slots: int, step: int, held: Sequence[int], committed: int) -> bool:
+        return -1 in held
+
+    found = search(2, 2, never, steps=3)
+    assert found is not None
+    assert found.dead == -1
+
+
+def test_one_slot_is_never_safe() -> None:
+    found = search(1, 2, always, choose=the_first)
+    assert found is not None
+    assert "nothing can be restored" in found.why
+    assert not may_overwrite(1, 5, [4], 4)
+    with pytest.raises(UserError, match="slots is 1"):
+        slot_for(1, 5, [4])
+
+
+def test_three_slots_need_no_rule_where_ranks_wait_for_their_own_replication() -> None:
+    assert search(3, 2, always, overlap=False) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "held", "committed", "slot", "may"),
+    [
+        (0, (-1, -1), -1, 0, True),
+        (1, (0, -1), -1, 1, True),
+        (2, (0, 1), 0, 0, False),
+        (2, (0, 1), 1, 0, True),
+        (20, (0, 10), 0, 0, False),
+        (20, (0, 10), 10, 0, True),
+        (11, (10, 11), 10, 1, True),  # of an abandoned course
+        (11, (12, 10), 10, 0, True),
+        (3, (0, 1, 2), 0, 0, False),
+        (3, (0, 1, 2), 1, 0, True),
+        (11, (12, 11, 10), 10, 1, True),
+    ],
+)
+def test_rule_and_choice(step: int, held: tuple[int, ...], committed: int, slot: int, may: bool) -> None:
+    assert slot_for(len(held), step, held) == slot
+    assert may_overwrite(len(held), step, held, committed) == may
+
+
+@given(
+    st.integers(2, 4).flatmap(lambda n: st.tuples(st.lists(st.integers(-1, 9), min_size=n, max_size=n))),
+    st.integers(0, 10),
+    st.integers(-1, 9),
+)
+def test_no_step_from_the_newest_committed_on_goes(held: tuple[list[int]], step: int, committed: int) -> None:
+    steps = held[0]
+    if may_overwrite(len(steps), step, steps, committed):
+        gone = steps[slot_for(len(steps), step, steps)]
+        assert gone < max(committed, 0) or gone >= step
