@@ -116,11 +116,6 @@ class Layout:
                 )
         return layout
 
-    @property
-    def digest(self) -> str:
-        """Of the text, as it stands in slots' headers."""
-        return digest(self.blob())
-
 
 def arrange(
     shard: str,

@@ -17,7 +17,7 @@ import xxhash
 
 from windtunnel.training.checkpoint.live import objects as plain
 from windtunnel.training.checkpoint.live import reshard, state
-from windtunnel.training.checkpoint.live.layout import SHARED, Layout, arrange
+from windtunnel.training.checkpoint.live.layout import SHARED, Layout, arrange, digest
 
 BLOCK = 4 << 20
 _LENGTH = struct.Struct("<Q")
@@ -28,10 +28,13 @@ Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """``layouts`` by shard; ``moves[shard]``: number of the tensor in the walk, number of its entry."""
+    """``layouts``, their texts and digests by shard; ``moves[shard]``: number of the tensor in the walk,
+    number of its entry."""
 
     signature: Signature
     layouts: dict[str, Layout]
+    blobs: dict[str, bytes]
+    digests: dict[str, str]
     moves: dict[str, tuple[tuple[int, int], ...]]
     tail: int
 
@@ -69,7 +72,9 @@ def plan(
             if layouts[shard].entries[at].nbytes:
                 first.setdefault(layouts[shard].entries[at].offset, (number, at))
         moves[shard] = tuple(first.values())
-    return Plan(signature(tensors), layouts, moves, tail)
+    blobs = {shard: layout.blob() for shard, layout in layouts.items()}
+    digests = {shard: digest(blob) for shard, blob in blobs.items()}
+    return Plan(signature(tensors), layouts, blobs, digests, moves, tail)
 
 
 def views(layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview) -> list[torch.Tensor]:
@@ -77,9 +82,7 @@ def views(layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview) ->
     return [reshard.view(data, layout.entries[at]) for _, at in moves]
 
 
-def copy(
-    tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch.Tensor], data: memoryview
-) -> None:
+def copy(tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch.Tensor]) -> None:
     """All tensors of a shard into its slot. Returns when the bytes are there."""
     sources = [state.local(tensors[number][1]) for number, _ in moves]
     if targets:

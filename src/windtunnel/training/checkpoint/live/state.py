@@ -147,6 +147,18 @@ def wants(state: State, saved: dict[str, Entry], names: set[str], rng: bool = Tr
     return out
 
 
+def needed_objects(state: State, names: list[str]) -> list[str]:
+    """Those of ``names`` that belong to this rank's modules and parameters, whichever rank saved them."""
+    owners = _owners(state)
+    needed: set[str] = set()
+    for item, value in state.items():
+        if isinstance(value, nn.Module):
+            needed.update(name for name, _key, inner in _module(item, value) if not _is_tensor(inner))
+        elif isinstance(value, torch.optim.Optimizer):
+            needed.update(f"{item}/state/{label}" for label, _ in _labels(value, owners))
+    return [name for name in names if name in needed]
+
+
 def put(
     state: State,
     tensor: Callable[[str], torch.Tensor],
@@ -406,6 +418,10 @@ def _want(name: str, tensor: torch.Tensor, saved: dict[str, Entry], dtype: bool 
 
 def _under(saved: dict[str, Entry], path: str) -> list[str]:
     return [name for name in saved if name == path or name.startswith(path + "/")]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

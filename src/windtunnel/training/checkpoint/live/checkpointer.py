@@ -1,0 +1,378 @@
+"""`PeerCheckpointer`: a training loop's checkpoints in its own and its peers' memory (GEMINI, SOSP 2023).
+
+    ck = PeerCheckpointer(job, copies=2)
+    for step in range(ck.restore(state), steps):
+        ...  # train
+        ck.step(step, state)
+
+`step` copies the state into a slot of this machine's memory and returns; the checksum is made in the
+background, and so are the copies in other machines' memory, by the machine's agent, which outlives this
+process. A step is committed when all copies of all ranks' shards are complete. A slot is overwritten only
+when a newer step than the one in it is committed (`policy.slots`), so whatever is lost, the newest committed
+step is still whole.
+
+Tensors that all ranks hold alike (a DDP replica) are found once, by agreement on their content, and then lie
+in the shard "shared" of every machine's memory, without being sent. They are compared again now and then;
+what differs from then on is saved for each rank, and the run's events say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from windtunnel.training.checkpoint.live import objects, snapshot, spans
+from windtunnel.training.checkpoint.live.access import Access, attach
+from windtunnel.training.checkpoint.live.layout import SHARED
+from windtunnel.training.checkpoint.live.restore import restore
+from windtunnel.training.checkpoint.live.settings import Settings, settings
+from windtunnel.training.checkpoint.live.state import State, local, walk
+from windtunnel.training.checkpoint.model import Health
+from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
+
+_RECHECK = 64  # saves between two comparisons of what all ranks hold alike
+_SLICE = 0.05  # seconds between two looks at the membership while waiting
+
+
+class PeerCheckpointer:
+    """Keeps the state of one rank's training loop; made once in each call of the training function.
+
+    ``options``: see `settings.Settings`. Without a supervisor (``job.memory`` is None) only ``persist``
+    works: checkpoints go to storage each ``persist_every`` steps.
+
+    Raises:
+        UserError: an option that is not accepted.
+    """
+
+    def __init__(self, job: Any, **options: Any) -> None:
+        self.job = job
+        self.settings: Settings = settings(options)
+        kept = job.keep("checkpoint", dict)
+        before: PeerCheckpointer | None = kept.pop("current", None)
+        if before is not None:
+            before._end()  # its thread may still write into the slots that this one is about to use
+        kept["current"] = self
+        serials = kept.setdefault("serials", {})
+        self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
+        self._memory: Access | None = attach(job, self.settings)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="windtunnel-checkpoint")
+        self._pending: Future[None] | None = None
+        self._copied: Future[None] | None = None
+        self._plan: snapshot.Plan | None = None
+        self._shared: frozenset[str] = frozenset()
+        self._held: list[int] = []
+        self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._hooked: dict[int, Any] = {}
+        self._base = -1  # the step that was restored: as good as committed
+        self._calls = 0  # of `step` that saved or should have: alike on all ranks
+        self._restores = 0
+        self._told: set[str] = set()
+        self._idle: spans.IdleSender | None = None
+
+    def restore(self, state: State) -> int:
+        """Put the newest state that all ranks can have into ``state``; the step to go on with, 0 if there was
+        nothing.
+
+        ``state``: name to module, optimizer, anything with ``state_dict`` and ``load_state_dict``, tensor,
+        or plain value (which is replaced in ``state``). All ranks call it.
+
+        Raises:
+            UserError: what was saved is of another state; nothing was changed.
+            Regroup: the membership changed meanwhile.
+        """
+        self._restores += 1
+        if self._memory is None:
+            return 0
+        found = restore(
+            self.job,
+            self._memory,
+            state,
+            key=f"{self._serial}.{self._restores}",
+            rng=self.settings.rng,
+        )
+        self._base = -1 if found is None else found.step
+        return self._base + 1
+
+    def step(self, step: int, state: State) -> None:
+        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this machine's memory
+        (with ``overlap``, earlier: the parameters must not change before `before_update`, which the
+        optimizers in ``state`` call by themselves).
+
+        Raises:
+            UserError: the state cannot be saved, or the memory for it is not there.
+            Regroup: the membership changed.
+        """
+        self._settle()
+        self.job.check()
+        chosen = self.settings
+        if self._memory is None:
+            self._tell("unsupervised", "no supervisor: checkpoints in memory are not made")
+            return
+        if self._idle is not None:
+            self._idle.step_ended()
+        if (step + 1) % (chosen.every * self._stretch()):
+            return
+        found, others = walk(state, chosen.rng)
+        tensors: snapshot.Tensors = found
+        packed = objects.pack(others)
+        self._prepare(tensors, others, packed)
+        self._calls += 1
+        if not self._ready(step):
+            return
+        assert self._plan is not None
+        slot = slot_for(chosen.slots, step, self._held)
+        self.job.at("before_local_write", step)
+        self._held[slot] = EMPTY
+        self._memory.begin(self._plan, slot, step)
+        if chosen.overlap:
+            self._hook(state)
+            tensors = _still(tensors, state)
+            self._copied = Future()
+            self._pending = self._pool.submit(self._save, tensors, packed, slot, step, self._copied)
+        else:
+            self._copy(tensors, packed, slot, step)
+            self._pending = self._pool.submit(self._finish, slot, step)
+        if chosen.mode == "blocking":
+            self._settle()
+            self._wait_committed(step)
+
+    def before_update(self) -> None:
+        """Wait until the state is copied: the optimizer is about to change it (with ``overlap`` only)."""
+        if self._copied is not None:
+            self._copied.result(self.settings.patience)
+            self._copied = None
+
+    def committed(self) -> int:
+        """The newest step that is known to be safe: committed, or restored; -1 for none."""
+        return max(self._base, self._memory.committed() if self._memory else -1)
+
+    def health(self) -> Health:
+        """How well the present state is kept."""
+        if self._memory is None:
+            return Health(-1, 0, self.settings.copies, 0, None)
+        return self._memory.health()
+
+    @contextlib.contextmanager
+    def network_busy(self) -> Iterator[None]:
+        """Around communication that idle mode cannot see (NCCL): nothing is sent to peers meanwhile."""
+        if self._idle is None:
+            yield
+            return
+        self._idle.mark(True)
+        try:
+            yield
+        finally:
+            self._idle.mark(False)
+
+    def flush(self) -> bool:
+        """Wait, up to ``patience``, until the newest save is committed; whether it is.
+
+        Raises:
+            Regroup: the membership changed.
+        """
+        self._settle()
+        if self._memory is None:
+            return True
+        newest = max(self._held, default=EMPTY)
+        return newest == EMPTY or self._wait_committed(newest)
+
+    def close(self) -> None:
+        """Flush, and let go of the slots. The agent keeps the checkpoints until the run ends."""
+        try:
+            self.flush()
+        finally:
+            self._end()
+
+    # What follows is in the order of a save.
+
+    def _prepare(self, tensors: snapshot.Tensors, others: dict[str, Any], packed: bytes) -> None:
+        """A plan that fits, and slots for it."""
+        plan = self._plan
+        fits = (
+            plan is not None
+            and plan.tail >= objects.LENGTH + len(packed)
+            and plan.signature == snapshot.signature(tensors)
+        )
+        shared = self._shared
+        if self.job.world > 1 and (self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)):
+            shared = self._agree_shared(tensors)
+        if fits and shared == self._shared:
+            return
+        assert self._memory is not None
+        if plan is None:
+            objects.check(others)
+        self._shared = shared
+        self._views.clear()
+        self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
+        self._held = self._memory.reserve(self._plan)
+        if self.settings.mode == "idle" and self._idle is None:
+            own = self._plan.layouts[f"rank{self.job.rank}"]
+            self._idle = spans.IdleSender(self.job, self._memory, self.settings, own.nbytes)
+
+    def _agree_shared(self, tensors: snapshot.Tensors) -> frozenset[str]:
+        """Names of the tensors that are equal on all ranks, where they make up an eighth of the state or
+        more; names only ever leave the set."""
+        prints = snapshot.fingerprints(tensors)
+        if self._calls and not self._shared:
+            return self._shared
+        if self._calls:
+            prints = {name: prints.get(name, "") for name in self._shared}
+        said = self.job.agree(f"alike/{self._serial}.{self._calls}", prints)
+        alike = {n for n, p in prints.items() if p and all(other.get(n) == p for other in said.values())}
+        if self._calls:
+            left = sorted(self._shared - alike)
+            if left and self.job.rank == 0:
+                text = f"{left[0]} was equal on all ranks and is not any more ({len(left)} tensors in all)"
+                self.job.event("note", text=text + "; it is saved for each rank from now on")
+            return frozenset(alike)
+        sizes = {n: local(t).numel() * local(t).element_size() for n, t in tensors}
+        weights = self.job.agree(
+            f"alike-share/{self._serial}",
+            8 * sum(sizes[n] for n in alike) >= sum(sizes.values()),
+        )
+        return frozenset(alike) if all(weights.values()) else frozenset()
+
+    def _ready(self, step: int) -> bool:
+        """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
+        chosen = self.settings
+        free = self._may(step)
+        if chosen.late == "skip":
+            # Were each rank to decide alone, one would write and one skip, and neither could go on: the step
+            # never commits, and what holds it may not be overwritten.
+            said = self.job.agree(f"ready/{self._serial}.{step}", free)
+            if not all(said.values()):
+                self._skipped(step)
+            return all(said.values())
+        end = time.monotonic() + chosen.patience
+        while not free and time.monotonic() < end:
+            self.job.check()
+            assert self._memory is not None
+            self._memory.wait_committed(self.committed() + 1, _SLICE)
+            free = self._may(step)
+        if not free:
+            free = self._give_up(step)
+        if not free:
+            self._skipped(step)
+        return free
+
+    def _give_up(self, step: int) -> bool:
+        """Steps that some rank did not save can never be committed: agree on them and free their slots."""
+        mine = [kept for kept in self._held if kept != EMPTY]
+        try:
+            said = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
+        except TimeoutError:
+            return False  # the others could save this step; the next time all are stuck together
+        everywhere = set.intersection(*(set(held) for held in said.values()))
+        self._held = [
+            kept if kept in everywhere or kept <= self.committed() else EMPTY for kept in self._held
+        ]
+        return self._may(step)
+
+    def _may(self, step: int) -> bool:
+        return may_overwrite(self.settings.slots, step, self._held, self.committed())
+
+    def _skipped(self, step: int) -> None:
+        newest = self.committed()
+        self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
+
+    def _save(
+        self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int, copied: Future[None]
+    ) -> None:
+        try:
+            self._copy(tensors, packed, slot, step)
+        except BaseException as error:
+            copied.set_exception(error)
+            raise
+        copied.set_result(None)
+        self._finish(slot, step)
+
+    def _copy(self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int) -> None:
+        assert self._memory is not None and self._plan is not None
+        for shard, layout in self._plan.layouts.items():
+            if not self._memory.writes(shard):
+                continue
+            data = self._memory.data(shard, slot)
+            moves = self._plan.moves[shard]
+            if (shard, slot) not in self._views:
+                self._views[shard, slot] = snapshot.views(layout, moves, data)
+            if layout.tail:
+                snapshot.put_objects(packed, layout.tail, data)
+            self.job.at("during_local_write", step)
+            snapshot.copy(tensors, moves, self._views[shard, slot])
+
+    def _finish(self, slot: int, step: int) -> None:
+        """Checksums, headers, and word to the agent; what all ranks hold alike first, so that a rank's word
+        for its own shard vouches for it, too."""
+        assert self._memory is not None and self._plan is not None
+        written = [shard for shard in self._plan.layouts if self._memory.writes(shard)]
+        for shard in sorted(written, key=lambda name: name != SHARED):
+            data = self._memory.data(shard, slot)
+            self._memory.complete(shard, slot, snapshot.checksum(data))
+        self.job.at("after_local_write", step)
+        self.job.at("before_commit", step)
+        for shard in sorted(written, key=lambda name: name != SHARED):
+            self._memory.saved(shard, slot, step, replicate=shard != SHARED)
+        self._held[slot] = step
+        if self._idle is not None:
+            self._idle.saved(step)
+        self._memory.persist_due(step)
+
+    def _settle(self) -> None:
+        """The save before is complete in this machine's memory; what went wrong in its thread is raised."""
+        pending, self._pending = self._pending, None
+        self._copied = None
+        if pending is not None:
+            pending.result(self.settings.patience)
+
+    def _wait_committed(self, step: int) -> bool:
+        assert self._memory is not None
+        end = time.monotonic() + self.settings.patience
+        while time.monotonic() < end:
+            self.job.check()
+            if self._memory.wait_committed(step, _SLICE):
+                self.job.at("after_replicated", step)
+                return True
+        self.job.event("note", text=f"step {step} is not committed after {self.settings.patience:g} s")
+        return False
+
+    def _stretch(self) -> int:
+        return self._idle.every if self._idle is not None else 1
+
+    def _hook(self, program: State) -> None:
+        for value in program.values():
+            if isinstance(value, torch.optim.Optimizer) and id(value) not in self._hooked:
+                self._hooked[id(value)] = value.register_step_pre_hook(lambda *_: self.before_update())
+
+    def _tell(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.job.event("note", text=text)
+
+    def _end(self) -> None:
+        """Let go of the slots; nothing of this object writes any more."""
+        self._pool.shutdown(wait=True)
+        for hook in self._hooked.values():
+            hook.remove()
+        self._hooked.clear()
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+        self._views.clear()
+        if self._memory is not None:
+            self._memory.close()
+
+
+def _still(tensors: snapshot.Tensors, program: State) -> snapshot.Tensors:
+    """Copies of what a forward or backward pass may change: all but parameters and optimizers' state."""
+    items = [name for name, value in program.items() if isinstance(value, torch.optim.Optimizer)]
+    return [
+        (name, tensor)
+        if isinstance(tensor, torch.nn.Parameter) or any(name.startswith(f"{i}/state/") for i in items)
+        else (name, tensor.detach().clone())
+        for name, tensor in tensors
+    ]

@@ -1,0 +1,322 @@
+"""Going on from the newest state that all ranks can have.
+
+All ranks say what their machines' memory holds (and one what storage holds), and all plan alike from the same
+lists (`policy.restore`). Each fetches and verifies what it needs into scratch memory, then all say how it
+went. If anybody could not get a shard from any source, the bad copies are struck from the lists and all plan
+again: another source, then an older step. Nothing is written into the program's tensors before all have all
+they need for the same step, so all ranks always end at one step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.live import reshard, snapshot, state
+from windtunnel.training.checkpoint.live.layout import SHARED, Entry, Layout, digest
+from windtunnel.training.checkpoint.live.slot import CopyError
+from windtunnel.training.checkpoint.model import Copy, RestorePlan, Source, Tier
+from windtunnel.training.checkpoint.policy.restore import (
+    BadCopy,
+    StoredShard,
+    StoredStep,
+    local_first,
+    plan_restore,
+)
+
+_TIERS: tuple[Tier, ...] = ("memory", "peer", "storage")
+
+
+class Reader(Protocol):
+    """Where copies are read: memory (own and peers') and storage, behind one face."""
+
+    def copies(self) -> Sequence[Copy]:
+        """What this machine's memory holds."""
+        ...
+
+    def stored(self) -> Sequence[StoredStep]:
+        """What storage holds."""
+        ...
+
+    def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
+        """The layout of that digest.
+
+        Raises:
+            CopyError: it cannot be had from there.
+        """
+        ...
+
+    def fetch(self, source: Source, step: int, shard: str, into: memoryview) -> str:
+        """The shard's data into ``into``, verified against its own checksum, which is returned.
+
+        Raises:
+            CopyError: it is missing, torn or corrupt.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was gone on from: ``tier`` is the farthest that this rank's state came from."""
+
+    step: int
+    tier: Tier
+    seconds: float
+    reason: str
+
+
+@dataclass
+class _Loaded:
+    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects."""
+
+    pieces: dict[str, torch.Tensor]
+    wholes: dict[str, tuple[int, ...]]
+    objects: dict[str, Any]
+    tier: Tier
+    reseed: int | None
+
+
+class _Missing(Exception):
+    """No source of a shard gave it."""
+
+
+def restore(
+    job: Any,
+    reader: Reader,
+    program: state.State,
+    *,
+    key: str,
+    rng: bool = True,
+    timeout: float | None = None,
+) -> Restored | None:
+    """Put the newest restorable state into ``program``; None if there is none, and nothing was changed.
+
+    All ranks call it. ``key`` makes its agreements distinct within a generation. ``timeout`` (s) of each.
+
+    Raises:
+        UserError: what was saved does not fit ``program``; all ranks raise.
+        Regroup, TimeoutError: from the agreements.
+    """
+    begin = time.monotonic()
+    own = [asdict(copy) for copy in reader.copies()] if job.local_rank == 0 else []
+    stored = [asdict(step) for step in reader.stored()] if job.rank == 0 else []
+    said = job.agree(f"inventory/{key}", {"copies": own, "stored": stored}, timeout)
+    copies = [Copy(**copy) for rank in sorted(said) for copy in said[rank]["copies"]]
+    there = [_stored_step(plain) for rank in sorted(said) for plain in said[rank]["stored"]]
+    bad: frozenset[BadCopy] = frozenset()
+    for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
+        plan = plan_restore(copies, there, bad)
+        if plan.step is None:
+            if copies or there:
+                job.event("note", text=plan.reason)
+            return None
+        load = _Load(job, reader, program, local_first(plan, job.place), _sizes(copies, there, plan), rng)
+        loaded, error = None, None
+        job.at("restoring", plan.step)
+        try:
+            loaded = load.run()
+        except UserError as refused:
+            error = str(refused)
+        except _Missing:
+            pass
+        report = {
+            "bad": [[b.place, b.shard, b.step] for b in load.bad],
+            "loaded": loaded is not None,
+            "error": error,
+        }
+        said = job.agree(f"loaded/{key}.{attempt}", report, timeout)
+        bad |= {BadCopy(*one) for rank in said for one in said[rank]["bad"]}
+        refusals = [(rank, said[rank]["error"]) for rank in sorted(said) if said[rank]["error"]]
+        if refusals:
+            raise UserError(f"rank {refusals[0][0]}: {refusals[0][1]}")
+        if loaded is not None and all(said[rank]["loaded"] for rank in said):
+            break
+        loaded = load = None  # type: ignore[assignment]  # free the scratch memory before the next try
+    else:
+        raise RuntimeError(f"a restore failed again and again: {plan.reason}")
+    if bad:
+        names = ", ".join(f"{b.shard or 'all'} of step {b.step} at {_holder(b.place)}" for b in _sorted(bad))
+        if job.rank == 0:
+            job.event("note", text=f"bad copies were passed over: {names}")
+    state.put(
+        program,
+        loaded.pieces.__getitem__,
+        loaded.wholes.__getitem__,
+        loaded.objects,
+        rng=rng,
+        reseed=loaded.reseed,
+    )
+    seconds = time.monotonic() - begin
+    job.event("restored", step=plan.step, tier=loaded.tier, seconds=seconds, reason=plan.reason)
+    return Restored(plan.step, loaded.tier, seconds, plan.reason)
+
+
+class _Load:
+    """One attempt of one rank to get all that it needs for one step."""
+
+    def __init__(
+        self,
+        job: Any,
+        reader: Reader,
+        program: state.State,
+        plan: RestorePlan,
+        sizes: dict[tuple[str, int | None], tuple[int, str, str]],
+        rng: bool,
+    ) -> None:
+        assert plan.step is not None
+        self.bad: list[BadCopy] = []
+        self._job, self._reader, self._program, self._rng = job, reader, program, rng
+        self._step, self._world, self._sizes = plan.step, plan.world, sizes
+        self._sources = {shard: list(sources) for shard, sources in plan.sources}
+        self._layouts: dict[str, Layout] = {}
+        self._tier: Tier = "memory"
+
+    def run(self) -> _Loaded:
+        """Raises:
+        UserError: it does not fit.
+        _Missing: a shard could not be had; ``bad`` says what was tried.
+        """
+        rank = self._job.rank
+        primary = f"rank{rank % self._world}"
+        near = [primary, *([SHARED] if SHARED in self._sources else [])]
+        far = [shard for shard in self._sources if shard not in near]
+        for shard in near:
+            self._layout(shard)
+        try:
+            if self._world != self._job.world:
+                raise UserError("another world")  # what other ranks hold is needed for sure
+            moves, wholes = self._choose(near)
+        except UserError:
+            for shard in far:
+                self._layout(shard)
+            moves, wholes = self._choose([*near, *far])
+        pieces: dict[str, torch.Tensor] = {}
+        objects: dict[str, Any] = {}
+        for shard, owed in self._objects([*near, *far], moves, primary):
+            data = self._fetch(shard)
+            layout = self._layouts[shard]
+            if owed:
+                found = snapshot.get_objects(layout, data)
+                objects.update({name: found[name] for name in owed if name in found})
+            self._take(moves.get(shard, []), pieces, data)
+        reseed = rank if rank >= self._world else None
+        return _Loaded(pieces, wholes, objects, self._tier, reseed)
+
+    def _choose(
+        self, shards: Sequence[str]
+    ) -> tuple[dict[str, list[reshard.Move]], dict[str, tuple[int, ...]]]:
+        layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
+        saved: dict[str, Entry] = {}
+        for layout in layouts:
+            for entry in layout.entries:
+                saved.setdefault(entry.name, entry)
+        names = {name for layout in layouts for name in layout.objects}
+        wants = state.wants(self._program, saved, names, self._rng)
+        return reshard.choose(layouts, wants), {name: entry.whole for name, entry in saved.items()}
+
+    def _objects(
+        self, shards: Sequence[str], moves: dict[str, list[reshard.Move]], primary: str
+    ) -> list[tuple[str, list[str]]]:
+        """Shards to fetch, and the objects to take from each: a name comes from the first that has it."""
+        known: set[str] = set()
+        out = []
+        for shard in shards:
+            if shard not in self._layouts:
+                continue
+            owed = [name for name in self._layouts[shard].objects if name not in known]
+            known.update(owed)
+            if shard != primary:
+                owed = state.needed_objects(self._program, owed)
+            if owed or shard in moves:
+                out.append((shard, owed))
+        return out
+
+    def _take(self, moves: Sequence[reshard.Move], pieces: dict[str, torch.Tensor], data: memoryview) -> None:
+        inside = sum(move.source.nbytes for move in moves)
+        for move in moves:
+            source = reshard.view(data, move.source)
+            # A shard that is wanted for its greater part is kept as it came; of others pieces are copied.
+            if move.overlap is None and 2 * inside >= len(data):
+                pieces[move.want.name] = source
+                continue
+            if move.want.start is None or move.overlap is None:
+                pieces[move.want.name] = source.clone()
+                continue
+            if move.want.name not in pieces:
+                pieces[move.want.name] = reshard.empty(move.want)
+            reshard.move(move, source, pieces[move.want.name])
+
+    def _layout(self, shard: str) -> None:
+        for source in self._sources.get(shard, []):
+            nbytes, _, wanted = self._sizes[shard, source.place]
+            try:
+                blob = self._reader.layout(source, self._step, shard, wanted)
+            except CopyError:
+                self._strike(source, shard)
+                continue
+            if digest(blob) != wanted:
+                self._strike(source, shard)
+                continue
+            layout = Layout.of(blob)
+            if layout.nbytes != nbytes:
+                raise UserError(
+                    f"checkpoint of step {self._step}: shard {shard} has {nbytes} bytes, its layout says "
+                    f"{layout.nbytes}"
+                )
+            self._layouts[shard] = layout
+            return
+        raise _Missing(shard)
+
+    def _fetch(self, shard: str) -> memoryview:
+        for source in list(self._sources[shard]):
+            nbytes, checksum, _ = self._sizes[shard, source.place]
+            data = memoryview(np.empty(nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
+            try:
+                found = self._reader.fetch(source, self._step, shard, data)
+            except CopyError:
+                self._strike(source, shard)
+                continue
+            if found != checksum:
+                self._strike(source, shard)
+                continue
+            self._tier = max(self._tier, source.tier, key=_TIERS.index)
+            return data
+        raise _Missing(shard)
+
+    def _strike(self, source: Source, shard: str) -> None:
+        self.bad.append(BadCopy(source.place, shard, self._step))
+        self._sources[shard].remove(source)
+
+
+def _sizes(
+    copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePlan
+) -> dict[tuple[str, int | None], tuple[int, str, str]]:
+    """(bytes, checksum, digest of the layout) by shard and place, None for storage, of the plan's step."""
+    out: dict[tuple[str, int | None], tuple[int, str, str]] = {}
+    for copy in sorted(copies, key=lambda copy: copy.generation):
+        if copy.step == plan.step and copy.world == plan.world:
+            out[copy.shard, copy.place] = copy.nbytes, copy.checksum, copy.layout
+    for step in there:
+        if step.step == plan.step and step.world == plan.world:
+            for shard in step.shards:
+                out[shard.shard, None] = shard.nbytes, shard.checksum, shard.layout
+    return out
+
+
+def _stored_step(plain: dict[str, Any]) -> StoredStep:
+    return StoredStep(**{**plain, "shards": tuple(StoredShard(**shard) for shard in plain["shards"])})
+
+
+def _holder(place: int | None) -> str:
+    return "storage" if place is None else f"place {place}"
+
+
+def _sorted(bad: frozenset[BadCopy]) -> list[BadCopy]:
+    return sorted(bad, key=lambda b: (-b.step, b.shard, math.inf if b.place is None else b.place))

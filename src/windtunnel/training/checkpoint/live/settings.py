@@ -1,0 +1,102 @@
+"""What a `PeerCheckpointer` may be told, by argument or in the environment variable WINDTUNNEL_CHECKPOINT.
+
+The variable holds a JSON object, as the launcher writes it; arguments of the program go before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.policy.slots import require
+
+VARIABLE = "WINDTUNNEL_CHECKPOINT"
+_CHOICES = {
+    "placement": ("group", "ring", "mixed", "domains"),
+    "mode": ("blocking", "concurrent", "idle"),
+    "late": ("wait", "skip"),
+}
+_LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "every": 1, "profile": 1}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
+    "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
+    one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
+    storage, written every ``persist_every`` steps.
+    ``every``: steps between checkpoints. ``late``: what to do with a step while the one before is not
+    committed: "wait" up to ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every
+    checkpoint). ``verify``: compare what all ranks should hold alike now and then, and check every copy.
+    ``overlap``: copy the state in a thread while the next step's forward and backward run. ``rng``: save and
+    restore the global generators. For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s,
+    measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``:
+    the share of an idle span that is used.
+    """
+
+    copies: int = 2
+    placement: str = "mixed"
+    domains: tuple[str, ...] | None = None
+    mode: str = "concurrent"
+    slots: int = 2
+    persist: str | None = None
+    persist_every: int = 500
+    every: int = 1
+    late: str = "wait"
+    patience: float = 60.0
+    verify: bool = True
+    overlap: bool = False
+    rng: bool = True
+    profile: int = 5
+    bandwidth: float | None = None
+    startup: float = 0.001
+    buffer: int = 32 << 20
+    parts: int = 4
+    safety: float = 0.8
+
+
+def settings(given: dict[str, Any]) -> Settings:
+    """The defaults, what the environment says, and then what is ``given`` (None: not given).
+
+    Raises:
+        UserError: a field or a value that is not accepted, with where it came from.
+    """
+    text = os.environ.get(VARIABLE, "")
+    try:
+        told = json.loads(text) if text else {}
+    except ValueError as error:
+        raise UserError(f"{VARIABLE}: {text!r} is not JSON; an object is accepted") from error
+    if not isinstance(told, dict):
+        raise UserError(f"{VARIABLE}: {text!r} is not an object of JSON")
+    chosen = _checked(VARIABLE, Settings(), told)
+    return _checked("PeerCheckpointer", chosen, {k: v for k, v in given.items() if v is not None})
+
+
+def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
+    defaults = {field.name: getattr(Settings, field.name) for field in fields(Settings)}
+    for name, value in values.items():
+        if name not in defaults:
+            raise UserError(f"{origin}: there is no {name!r}; known are {', '.join(defaults)}")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise UserError(f"{origin}: {name} is {value!r}; {' or '.join(_CHOICES[name])} is accepted")
+        default = defaults[name]
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise UserError(f"{origin}: {name} is {value!r}; true or false is accepted")
+        if isinstance(default, int) and not isinstance(default, bool) and not _whole(value):
+            raise UserError(f"{origin}: {name} is {value!r}; a whole number is accepted")
+        if name in _LEAST and value < _LEAST[name]:
+            raise UserError(f"{origin}: {name} is {value}; {_LEAST[name]} or more is accepted")
+        if isinstance(default, float) and not (isinstance(value, int | float) and value > 0):
+            raise UserError(f"{origin}: {name} is {value!r}; a number above 0 is accepted")
+    if values.get("domains") is not None:
+        values = {**values, "domains": tuple(str(domain) for domain in values["domains"])}
+    chosen = replace(base, **values)
+    require(chosen.slots)
+    return chosen
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,294 @@
+"""A training loop with checkpoints: it goes on bit-identical, whatever was lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_world import Cluster, FakeJob, together
+from torch import nn
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint import PeerCheckpointer
+
+STEPS = 8
+
+
+def program(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "cursor": {"sample": 0}}
+
+
+def train(state: dict[str, Any]) -> float:
+    state["cursor"]["sample"] += 4
+    noise = float(np.random.rand()) + random.random()
+    loss = state["model"](torch.randn(4, 6) + noise).square().mean()
+    loss.backward()
+    state["optimizer"].step()
+    state["optimizer"].zero_grad()
+    state["scheduler"].step()
+    return float(loss.detach())
+
+
+def seeded() -> None:
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", ["concurrent", "blocking"])
+def test_a_continuation_is_bit_identical(folder: Path, mode: str, overlap: bool) -> None:
+    cluster = Cluster(folder, world=1)
+    state = program()
+    seeded()
+    straight = [train(state) for _ in range(STEPS)]
+    final = [value.clone() for value in state["model"].state_dict().values()]
+
+    for lost_after in (1, 2, 5):
+        state = program()
+        seeded()
+        cluster.regroup(1)
+        cluster.wipe(0)
+        kept: dict[str, Any] = {}
+        ck = PeerCheckpointer(FakeJob(cluster, 0, kept), mode=mode, overlap=overlap)
+        assert ck.restore(state) == 0
+        losses = []
+        for step in range(lost_after + 1):
+            losses.append(train(state))
+            ck.step(step, state)
+        ck.flush()
+        train(state)  # a step that is lost with the process
+
+        cluster.regroup(1)
+        state = program(seed=5)
+        ck = PeerCheckpointer(FakeJob(cluster, 0, kept), mode=mode, overlap=overlap)
+        start = ck.restore(state)
+        assert start == lost_after + 1
+        assert state["cursor"] == {"sample": 4 * start}
+        for step in range(start, STEPS):
+            losses.append(train(state))
+            ck.step(step, state)
+        ck.close()
+        assert losses == straight
+        assert all(
+            torch.equal(a, b) for a, b in zip(final, state["model"].state_dict().values(), strict=True)
+        )
+
+
+def save_some(cluster: Cluster, steps: int, **options: Any) -> list[dict[str, Any]]:
+    """Every rank trains alone, from its own seed, and saves; the states at the end."""
+
+    def one(rank: int) -> dict[str, Any]:
+        state = program(rank)
+        ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False, **options)
+        for step in range(ck.restore(state), steps):
+            with torch.random.fork_rng():
+                torch.manual_seed(step * 10 + rank)
+                train(state)
+            ck.step(step, state)
+        ck.close()
+        return state
+
+    return [one(0)] if cluster.world == 1 else together(cluster.world, one)
+
+
+def restore_all(cluster: Cluster, **options: Any) -> tuple[list[int], list[dict[str, Any]]]:
+    states = [program(rank + 50) for rank in range(cluster.world)]
+
+    def one(rank: int) -> int:
+        ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False, **options)
+        try:
+            return ck.restore(states[rank])
+        finally:
+            ck._end()
+
+    return together(cluster.world, one), states
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    same = all(
+        torch.equal(x, y)
+        for x, y in zip(a["model"].state_dict().values(), b["model"].state_dict().values(), strict=True)
+    )
+    left, right = a["optimizer"].state_dict()["state"], b["optimizer"].state_dict()["state"]
+    return same and all(torch.equal(left[p][k], right[p][k]) for p in left for k in left[p])
+
+
+def test_a_lost_machine_is_served_by_its_peer(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    states = save_some(cluster, 3)
+    cluster.wipe(1)
+    cluster.regroup(2)
+    starts, found = restore_all(cluster)
+    assert starts == [3, 3]
+    assert all(equal(a, b) for a, b in zip(states, found, strict=True))
+    tiers = {event["rank"]: event["tier"] for event in cluster.events if event["kind"] == "restored"}
+    assert tiers == {0: "memory", 1: "peer"}
+
+
+def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    states = save_some(cluster, 3)
+    cluster.flip(1, "rank1", 2)
+    cluster.regroup(2)
+    starts, found = restore_all(cluster)
+    assert starts == [3, 3] and equal(states[1], found[1])
+    assert any("rank1 of step 2 at place 1" in note for note in cluster.notes())
+
+    cluster.flip(0, "rank1", 2)  # now both are bad: all go to the step before
+    cluster.regroup(2)
+    starts, _ = restore_all(cluster)
+    assert starts == [2, 2]
+
+
+def test_all_copies_bad_begins_anew_and_says_so(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    save_some(cluster, 3)
+    for step in (1, 2):
+        for place in (0, 1):
+            cluster.flip(place, "rank0", step)
+    cluster.regroup(2)
+    starts, _ = restore_all(cluster)
+    assert starts == [0, 0]
+    assert any("nothing can be restored" in note for note in cluster.notes())
+
+
+def test_a_state_of_another_shape_is_refused_by_all_and_changes_nothing(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    save_some(cluster, 2)
+    cluster.regroup(2)
+
+    def one(rank: int) -> None:
+        state = program(rank)
+        if rank == 1:
+            state["model"][4] = nn.Linear(16, 5)
+        before = state["model"][0].weight.clone()
+        ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False)
+        with pytest.raises(UserError, match=r"rank 1: .*model/4.weight has shape \(3, 16\)"):
+            ck.restore(state)
+        assert torch.equal(before, state["model"][0].weight)
+
+    together(2, one)
+
+
+def test_what_is_alike_is_shared_and_what_differs_later_is_not(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+
+    def one(rank: int) -> dict[str, Any]:
+        state = program(0)  # the same on both ranks
+        ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False)
+        for step in range(4):
+            if step == 1 and rank == 1:
+                with torch.no_grad():
+                    state["model"][0].weight.add_(1.0)
+            ck.step(step, state)
+            if step == 0:
+                ck.flush()
+                assert cluster.files(rank, "shared", 0)
+        ck.close()
+        return state
+
+    states = together(2, one)
+    assert any("model/0.weight" in note and "equal on all ranks" in note for note in cluster.notes())
+    cluster.wipe(1)
+    cluster.regroup(2)
+    starts, found = restore_all(cluster)
+    assert starts == [4, 4]
+    assert torch.equal(found[1]["model"][0].weight, states[1]["model"][0].weight)
+    assert torch.equal(found[0]["model"][0].weight, states[0]["model"][0].weight)
+
+
+def test_several_ranks_of_a_machine_write_what_is_shared_once(folder: Path) -> None:
+    cluster = Cluster(folder, world=4, per_node=2)
+
+    def one(rank: int) -> None:
+        state = program(0)
+        ck = PeerCheckpointer(FakeJob(cluster, rank))
+        for step in range(3):
+            ck.step(step, state)
+        ck.close()
+
+    together(4, one)
+    cluster.wipe(0)
+    cluster.regroup(4)
+    starts, found = restore_all(cluster)
+    assert starts == [3] * 4
+    assert torch.equal(found[0]["model"][0].weight, program(0)["model"][0].weight)
+
+
+def test_another_world_takes_what_is_alike_and_gives_new_ranks_their_own_seed(folder: Path) -> None:
+    cluster = Cluster(folder, world=2)
+    together(2, lambda rank: _save_once(cluster, rank))
+    cluster.regroup(3)
+
+    def one(rank: int) -> int:
+        state = program(9)
+        start = PeerCheckpointer(FakeJob(cluster, rank)).restore(state)
+        assert torch.equal(state["model"][0].weight, program(0)["model"][0].weight)
+        return start
+
+    assert together(3, one) == [1, 1, 1]
+
+
+def _save_once(cluster: Cluster, rank: int) -> None:
+    ck = PeerCheckpointer(FakeJob(cluster, rank))
+    ck.step(0, program(0))
+    ck.close()
+
+
+def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) -> None:
+    cluster = Cluster(folder, world=1, replicate=False)
+    state = program()
+    ck = PeerCheckpointer(FakeJob(cluster, 0), patience=0.2)
+    for step in range(4):
+        ck.step(step, state)
+    ck._settle()
+    # The first two fill the slots; no commit comes, so both stay, and the others are skipped and told.
+    assert sorted(ck._held) == [0, 1]
+    assert sum("was not saved" in note for note in cluster.notes()) == 2
+    cluster.committed = 1
+    ck.step(4, state)
+    ck._settle()
+    assert sorted(ck._held) == [1, 4]
+
+
+def test_skipping_is_agreed_on(folder: Path) -> None:
+    cluster = Cluster(folder, world=2, replicate=False)
+
+    def one(rank: int) -> list[int]:
+        ck = PeerCheckpointer(FakeJob(cluster, rank), late="skip", rng=False)
+        for step in range(5):
+            ck.step(step, program(rank))
+        ck._settle()
+        return ck._held
+
+    assert together(2, one) == [[0, 1], [0, 1]]
+
+
+def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) -> None:
+    cluster = Cluster(folder, world=2, replicate=False)
+    meet = threading.Barrier(2, timeout=30)
+
+    def one(rank: int) -> list[int]:
+        ck = PeerCheckpointer(FakeJob(cluster, rank), patience=1.0, rng=False)
+        for step in range(5):
+            meet.wait()
+            if step != 2 or rank == 0:  # rank 1 gave step 2 up alone
+                ck.step(step, program(rank))
+                ck._settle()
+            meet.wait()
+            cluster.committed = min(step, 1)
+        return ck._held
+
+    # Step 2 of rank 0 and step 3 of rank 1 can never be committed: step 4 goes in their place.
+    assert together(2, one) == [[4, 1], [4, 1]]
+    assert sum("was not saved" in note for note in cluster.notes()) == 1
