@@ -1,0 +1,226 @@
+"""Coming into a generation: who holds what, which layout follows, and the copies that lead to it.
+
+All machines do the same calculation on the same data, which they agree on over the control plane:
+
+1. each says what it holds, which step it has prepared, and which layout it knows (`commit.Standing`);
+2. the step in doubt is settled: those who prepared it apply it, or all drop it;
+3. the newest layout that anybody knows, less the machines that are gone, plus those that came, gives the new
+one
+   (`policy.reconfigure`; `policy.compose` at the start);
+4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied
+yet; else all
+   go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
+5. when all have what they need they say so, and what is not needed any more is dropped: a failure before
+   that leaves every layer where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import Tensor
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.live import storage
+from windtunnel.training.pipelines.live.commit import Resolution, Standing, commit_key, resolve
+from windtunnel.training.pipelines.live.team import Team, assigned, make_team
+from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers
+from windtunnel.training.pipelines.model import Layout
+from windtunnel.training.pipelines.policy.compose import compose
+from windtunnel.training.pipelines.policy.reconfigure import reconfigure
+
+if TYPE_CHECKING:
+    from windtunnel.training.pipelines.live.trainer import PipelineTrainer
+    from windtunnel.training.survive.live.job import Job
+
+
+class LayersLost(RuntimeError):
+    """The last copy of a layer is gone, and there is no checkpoint to go back to."""
+
+
+def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
+    """Bring ``trainer`` into the job's generation; its part in it. ``prefix``: of the keys to agree on.
+
+    Raises:
+        LayersLost: a layer is gone for good.
+        UserError: the machines are too few, or do not agree in their settings.
+    """
+    begin = time.monotonic()
+    standings = _meet(trainer, job, prefix)
+    resolution = resolve(standings, len(trainer.specs))
+    _settle(trainer, job, standings, resolution)
+    ranks = {standing.node: rank for rank, standing in standings.items()}
+    nbytes = _sizes(standings)
+    layout, how = _layout(trainer, standings, nbytes)
+    needed = assigned(trainer.templates, layout, ranks)
+    trainer.layout, trainer.since = layout, job.generation
+    job.at("restoring")
+    tier = "memory"
+    lost = [index for index, holders in resolution.holders.items() if not holders]
+    moved, copied = 0, 0.0
+    if resolution.version is None or (lost and resolution.version > 0):
+        names = [trainer.names[index] for index in lost]
+        tier = _go_back(trainer, job, prefix, resolution, needed.get(job.rank, ()), names)
+    else:
+        trainer.version, trainer.era = resolution.version, resolution.era
+        transfers = plan_transfers(needed, resolution.holders, nbytes)
+        moved, copied = len(transfers), sum(transfer.nbytes for transfer in transfers)
+        received = copy_layers(transfers, trainer.layers, job.rank)
+        for index, block in received.items():
+            _take(trainer, index, block)
+            tier = "peer"
+        for index in needed.get(job.rank, ()):
+            if index in lost:  # no step was applied yet
+                trainer.layers[index] = trainer.build(index)
+    mark = hashlib.sha256(json.dumps(asdict(layout)).encode()).hexdigest()
+    marks = job.agree(f"{prefix}/restored", [mark, trainer.version, trainer.era])
+    if len({tuple(told) for told in marks.values()}) > 1:
+        raise RuntimeError(f"the machines came to different layouts or steps: {marks}")
+    for index in set(trainer.layers) - set(needed.get(job.rank, ())):
+        del trainer.layers[index]
+    team = make_team(trainer.templates, layout, ranks, job.rank)
+    job.event("restored", step=trainer.version, tier=tier, seconds=time.monotonic() - begin)
+    if job.rank == 0:
+        job.event(
+            "layout", how=how, pipelines=layout.pipelines, microbatches=layout.microbatches,
+            moved=moved, nbytes=copied, step=trainer.version,
+        )  # fmt: skip
+    return team
+
+
+def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing]:
+    if job.world > 1 and "gloo" not in str(dist.get_backend_config()):
+        raise UserError(
+            f"the process group's backend is {dist.get_backend_config()}; accepted: one with gloo for tensors"
+            ' of the CPU: survive.run(train, backend="gloo")'
+        )
+    pending = trainer.pending.step if trainer.pending else None
+    mine = Standing(
+        # Without a supervisor nothing fails alone, and each rank counts as a machine.
+        node=job.node if job.supervised else job.rank,
+        era=trainer.era,
+        versions={index: layer.version for index, layer in trainer.layers.items()},
+        nbytes={index: layer.nbytes() for index, layer in trainer.layers.items()},
+        pending=pending,
+        committed=pending is not None and job.decided(commit_key(trainer.era, pending)) is not None,
+        layout=trainer.layout,
+        since=trainer.since,
+        settings=trainer.settings(),
+    )
+    told = job.agree(f"{prefix}/standing", mine.plain())
+    standings = {rank: Standing.of(plain) for rank, plain in sorted(told.items())}
+    settings = {standing.settings for standing in standings.values()}
+    if len(settings) > 1:
+        raise UserError("the machines run trainers with different settings; accepted: the same on all")
+    if len({standing.node for standing in standings.values()}) < len(standings):
+        raise UserError("there are several ranks on a machine; accepted: one (--per-node 1)")
+    return standings
+
+
+def _settle(
+    trainer: PipelineTrainer, job: Job, standings: Mapping[int, Standing], resolution: Resolution
+) -> None:
+    """Apply the step in doubt or drop it, as all others do."""
+    ready = [
+        rank
+        for rank, standing in standings.items()
+        if standing.era == resolution.era and standing.pending is not None
+        and standing.pending == resolution.apply
+    ]  # fmt: skip
+    if job.rank in ready:
+        prepared = trainer.apply()
+        if job.rank == ready[0]:
+            # Whoever reports steps may be gone; a step may be reported twice.
+            job.event("step", step=prepared.step, loss=prepared.loss, gradient_norm=prepared.norm)
+    trainer.pending = None
+
+
+def _sizes(standings: Mapping[int, Standing]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for standing in standings.values():
+        for index, nbytes in standing.nbytes.items():
+            found[index] = max(found.get(index, 0), nbytes)
+    return found
+
+
+def _layout(
+    trainer: PipelineTrainer, standings: Mapping[int, Standing], nbytes: Mapping[int, int]
+) -> tuple[Layout, str]:
+    """The layout for the machines that are here, by the pure policy; and how it came about."""
+    nodes = [standing.node for _, standing in sorted(standings.items())]
+    templates, microbatches = trainer.templates, trainer.order.microbatches
+    known = [standing for standing in standings.values() if standing.layout is not None]
+    # A recovery may have been broken off: not everybody knows the newest.
+    newest = max(known, key=lambda standing: standing.since, default=None)
+    before = newest.layout if newest else None
+    members = {node for pipeline in before.pipelines for node in pipeline} if before else set()
+    if before is None or not members & set(nodes):
+        return compose(templates, nodes, microbatches), "compose"
+    found = reconfigure(
+        templates,
+        before,
+        sorted(members - set(nodes)),
+        [node for node in nodes if node not in members],
+        microbatches=microbatches,
+        layer_bytes=[float(nbytes.get(index, 0)) for index in range(len(trainer.specs))],
+        seconds_per_byte=trainer.seconds_per_byte,
+        search=trainer.search,
+    )
+    if not found.layout.pipelines:
+        raise UserError(
+            f"{len(nodes)} machines are left; the model needs {templates.n0} (the smallest template)"
+        )
+    return found.layout, found.how
+
+
+def _take(trainer: PipelineTrainer, index: int, block: Tensor) -> None:
+    layer = trainer.layers.get(index) or trainer.build(index)
+    layer.unpack(block)
+    trainer.layers[index] = layer
+
+
+def _go_back(
+    trainer: PipelineTrainer,
+    job: Job,
+    prefix: str,
+    resolution: Resolution,
+    needed: tuple[int, ...],
+    lost: list[str],
+) -> str:
+    """All machines go back to one checkpoint, or begin at the beginning; where the layers came from."""
+    folder = trainer.checkpoint
+    told = job.agree(f"{prefix}/checkpoints", storage.steps(folder) if folder else [])
+    common = set.intersection(*(set(steps) for steps in told.values()))
+    problems: list[str] = []
+    for step in sorted(common, reverse=True):
+        assert folder is not None
+        blocks, problem = {}, ""
+        try:
+            blocks = {index: storage.read_layer(folder, step, index, trainer.names) for index in needed}
+        except UserError as error:
+            problem = str(error)
+        found = [text for text in job.agree(f"{prefix}/read/{step}", problem).values() if text]
+        problems += found
+        if not found:
+            for index, block in blocks.items():
+                _take(trainer, index, block)
+            trainer.version, trainer.era = step, job.generation
+            if resolution.version is not None and job.rank == 0:
+                text = f"the last copy of {', '.join(lost)} is gone: all go back to step {step} from storage"
+                job.event("note", text=text)
+            return "storage"
+    if resolution.version is None and not problems:
+        for index in needed:
+            trainer.layers[index] = trainer.build(index)
+        trainer.version, trainer.era = 0, job.generation
+        return "start"
+    where = "; ".join(problems) or (f"none in {folder}" if folder else "none are configured")
+    raise LayersLost(
+        f"the last copy of {', '.join(lost)} is gone at step {resolution.version}; checkpoints: {where}"
+    )

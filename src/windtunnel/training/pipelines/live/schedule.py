@@ -1,0 +1,39 @@
+"""The order in which a stage works on its microbatches: one forward, one backward (1F1B).
+
+A stage first runs as many forwards as there are stages after it, so that the first backward finds it
+waiting; then it alternates, so that it never holds the activations of more microbatches than that; then it
+runs the backwards that are left (PipeDream-Flush, Narayanan et al., ICML 2021, section 3; the schedule of
+Oobleck, section 4). Sends do not block, so every order in which each stage's receives are sent earlier by its
+neighbour ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Action:
+    """One piece of work of a stage; ``microbatch`` counts from 0 within the pipeline's own share."""
+
+    kind: Literal["forward", "backward"]
+    microbatch: int
+
+
+def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
+    """What stage ``stage`` (0-based) of ``stages`` does in a step, in order.
+
+    At most ``min(stages - stage, microbatches)`` microbatches are in flight at once.
+
+    Raises:
+        ValueError: there is no such stage, or no microbatch.
+    """
+    if not 0 <= stage < stages or microbatches < 1:
+        raise ValueError(f"stage {stage} of {stages} with {microbatches} microbatches")
+    ahead = min(stages - stage - 1, microbatches)
+    order = [Action("forward", m) for m in range(ahead)]
+    for m in range(ahead, microbatches):
+        order += [Action("forward", m), Action("backward", m - ahead)]
+    order += [Action("backward", m) for m in range(microbatches - ahead, microbatches)]
+    return tuple(order)

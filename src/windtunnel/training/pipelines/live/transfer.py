@@ -1,0 +1,102 @@
+"""Which layers go from whom to whom, and the copying.
+
+The plan follows from what each machine holds in fact, not from the layout before: a recovery may have been
+broken off by the next failure. Layers go in order of falling size, each from the holder that has the least to
+send so far (Oobleck, section 5.3, broadcasts from the first holder, and parameters only; here the
+optimizer's state goes along, without which the trajectory would change). Sends do not block, and all
+machines walk through the same list, so no order can deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windtunnel.training.pipelines.live.layers import Layer, checksum
+from windtunnel.training.pipelines.model import Transfer
+
+_TAG = 1 << 20  # above those of microbatches
+_HEAD = 40  # bytes: the length of the block, and its checksum
+_PART = 64 << 20  # bytes of a message: each must arrive within the group's timeout
+
+
+class TransferError(ConnectionError):
+    """What arrived is not what was sent."""
+
+
+def plan_transfers(
+    assigned: Mapping[int, Sequence[int]],
+    holders: Mapping[int, Sequence[int]],
+    nbytes: Mapping[int, int],
+) -> tuple[Transfer, ...]:
+    """What has to be copied so that each rank holds its layers.
+
+    ``assigned``: layers of each rank; ``holders``: ranks that hold each layer now; both by rank numbers, as
+    the result. Layers without a holder are left out.
+    """
+    needed: list[tuple[int, int, int]] = []
+    for rank, layers in assigned.items():
+        for layer in layers:
+            if holders[layer] and rank not in holders[layer]:
+                needed.append((-nbytes.get(layer, 0), layer, rank))
+    sent: dict[int, int] = {}
+    found = []
+    for size, layer, target in sorted(needed):
+        source = min(holders[layer], key=lambda rank: (sent.get(rank, 0), rank))
+        sent[source] = sent.get(source, 0) - size
+        found.append(Transfer(layer, source, target, float(-size)))
+    return tuple(found)
+
+
+def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Tensor]:
+    """Do this rank's part of ``transfers`` (ranks, not node ids); the blocks that it received, verified.
+
+    Raises:
+        TransferError: a block's checksum is not that of the sender.
+        RuntimeError: the group broke.
+    """
+    last = {t.layer: number for number, t in enumerate(transfers) if t.source == rank}
+    packed: dict[int, tuple[Tensor, Tensor]] = {}
+    works: list[tuple[Any, Tensor]] = []
+    received: dict[int, Tensor] = {}
+    for number, transfer in enumerate(transfers):
+        if transfer.source == rank:
+            if transfer.layer not in packed:
+                packed[transfer.layer] = _with_head(layers[transfer.layer].pack())
+            for part in _parts(*packed[transfer.layer]):
+                works.append((dist.isend(part, transfer.target, tag=_TAG + number), part))
+            if last[transfer.layer] == number:
+                del packed[transfer.layer]
+        elif transfer.target == rank:
+            received[transfer.layer] = _receive(transfer, _TAG + number)
+    for work, _ in works:
+        work.wait()
+    return received
+
+
+def _receive(transfer: Transfer, tag: int) -> Tensor:
+    head = torch.empty(_HEAD, dtype=torch.uint8)
+    dist.recv(head, transfer.source, tag=tag)
+    length, digest = head[:8].numpy().tobytes(), head[8:].numpy().tobytes()
+    block = torch.empty(int.from_bytes(length, "little"), dtype=torch.uint8)
+    for part in block.split(_PART):
+        dist.recv(part, transfer.source, tag=tag)
+    if checksum(block) != digest.decode():
+        raise TransferError(
+            f"layer {transfer.layer} from rank {transfer.source}: the copy's checksum is {checksum(block)},"
+            f" not {digest.decode()}"
+        )
+    return block
+
+
+def _with_head(block: Tensor) -> tuple[Tensor, Tensor]:
+    head = block.numel().to_bytes(8, "little") + checksum(block).encode()
+    return torch.frombuffer(bytearray(head), dtype=torch.uint8), block
+
+
+def _parts(head: Tensor, block: Tensor) -> list[Tensor]:
+    return [head, *block.split(_PART)]
