@@ -29,7 +29,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from windtunnel.training.survive.live.sockets import Recorder, ports
+from windtunnel.training.survive.live.sockets import Recorder
+from windtunnel.training.survive.live.sockets import ports as _ports
 from windtunnel.training.survive.model import Membership
 
 _Gloo = c10d.ProcessGroupGloo
@@ -88,6 +89,7 @@ class CuttableGroup:
         c10d.ProcessGroupGloo = _RecordedGloo  # type: ignore[assignment, misc]
         with self._recorder.recording():
             store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+        self._choose({}, {int(port)})
         try:
             dist.init_process_group(
                 self.backend,
@@ -110,18 +112,20 @@ class CuttableGroup:
         with self._recorder.recording():
             before = dict(self._recorder.sockets)
             made = constructor()
-        mine = {fd: inode for fd, inode in self._recorder.sockets.items() if before.get(fd) != inode}
-        seen = {}
-        for fd in mine:
-            with suppress(OSError):
-                seen[fd] = ports(fd)
-        listening = [own for listens, own, _ in seen.values() if listens]
-        store.set(f"windtunnel/{rank}", json.dumps(listening))
+        ours = [_ports(fd) for fd in self._recorder.sockets if fd not in before]
+        store.set(f"windtunnel/{rank}", json.dumps([own for listens, own, _ in ours if listens]))
         keys = [f"windtunnel/{other}" for other in range(size)]
-        known = {port for text in store.multi_get(keys) for port in json.loads(text)}
-        gloo = {fd: mine[fd] for fd, (_, own, peer) in seen.items() if own in known or peer in known}
-        self._recorder.keep({**before, **gloo})
+        self._choose(before, {port for text in store.multi_get(keys) for port in json.loads(text)})
         return made
+
+    def _choose(self, before: dict[int, int], listening: set[int]) -> None:
+        """Of what was recorded since ``before``, keep what leads from or to one of the ports ``listening``."""
+        chosen = dict(before)
+        for fd, inode in self._recorder.sockets.items():
+            _, own, peer = _ports(fd)
+            if own in listening or peer in listening:
+                chosen[fd] = inode
+        self._recorder.keep(chosen)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -56,12 +56,17 @@ def shut(fd: int, inode: int) -> bool:
 
 
 def ports(fd: int) -> tuple[bool, int, int]:
-    """Whether ``fd`` listens, its own port and its peer's (0 where it has none).
-
-    Raises:
-        OSError: it is closed, or is no socket.
-    """
-    with socket.socket(fileno=os.dup(fd)) as sock:
+    """Whether ``fd`` listens, its own port and its peer's (0 where it has none, or is closed by now)."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return False, 0, 0
+    try:
+        sock = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return False, 0, 0
+    with sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
             return False, 0, 0
         listens = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
