@@ -6,9 +6,9 @@ the stages and ``k`` the rightmost slowest stage, counted from 0.
 * `iteration_time` is Oobleck's (Jang et al., SOSP 2023, section 4.2):
   ``sum w + (N - S + k - 1) w_k + sum_{i >= k} w_i``. Templates are ranked by it. For equal stages it is
   ``(N + S - 1) w``, which is exact; for uneven ones it was up to 16 % too low in trials with ``N = 4 S``.
-* `pipeline_time` is ``sum w + (N - 1) w_k``: forward and backward of a microbatch taken as one job that passes
-  all stages. It was 0 to 6 % too high in the same trials. Microbatches are shared out by it, since it stays
-  sensible for few of them.
+* `pipeline_time` is ``sum w + (N - 1) w_k``: forward and backward of a microbatch taken as one job that
+  passes all stages. It was 0 to 6 % too high in the same trials. Microbatches are shared out by it, since it
+  stays sensible for few of them.
 * `makespan` walks the 1F1B schedule (one forward, one backward) and gives its time.
 """
 
