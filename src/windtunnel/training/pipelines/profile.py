@@ -146,18 +146,23 @@ def profile_of_slice(
     layers: Sequence[str],
     *,
     microbatches: int = 1,
+    parameter_bytes: Sequence[float] | None = None,
     state_factor: float = 4.0,
 ) -> tuple[LayerProfile, ...]:
     """Layers out of the steady step of an emulated rank that runs the whole model.
 
     ``seconds``: of each row of the operator table (`emulate.cost.operators.operator_seconds`). ``layers``:
-    module paths in order; what runs in a path or below it belongs to it. ``microbatches``: in the captured
-    step. A recomputed forward counts as backward. Gradients are those that backward allocates below a layer;
-    ``state_factor``: bytes of state for each of theirs (4 for Adam in one precision: parameter, gradient, two
-    moments), since parameters are made before any layer runs and tell none. Communication is not in it.
+    module paths in order; what runs in a path or below it belongs to it, and what backward does outside all
+    of them to the layer before it in backward. ``microbatches``: in the captured step. A recomputed forward
+    counts as backward. Communication is not in it.
+
+    ``parameter_bytes``: of each layer. Unless given, the gradients that backward allocates below a layer
+    stand for them, since parameters are made before any layer runs; an embedding that comes first shows none
+    there. ``state_factor``: bytes of state for each of these (4 for Adam in one precision: parameter,
+    gradient, two moments).
 
     Raises:
-        UserError: nothing in the step runs in one of the paths, or two paths overlap.
+        UserError: no forward of the step runs in one of the paths, or two paths overlap.
     """
     for one in layers:
         for other in layers:
@@ -174,6 +179,8 @@ def profile_of_slice(
                 inside[j] = scope != path
     scope = np.clip(events["scope"], -1, len(slice_.scopes))
     layer, phase, kind = layer_of[scope], events["phase"], events["kind"]
+    stray = (layer < 0) & (phase == Phase.BACKWARD)
+    layer = np.where(stray, _layer_before(layer, phase, len(layers) - 1), layer)
     here = layer >= 0
 
     def total(chosen: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -185,7 +192,7 @@ def profile_of_slice(
     forward_s = total(forward, seconds[events["ref"][forward]]) / microbatches
     backward_s = total(backward, seconds[events["ref"][backward]]) / microbatches
     for i, path in enumerate(layers):
-        if not (ops & (layer == i)).any():
+        if not (forward & (layer == i)).any():
             raise UserError(
                 f"no operator of the captured step runs in layer {path!r}; a module's path is needed"
             )
@@ -197,12 +204,12 @@ def profile_of_slice(
     activations[made] = (category == Category.ACTIVATION) & (phase[made] == Phase.FORWARD)
     kept = total(activations, events["value"][activations]) / microbatches
     gradients = made.copy()
-    gradients[made] = (category == Category.GRADIENT) & (phase[made] == Phase.BACKWARD)
+    gradients[made] = (category == Category.GRADIENT) & (phase[made] == Phase.BACKWARD) & ~stray[made]
     # A sharded module allocates its gradients again, flat, in its own path: what is below it counts, if any
     # is.
     deeper = total(gradients & inside[scope], events["value"][gradients & inside[scope]])
     whole = total(gradients, events["value"][gradients])
-    gradient = np.where(deeper > 0, deeper, whole)
+    gradient = np.where(deeper > 0, deeper, whole) if parameter_bytes is None else np.array(parameter_bytes)
     return tuple(
         LayerProfile(
             path,
@@ -214,6 +221,15 @@ def profile_of_slice(
         )
         for i, path in enumerate(layers)
     )
+
+
+def _layer_before(
+    layer: np.ndarray[Any, Any], phase: np.ndarray[Any, Any], last: int
+) -> np.ndarray[Any, Any]:
+    """For each event, the layer of the latest event of backward up to it; ``last`` before there is one."""
+    known = (layer >= 0) & ((phase == Phase.BACKWARD) | (phase == Phase.RECOMPUTE))
+    at = np.maximum.accumulate(np.where(known, np.arange(len(layer)), -1))
+    return np.where(at >= 0, layer[at], last)
 
 
 def _below(path: str, other: str) -> bool:

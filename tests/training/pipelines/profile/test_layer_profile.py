@@ -128,12 +128,14 @@ def test_layers_of_an_emulated_step() -> None:
         (ALLOC, Phase.FORWARD, "layers.1.mlp", 10, 600),
         (ALLOC, Phase.FORWARD, "layers.1.mlp", 11, 7000),
         (OP, Phase.FORWARD, "layers.10", 2, 0),
+        (OP, Phase.BACKWARD, "", 1, 0),  # The loss: it counts for the last layer.
         (OP, Phase.BACKWARD, "layers.10", 2, 0),
         (ALLOC, Phase.BACKWARD, "layers.10", 12, 50),
         (OP, Phase.RECOMPUTE, "layers.1", 0, 0),
         (OP, Phase.BACKWARD, "layers.1.mlp", 1, 0),
         (ALLOC, Phase.BACKWARD, "layers.1.mlp", 13, 100),
         (ALLOC, Phase.BACKWARD, "layers.1", 14, 90),
+        (OP, Phase.BACKWARD, "", 0, 0),
         (OP, Phase.OPTIMIZER, "", 2, 0),
     ]
     kinds = {10: Category.ACTIVATION, 11: Category.TEMPORARY}
@@ -141,9 +143,15 @@ def test_layers_of_an_emulated_step() -> None:
     seconds = np.array([1.0, 10.0, 100.0])
     found = profile_of_slice(slice_of(rows, kinds), seconds, ["layers.1", "layers.10"], microbatches=2)
     assert found == (
-        LayerProfile("layers.1", 5.5, 5.5, 400.0, 300.0, 100.0),
-        LayerProfile("layers.10", 50.0, 50.0, 200.0, 0.0, 50.0),
+        LayerProfile("layers.1", 5.5, 6.0, 400.0, 300.0, 100.0),
+        LayerProfile("layers.10", 50.0, 55.0, 200.0, 0.0, 50.0),
     )
+
+
+def test_parameters_that_are_known() -> None:
+    made = slice_of([(OP, Phase.FORWARD, "a", 0, 0), (OP, Phase.FORWARD, "b", 0, 0)], {})
+    found = profile_of_slice(made, np.ones(3), ["a", "b"], parameter_bytes=[5.0, 7.0], state_factor=8.0)
+    assert [(layer.state_bytes, layer.gradient_bytes) for layer in found] == [(40.0, 5.0), (56.0, 7.0)]
 
 
 def test_paths_that_are_refused() -> None:
