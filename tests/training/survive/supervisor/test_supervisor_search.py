@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from windtunnel.training.survive.live.supervisor import hearing
 from windtunnel.training.survive.live.supervisor.core import Core
@@ -54,6 +54,7 @@ class World(RuleBasedStateMachine):
         self.next_pid = 1
         self.changes = 0
         self.ordered = 0
+        self.seen = 0
         self.epoch = 1
         self.posted: set[tuple[int, str, int]] = set()
         self.core = self.supervise()
@@ -145,6 +146,13 @@ class World(RuleBasedStateMachine):
 
     # what happens
 
+    @initialize(machines=st.sampled_from([0, 3, 4, 5]))
+    def begin(self, machines: int) -> None:
+        for _ in range(machines):
+            self.join()
+        self.pass_time(0.05)
+        self.pass_time(0.05)
+
     @precondition(lambda self: len(self.alive()) < 6)
     @rule()
     def join(self) -> None:
@@ -232,6 +240,7 @@ class World(RuleBasedStateMachine):
             self.core.tick(self.now)
             assert lost == sum(e["kind"] == "lost" and e["what"] == "node" for e in self.log)
 
+    @precondition(lambda self: len(self.log) > self.seen + 2)
     @rule()
     def restart(self) -> None:
         """The supervisor dies; the next one has only the log."""
@@ -241,6 +250,7 @@ class World(RuleBasedStateMachine):
             peer.link = None
         self.changes += 1
         self.core = self.supervise()
+        self.seen = len(self.log)
 
     # what must hold
 
@@ -267,10 +277,8 @@ class World(RuleBasedStateMachine):
         for _ in range(40):
             self.pass_time(BEAT)
         if self.core.outcome is not None:
-            assert (
-                ("own_failures" in str(self.log)
-                and "ended by itself" in self.core.outcome.reason)
-                or ("machines are left" in self.core.outcome.reason)
+            assert ("own_failures" in str(self.log) and "ended by itself" in self.core.outcome.reason) or (
+                "machines are left" in self.core.outcome.reason
             )
             return
         live = {peer.node for peer in self.alive() if not peer.silent}
@@ -318,7 +326,7 @@ class Replacing(World):
 
 # fixed examples: the same search in every run
 SEARCH = settings(
-    max_examples=120,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
