@@ -38,6 +38,7 @@ def put(files: Files, piece: bytes, level: int | None) -> tuple[ChunkFile, bool]
         size = files.size(path(name))
         # A plain file of another size was damaged from outside: it is written again.
         if size is not None and (name != digest or size == len(piece)):
+            files.rely(path(name))
             return ChunkFile(name, len(piece)), False
     if level is None:
         files.write(path(digest), piece)

@@ -27,8 +27,12 @@ class Files(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """The file is whole under its name, or unchanged where this raises OSError."""
 
+    def rely(self, name: str) -> None:
+        """This file, which another may have written, counts as written here: its name may not be durable
+        yet."""
+
     def settle(self) -> None:
-        """All that was written is there after a power loss too."""
+        """All that was written, moved and removed is so after a power loss too."""
 
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError."""
@@ -99,11 +103,19 @@ class LocalFiles:
             raise
         self._touched.add(folder)
 
+    def rely(self, name: str) -> None:
+        self._touched.add(os.path.dirname(self._path(name)))
+
     def settle(self) -> None:
-        while self._touched:
-            folder = min(self._touched)
+        # With the folders above: a process that was killed may have made them, and not settled them.
+        folders = set(self._touched)
+        for folder in self._touched:
+            while folder.startswith(self._root + os.sep):
+                folder = os.path.dirname(folder)
+                folders.add(folder)
+        for folder in sorted(folders):
             self._sync(folder)
-            self._touched.discard(folder)
+        self._touched.clear()
 
     def read(self, name: str) -> bytes:
         handle = self._os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -132,6 +144,7 @@ class LocalFiles:
         except FileNotFoundError:
             return
         if not is_folder:
+            self._touched.add(os.path.dirname(path))
             with contextlib.suppress(FileNotFoundError):
                 self._os.unlink(path)
             return
@@ -140,8 +153,11 @@ class LocalFiles:
         self.remove_empty(name)
 
     def remove_empty(self, folder: str) -> None:
+        path = self._path(folder)
         with contextlib.suppress(OSError):  # somebody has just written into it, or removed it
-            self._os.rmdir(self._path(folder))
+            self._os.rmdir(path)
+            self._touched.discard(path)
+            self._touched.add(os.path.dirname(path))
 
     def move(self, name: str, to: str) -> None:
         target = self._path(to)
@@ -167,7 +183,7 @@ class LocalFiles:
             return []
 
     def _folder(self, folder: str) -> None:
-        """Make it and those above, each durable in its parent."""
+        """Make it and those above."""
         try:
             self._os.mkdir(folder, 0o755)
         except FileExistsError:
@@ -176,7 +192,7 @@ class LocalFiles:
             self._folder(os.path.dirname(folder))
             with contextlib.suppress(FileExistsError):
                 self._os.mkdir(folder, 0o755)
-        self._sync(os.path.dirname(folder))
+        self._touched.add(os.path.dirname(folder))
 
     def _sync(self, folder: str) -> None:
         try:
@@ -202,6 +218,9 @@ class RemoteFiles:
         with contextlib.suppress(NotImplementedError, FileExistsError):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._fs.pipe_file(path, data)
+
+    def rely(self, name: str) -> None:
+        """A put is durable when it returns."""
 
     def settle(self) -> None:
         """A put is durable when it returns."""

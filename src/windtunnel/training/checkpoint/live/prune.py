@@ -29,6 +29,7 @@ from windtunnel.training.checkpoint.live.storage import (
     SHARD,
     STEPS,
     _files,
+    _folder,
     _read,
     _told,
     steps,
@@ -63,11 +64,17 @@ def prune(url: str | Files, keep: int) -> Pruned:
         whole = sorted({one.step for one in found if not one.bad})
         kept = whole[-keep:]
         dropped = [one for one in found if kept and 0 <= one.step < kept[0]]
+        for one in found:
+            if not one.bad:  # what is kept must be so after a power loss, before the others go
+                files.rely(f"{_folder(one.step, one.generation)}/{COMPLETE}")
+        files.settle()
         for one in dropped:
-            folder = f"{STEPS}/{one.step:012d}-{one.generation}"
+            folder = _folder(one.step, one.generation)
             # First what makes it a checkpoint: killed after this, it is one that was not completed.
             files.remove(f"{folder}/{COMPLETE}")
             files.remove(folder)
+        # And these must not come back after one, without their chunks.
+        files.settle()
         _tidy(files)
         removed = _sweep(files)
     return Pruned(len(dropped), removed, tuple(kept))

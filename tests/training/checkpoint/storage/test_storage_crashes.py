@@ -1,0 +1,301 @@
+"""Storage under kills, power losses, full disks and failing fsyncs, at every call; and prune beside
+writers."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import xxhash
+from storage_disk import Crash, Disk, Killed
+
+from windtunnel.training.checkpoint.live import chunks
+from windtunnel.training.checkpoint.live.files import LocalFiles
+from windtunnel.training.checkpoint.live.prune import prune
+from windtunnel.training.checkpoint.live.storage import (
+    StorageError,
+    complete_step,
+    layout,
+    read_shard,
+    steps,
+    write_shard,
+)
+
+LAYOUT = b"what lies where"
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(chunks, "PIECE", 32)
+    yield
+
+
+def content(step: int, rank: int) -> bytes:
+    """Four pieces: one of this step, one of every other step, one of the rank, one that all share."""
+    own = bytes([step, rank]) * 16
+    return own + bytes([100 + step % 2, rank]) * 16 + bytes([200, rank]) * 16 + bytes([7] * 20)
+
+
+def save(files: LocalFiles, step: int, generation: int = 1) -> None:
+    for rank in range(2):
+        data = content(step, rank)
+        write_shard(
+            files,
+            step,
+            f"rank{rank}",
+            memoryview(data),
+            world=2,
+            has_shared=False,
+            generation=generation,
+            layout="abc",
+            checksum=xxhash.xxh3_128(data).hexdigest(),
+            transfers=1,
+        )
+    complete_step(files, step, world=2, has_shared=False, generation=generation, layouts={"abc": LAYOUT})
+
+
+def good(files: LocalFiles) -> list[int]:
+    """The complete steps, each read and verified in whole."""
+    found = [one.step for one in steps(files) if not one.bad]
+    for step in found:
+        for rank in range(2):
+            into = bytearray(len(content(step, rank)))
+            read_shard(files, step, f"rank{rank}", memoryview(into), transfers=1)
+            assert bytes(into) == content(step, rank)
+    if found:
+        assert layout(files, "abc") == LAYOUT
+    return found
+
+
+def started(*saved: int) -> Disk:
+    disk = Disk()
+    files = LocalFiles("/store", disk)
+    for step in saved:
+        save(files, step)
+    return disk.after("kill")
+
+
+def kill_at(disk: Disk, number: int) -> None:
+    def before(call: str, count: int) -> None:
+        if count == number:
+            raise Killed
+
+    disk.before = before
+
+
+@pytest.mark.parametrize("crash", ["kill", "power", "names"])
+def test_killed_between_any_two_calls(crash: Crash) -> None:
+    """What is left is the old checkpoint or the new one, never neither; and saving goes on."""
+    number = 0
+    seen = set()
+    while True:
+        number += 1
+        disk = started(1)
+        kill_at(disk, number)
+        files = LocalFiles("/store", disk)
+        done = False
+        try:
+            save(files, 2)
+            done = True
+            prune(files, 1)
+        except Killed:
+            pass
+        else:
+            break
+        files = LocalFiles("/store", disk.after(crash))
+        left = good(files)
+        seen.add(tuple(left))
+        assert left in ([1], [1, 2], [2])
+        if done:
+            assert left[-1] == 2
+        save(files, 2, generation=2)
+        save(files, 3, generation=2)
+        assert good(files)[-1] == 3
+        prune(files, 1)
+        assert good(files) == [3]
+        assert files.names(chunks.TRASH) == []
+    assert seen == {(1,), (1, 2), (2,)}
+    assert number > 200
+
+
+@pytest.mark.parametrize("crash", ["kill", "power"])
+def test_killed_again_at_the_repair(crash: Crash) -> None:
+    """A second kill, while what the first left is saved and swept."""
+    for first in range(5, 400, 23):
+        for second in range(3, 300, 41):
+            disk = started(1)
+            for number, step in ((first, 2), (second, 3)):
+                kill_at(disk, disk.calls + number)
+                try:
+                    save(LocalFiles("/store", disk), step)
+                    prune(LocalFiles("/store", disk), 1)
+                except Killed:
+                    pass
+                disk = disk.after(crash)
+                assert good(LocalFiles("/store", disk))
+
+
+@pytest.mark.parametrize(
+    ("calls", "number"),
+    [
+        ({"write", "mkdir", "open"}, errno.ENOSPC),
+        ({"fsync"}, errno.EIO),
+        ({"replace"}, errno.EIO),
+        ({"close"}, errno.EDQUOT),
+    ],
+)
+def test_a_disk_that_fails_at_any_call(calls: set[str], number: int) -> None:
+    """A clear error, the old checkpoint unharmed, and the next save succeeds."""
+    at = 0
+    failed = 0
+    while True:
+        at += 1
+        disk = started(1)
+        hits = [0]
+
+        def before(call: str, count: int, hits: list[int] = hits, at: int = at) -> None:
+            hits[0] += call in calls
+            if call in calls and hits[0] == at:
+                raise OSError(number, "injected")
+
+        disk.before = before
+        files = LocalFiles("/store", disk)
+        try:
+            save(files, 2)
+        except StorageError as error:
+            failed += 1
+            full = number in (errno.ENOSPC, errno.EDQUOT)
+            assert ("has no space left; older checkpoints are unharmed" in str(error)) == full
+            assert "step 2" in str(error)
+        else:
+            if hits[0] < at:
+                break
+            continue
+        disk.before = lambda call, count: None
+        assert good(files) in ([1], [1, 2])
+        save(files, 2)
+        assert good(files) == [1, 2]
+        assert good(LocalFiles("/store", disk.after("power"))) == [1, 2]
+    assert failed > 5
+
+
+class Turns:
+    """Threads that take turns call by call, in an order drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._changed = threading.Condition()
+        self._waiting: set[int] = set()
+        self._turn: int | None = None
+        self._live = 0
+        self.errors: list[BaseException] = []
+
+    def before(self, call: str, count: int) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting.add(me)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._turn == me, 30)
+            self._turn = None
+            self._waiting.discard(me)
+
+    def run(self, *tasks: Callable[[], object]) -> None:
+        def body(task: Callable[[], object]) -> None:
+            try:
+                task()
+            except BaseException as error:
+                self.errors.append(error)
+            finally:
+                with self._changed:
+                    self._live -= 1
+                    self._changed.notify_all()
+
+        self._live = len(tasks)
+        threads = [threading.Thread(target=body, args=(task,)) for task in tasks]
+        for thread in threads:
+            thread.start()
+        with self._changed:
+            while self._live:
+                ready = lambda: self._turn is None and len(self._waiting) == self._live  # noqa: E731
+                assert self._changed.wait_for(ready, 30)
+                if self._waiting:
+                    # threads by order of start: their ids say nothing
+                    order = [t.ident for t in threads if t.ident in self._waiting]
+                    self._turn = self._rng.choice(order)
+                    self._changed.notify_all()
+        for thread in threads:
+            thread.join(30)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_prune_beside_a_writer_a_reader_and_another_prune(seed: int) -> None:
+    """The writer finds chunks of a step that is being removed, and does not write them again."""
+    disk = started(0, 1, 2)
+    turns = Turns(seed)
+
+    def pruned() -> None:
+        prune(LocalFiles("/store", disk), 2)
+
+    def written() -> None:
+        save(LocalFiles("/store", disk), 3)
+
+    def read() -> None:
+        files = LocalFiles("/store", disk)
+        for rank in range(2):
+            read_shard(files, 2, f"rank{rank}", transfers=1)
+
+    disk.before = turns.before
+    turns.run(pruned, written, read, pruned)
+    disk.before = lambda call, count: None
+    assert turns.errors == []
+    files = LocalFiles("/store", disk)
+    assert set(good(files)) >= {2, 3}
+    prune(files, 1)
+    assert good(files) == [3]
+
+
+def test_a_writer_between_any_two_calls_of_a_prune() -> None:
+    number = 0
+    while True:
+        number += 1
+        disk = started(0, 1, 2)
+        files = LocalFiles("/store", disk)
+        entered: list[int] = []
+
+        def before(
+            call: str, count: int, entered: list[int] = entered, disk: Disk = disk, at: int = number
+        ) -> None:
+            if count == at and not entered:
+                entered.append(count)
+                save(LocalFiles("/store", disk), 3)
+
+        disk.before = before
+        prune(files, 1)
+        if not entered:
+            break
+        assert good(files)[-1] == 3
+
+
+def test_a_prune_between_any_two_calls_of_a_writer() -> None:
+    number = 0
+    while True:
+        number += 1
+        disk = started(0, 1, 2)
+        files = LocalFiles("/store", disk)
+        entered: list[int] = []
+
+        def before(
+            call: str, count: int, entered: list[int] = entered, disk: Disk = disk, at: int = number
+        ) -> None:
+            if count == at and not entered:
+                entered.append(count)
+                prune(LocalFiles("/store", disk), 1)
+
+        disk.before = before
+        save(files, 3)
+        if not entered:
+            break
+        assert good(files) == [2, 3] or good(files) == [3]
