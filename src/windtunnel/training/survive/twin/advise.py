@@ -15,17 +15,26 @@ from dataclasses import dataclass
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.fit import amount, explain, needed
+from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import recovery, recovery_given
 from windtunnel.training.survive.failures import Change
 from windtunnel.training.survive.twin.fly import Scheme, fly
 from windtunnel.training.survive.twin.model import Costs, Flight, Job
 from windtunnel.training.survive.twin.replicas import Redundant, ReplicaDrop, Rerouting
-from windtunnel.training.survive.twin.restart import PeerMemory, StorageRestart, regroup_time, storage_every
+from windtunnel.training.survive.twin.restart import (
+    PeerMemory,
+    StorageRestart,
+    copy_time,
+    regroup_time,
+    storage_every,
+)
 from windtunnel.training.survive.twin.templates import Templates
 
 LIVE = ("restart from storage", "peer memory", "templates")
+WITH_SPARE = "peer memory, a spare"
 MOST_COPIES = 4
+NEAR = 1.1
 
 
 @dataclass(frozen=True)
@@ -91,11 +100,16 @@ def advise(
             f"plan: --host-memory {amount(question.host_memory)} is too little even for one copy:"
             f" {choices[0].sum_in_words}"
         )
-    chosen = min(fitting, key=lambda choice: choice.waste)
+    least = min(choice.waste for choice in fitting)
+    # a copy more costs memory and traffic: the fewest that waste hardly more than the best
+    chosen = next(choice for choice in fitting if choice.waste <= NEAR * least)
     to_storage = storage_every(job, costs, question.mtbf)
     schemes: list[Callable[[], Scheme]] = [
         lambda: StorageRestart(job, costs, to_storage, question.spares),
-        lambda: PeerMemory(job, costs, chosen.placement, chosen.storage_every, question.spares),
+        lambda: PeerMemory(job, costs, chosen.placement, chosen.storage_every, question.spares, chosen.every),
+        lambda: PeerMemory(
+            job, costs, chosen.placement, chosen.storage_every, 1, chosen.every, name=WITH_SPARE
+        ),
         lambda: Templates(job, costs, to_storage),
         lambda: Redundant(job, costs, to_storage),
         lambda: Rerouting(job, costs, to_storage),
@@ -104,6 +118,8 @@ def advise(
     flights = []
     for index, make in enumerate(schemes):
         scheme = make()
+        if scheme.name == WITH_SPARE and question.spares:
+            continue
         if progress is not None:
             progress(scheme.name, index / len(schemes))
         flights.append(fly(scheme, job, costs, trace, question.horizon))
@@ -128,7 +144,7 @@ def _choice(question: Question, copies: int) -> Choice:
     held = (copies - 1) * share
     memory = needed(share, held, 2)
     replicate = held / costs.peer_bandwidth
-    every = max(1, math.ceil(replicate / job.step_time))
+    every = best_every(copy_time(job, costs), question.mtbf, job.step_time, replicate)
     # losses count as simultaneous until the machine is replaced and its copies are made again
     window = costs.detect + costs.replace * (question.spares == 0) + costs.start
     window += regroup_time(costs, job.machines) + share / costs.peer_bandwidth + every * job.step_time
@@ -145,8 +161,7 @@ def _choice(question: Question, copies: int) -> Choice:
     load = job.state_bytes / costs.storage_bandwidth
     waste = fallbacks * (to_storage * job.step_time / 2 + load)
     waste += question.horizon / question.mtbf * every * job.step_time / 2
-    # a copy more costs memory and traffic: with equal waste, fewer copies
-    waste *= 1.0 + 0.01 * copies
+    waste += copy_time(job, costs) * question.horizon / (every * job.step_time)
     pair = float(recovery(placement, 2).value) if job.machines > 1 else 0.0
     words = explain(share, held, 2, free=int(question.host_memory))
     return Choice(
@@ -174,10 +189,10 @@ def _reasons(
     job = question.job
     days = question.horizon / 86400
     said = [
-        f"{chosen.copies} copies: {chosen.fallbacks:.2g} recoveries from storage are to be expected in"
+        f"{chosen.copies} copies: {chosen.fallbacks:.3g} recoveries from storage are to be expected in"
         f" {days:.3g} days"
         + "".join(
-            f", {other.fallbacks:.2g} with {other.copies}" + ("" if other.fits else " (does not fit)")
+            f", {other.fallbacks:.3g} with {other.copies}" + ("" if other.fits else " (does not fit)")
             for other in choices
             if abs(other.copies - chosen.copies) == 1
         )
@@ -192,11 +207,12 @@ def _reasons(
         )
     elif chosen.copies > 1:
         said.append(f"Placement {chosen.placement.kind}: the fewest copy sets that two losses could hit.")
-    if chosen.every == 1:
-        said.append("A checkpoint every step: replication takes less than a step.")
-    else:
-        took = (chosen.copies - 1) * job.state_bytes / job.machines / question.costs.peer_bandwidth
-        said.append(f"A checkpoint every {chosen.every} steps: replicating one takes {took:.3g} s.")
+    took = (chosen.copies - 1) * job.state_bytes / job.machines / question.costs.peer_bandwidth
+    often = "step" if chosen.every == 1 else f"{chosen.every} steps"
+    said.append(
+        f"A checkpoint every {often}: the copy within a machine stops training for"
+        f" {copy_time(job, question.costs):.3g} s, replication takes {took:.3g} s beside it."
+    )
     said.append(
         f"To storage every {chosen.storage_every} steps"
         f" ({chosen.storage_every * job.step_time / 3600:.3g} h) for what memory does not cover;"
@@ -205,7 +221,10 @@ def _reasons(
     by_name = {flight.scheme: flight for flight in flights}
     others = ", ".join(f"{by_name[name].goodput:.1%} {name}" for name in LIVE if name != best.scheme)
     said.append(f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}.")
-    over = [f for f in flights if f.scheme not in LIVE and f.goodput > best.goodput + 0.001]
+    spare = by_name.get(WITH_SPARE)
+    if spare is not None and spare.goodput > best.goodput:
+        said.append(f"With one spare machine peer memory would reach {spare.goodput:.1%}.")
+    over = [f for f in flights if f.scheme not in (*LIVE, WITH_SPARE) and f.goodput > best.goodput + 0.001]
     if over:
         top = max(over, key=lambda flight: flight.goodput)
         said.append(f"{top.scheme} would reach {top.goodput:.1%}; it is emulated only, there is no runtime.")

@@ -86,16 +86,23 @@ class PeerMemory:
     """
 
     def __init__(
-        self, job: Job, costs: Costs, placement: Placement, storage_every: int, spares: int = 0
+        self,
+        job: Job,
+        costs: Costs,
+        placement: Placement,
+        storage_every: int,
+        spares: int = 0,
+        every: int = 1,
+        name: str = "peer memory",
     ) -> None:
-        self.name = "peer memory"
+        self.name = name
         self.job, self.costs, self.placement = job, costs, placement
         self.storage = StorageRestart(job, costs, storage_every)
         self.members = Members(job.machines, spares, Replace())
         self.share = job.state_bytes / job.machines
         replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
-        self.every = max(1, math.ceil(replicate / job.step_time))
+        self.every = max(every, math.ceil(replicate / job.step_time))
         self.stall = copy_time(job, costs)
         self.gone: set[int] = set()  # places whose memory is empty since the last recovery
         self.fallen = False

@@ -1,0 +1,288 @@
+"""``windtunnel plan resilience``: what a failure rate will cost a job, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from windtunnel.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.cluster.model import Cluster
+    from windtunnel.training.survive.twin.advise import Advice, Question
+    from windtunnel.training.survive.twin.model import Costs
+
+group = typer.Typer(
+    no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="plan")
+
+
+@group.callback()
+def _plan() -> None:
+    pass
+
+
+@group.command("resilience")
+def resilience(
+    cluster: Annotated[str, typer.Option(help="A name of the catalogue such as h100-sxm:128x8, or a file.")],
+    state_bytes: Annotated[
+        str,
+        typer.Option(metavar="BYTES", help="Parameters and optimizer state of the job: 1.1e12, '1.1 TB'."),
+    ],
+    mtbf: Annotated[
+        str, typer.Option(metavar="TIME", help="Mean time between failures of the job: 3h, 600.")
+    ],
+    step_time: Annotated[str, typer.Option(metavar="TIME", help="Of one step, without failures.")] = "10s",
+    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How far to look ahead.")] = 30.0,
+    software: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the failures that leaves the machine alive.")
+    ] = 0.13,
+    leaf_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the machine failures that takes a whole leaf switch.")
+    ] = 0.0,
+    replace: Annotated[str, typer.Option(metavar="TIME", help="Until a lost machine is replaced.")] = "10min",
+    spares: Annotated[int, typer.Option(min=0, help="Machines that wait idle.")] = 0,
+    detect: Annotated[str, typer.Option(metavar="TIME", help="Until a loss is noticed.")] = "1s",
+    start: Annotated[str, typer.Option(metavar="TIME", help="For a new process until it can train.")] = "60s",
+    storage: Annotated[
+        str, typer.Option(metavar="RATE", help="Bandwidth of the shared storage, for all machines together.")
+    ] = "20 GB/s",
+    host_memory: Annotated[
+        str, typer.Option(metavar="BYTES", help="Memory of a host that checkpoints may take.")
+    ] = "1 TB",
+    network_share: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Part of a host's NICs that replication may take.")
+    ] = 0.25,
+    stages: Annotated[
+        int, typer.Option(min=0, help="Hosts of one pipeline; 0: the fewest that hold the state twice.")
+    ] = 0,
+    microbatches: Annotated[
+        int, typer.Option(min=0, help="Of one step; 0: four for every stage of every pipeline.")
+    ] = 0,
+    layers: Annotated[int, typer.Option(min=1, max=1000, help="Of the model, for pipelines.")] = 96,
+    costs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs measured by 'windtunnel bench training.checkpoint'."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the failures.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
+) -> None:
+    """Recommend interval, copies, placement and the way to go on, with the reasons.
+
+    All of it is emulated: a trace of failures is drawn, and each way to go on flies through it with the
+    decisions of the policies that also run live.
+    """
+    import numpy as np
+
+    from windtunnel.cli.progress import shown_progress
+    from windtunnel.cluster.load import load_cluster
+    from windtunnel.training.survive.failures import poisson
+    from windtunnel.training.survive.twin.advise import Question, advise
+    from windtunnel.training.survive.twin.model import Costs, Job
+
+    what = load_cluster(cluster)
+    state = quantity(state_bytes, "bytes", "--state-bytes")
+    nic = what.host.nic_bandwidth * what.host.nics * what.host.nic.efficiency
+    device_memory = what.host.devices * what.host.device.memory_bytes
+    pipeline = stages or max(1, -(-int(2 * state) // int(device_memory)))
+    if pipeline > what.hosts:
+        raise UserError(
+            f"plan: {what.hosts} hosts of {cluster} do not hold a state of {state_bytes} twice in device"
+            f" memory, {pipeline} would; give more hosts or --stages"
+        )
+    replicas = what.hosts // pipeline
+    job = Job(
+        what.hosts,
+        quantity(step_time, "seconds", "--step-time"),
+        state,
+        pipeline,
+        microbatches or 4 * pipeline * replicas,
+        max(layers, pipeline),
+    )
+    if job.microbatches < replicas:
+        raise UserError(
+            f"plan: --microbatches {job.microbatches} is fewer than the {replicas} pipelines;"
+            f" at least {replicas} are needed"
+        )
+    phases = Costs(
+        detect=quantity(detect, "seconds", "--detect"),
+        start=quantity(start, "seconds", "--start"),
+        replace=quantity(replace, "seconds", "--replace"),
+        memory_bandwidth=what.host.devices * what.host.pcie.bandwidth * what.host.pcie.efficiency,
+        peer_bandwidth=nic * network_share,
+        storage_bandwidth=quantity(storage, "bytes/s", "--storage"),
+    )
+    if costs is not None:
+        phases = measured_costs(costs, phases)
+    horizon = days * 86400
+    leaf = what.topology.hosts_per_leaf if what.leaves else what.hosts
+    domains = tuple(f"leaf {host // leaf}" for host in range(what.hosts))
+    question = Question(
+        job,
+        phases,
+        quantity(mtbf, "seconds", "--mtbf"),
+        horizon,
+        quantity(host_memory, "bytes", "--host-memory"),
+        domains,
+        software,
+        spares,
+    )
+    failures = poisson(
+        what.hosts,
+        question.mtbf,
+        horizon,
+        np.random.default_rng(seed),
+        software=software,
+        domain_size=leaf,
+        domain_share=leaf_share,
+    )
+    if len(failures) > 100_000:
+        raise UserError(
+            f"plan: --mtbf {mtbf} over --days {days:g} gives {len(failures)} failures;"
+            " at most 100000 are taken"
+        )
+    with shown_progress("plan") as progress:
+        advice = advise(question, failures, progress)
+    if html is not None:
+        from windtunnel.training.survive.twin.page import write_page
+
+        write_page(html, cluster, question, advice)
+    if as_json:
+        typer.echo(json.dumps(plain(question, advice, len(failures))))
+        return
+    show(what, question, advice, len(failures), html)
+
+
+def quantity(text: str, unit: str, option: str) -> float:
+    """``text`` in ``unit``, as users write quantities. Raises `UserError`."""
+    from windtunnel.cluster.quantity import parse_quantity
+
+    try:
+        return parse_quantity(text, unit)
+    except ValueError as error:
+        raise UserError(f"plan: {option} {text!r} is no quantity; {error}") from None
+
+
+def measured_costs(path: Path, given: Costs) -> Costs:
+    """``given``, with what was measured in ``path`` instead. Raises `UserError`."""
+    from dataclasses import asdict, replace
+
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"plan: --costs {path} is no JSON file: {error}") from None
+    known = asdict(given)
+    if not isinstance(found, dict) or not set(found) <= set(known):
+        raise UserError(f"plan: --costs {path} must be an object with fields among {', '.join(known)}")
+    for name, value in found.items():
+        if isinstance(value, bool) != isinstance(known[name], bool) or not isinstance(value, int | float):
+            raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number is accepted")
+        if value < 0:
+            raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number from 0 up is accepted")
+    return replace(given, **found)
+
+
+def plain(question: Question, advice: Advice, failures: int) -> dict[str, Any]:
+    """The advice as values of JSON."""
+    from dataclasses import asdict
+
+    chosen = advice.chosen
+    return {
+        "origin": "emulated",
+        "failures": failures,
+        "copies": chosen.copies,
+        "placement": chosen.placement.kind,
+        "checkpoint_every": chosen.every,
+        "storage_every": chosen.storage_every,
+        "memory_per_host": chosen.memory,
+        "scheme": advice.scheme,
+        "reasons": advice.reasons,
+        "job": asdict(question.job),
+        "costs": asdict(question.costs),
+        "schemes": [
+            {
+                "name": flight.scheme,
+                "goodput": flight.goodput,
+                "steps": flight.steps,
+                "redone": flight.redone,
+                "failures": flight.failures,
+                "from_storage": flight.from_storage,
+                "phases": dict(flight.phases),
+            }
+            for flight in advice.flights
+        ],
+    }
+
+
+def show(cluster: Cluster, question: Question, advice: Advice, failures: int, html: Path | None) -> None:
+    """Print the advice."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from windtunnel.training.checkpoint.policy.fit import amount
+
+    console = Console()
+    job, costs = question.job, question.costs
+    replicas = job.machines // job.stages
+    console.print(
+        f"{cluster.name}: {job.machines} hosts, {amount(job.state_bytes)} of state,"
+        f" steps of {job.step_time:g} s, {replicas} pipelines of {job.stages} hosts"
+    )
+    console.print(
+        f"{failures} failures in {question.horizon / 86400:g} days (mean {question.mtbf / 3600:.3g} h,"
+        f" {question.software:.0%} software); a machine is replaced after {costs.replace:g} s; between hosts"
+        f" {amount(costs.peer_bandwidth)}/s for checkpoints, to storage {amount(costs.storage_bandwidth)}/s",
+        style="dim",
+        highlight=False,
+    )
+    table = Table(
+        title="Copies in memory: bytes of a host, checkpoint interval, recovery when two hosts are lost"
+    )
+    for name in ("copies", "memory", "fits", "every", "two lost", "fall to storage"):
+        table.add_column(name, justify="right")
+    for choice in advice.choices:
+        mark = "→ " if choice is advice.chosen else ""
+        steps = "step" if choice.every == 1 else f"{choice.every} steps"
+        table.add_row(
+            f"{mark}{choice.copies}",
+            amount(choice.memory),
+            "yes" if choice.fits else "no",
+            steps,
+            f"{choice.pair:.2%}",
+            f"{choice.fallbacks:.3g} times",
+        )
+    console.print(table)
+    flights = Table(title=f"Ways to go on, {question.horizon / 86400:g} days (emulated)")
+    flights.add_column("")
+    flights.add_column("goodput", justify="right")
+    groups = {
+        "slower": ("slow",),
+        "saving": ("checkpoint",),
+        "redone": ("redo",),
+        "waiting": ("wait",),
+        "recovering": ("detect", "start", "regroup", "load", "join"),
+    }
+    for name in groups:
+        flights.add_column(name, justify="right")
+    for flight in sorted(advice.flights, key=lambda flight: -flight.goodput):
+        shares = [
+            f"{sum(flight.phases[phase] for phase in phases) / flight.horizon:.2%}"
+            for phases in groups.values()
+        ]
+        mark = "→ " if flight.scheme == advice.scheme else ""
+        flights.add_row(f"{mark}{flight.scheme}", f"{flight.goodput:.2%}", *shares)
+    console.print(flights)
+    console.print("Recommended", style="bold")
+    for reason in advice.reasons:
+        console.print(f"  • {reason}", highlight=False)
+    if html is not None:
+        console.print(f"Plots  {html}")
