@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,61 @@ def test_rooms_of_sandbox(path: Path) -> None:
         assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
     if room in ("model", "policy", "costs", "views"):
         assert not any(name.startswith((mine + "twin", mine + "live", mine + "client")) for name in used)
+
+
+SURVIVING = ("survive", "checkpoint", "pipelines")
+# Where survive is put together with what stands on it; the rest of survive knows nothing of that.
+COMPOSED = ("twin", "launch", "node", "session", "report")
+
+
+@pytest.mark.parametrize(
+    "path", [p for name in SURVIVING for p in MODULES if inside(p, "training", name)], ids=name_of
+)
+def test_rooms_of_surviving_training(path: Path) -> None:
+    """survive is the ground of checkpoint and pipelines; policies are pure; twins and live never meet."""
+    used = imports(path)
+    package, room = path.relative_to(SOURCE).with_suffix("").parts[1:3]
+    mine = f"windtunnel.training.{package}."
+    theirs = [f"windtunnel.training.{name}." for name in SURVIVING]
+    if package == "survive" and room not in COMPOSED:
+        assert not any(name.startswith((theirs[1], theirs[2])) for name in used)
+    if room == "twin":
+        assert not any(name.startswith(tuple(f"{other}live" for other in theirs)) for name in used)
+        assert not {name.split(".")[0] for name in used} & {
+            "time",
+            "socket",
+            "subprocess",
+            "threading",
+            "torch",
+        }
+    if room == "live":
+        assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
+        strange = tuple(
+            f"{other}{part}" for other in theirs[1:] if other != mine for part in ("live", "twin")
+        )
+        assert not any(name.startswith(strange) for name in used)
+    if room in ("policy", "model", "events", "failures", "faults"):
+        assert not any(name.startswith((mine + "live", mine + "twin")) for name in used)
+        assert not {name.split(".")[0] for name in used} & {
+            "torch",
+            "time",
+            "os",
+            "socket",
+            "subprocess",
+            "threading",
+        }
+
+
+NO_TORCH = (
+    "windtunnel.training.survive.node", "windtunnel.training.survive.live.supervise",
+    "windtunnel.training.survive.live.supervisor", "windtunnel.training.checkpoint.live.memory.service",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
+def test_what_must_outlive_trainers_needs_no_torch(module: str) -> None:
+    code = f"import {module}, sys; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "cli")], ids=name_of)
