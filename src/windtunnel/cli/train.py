@@ -32,8 +32,13 @@ def train(
         list[str] | None,
         typer.Option(metavar="FAULT", help="A fault, such as kill:node=2,step=7; repeatable."),
     ] = None,
-    copies: Annotated[int, typer.Option(help="Copies of each checkpoint, the own one included.")] = 2,
-    placement: Annotated[str, typer.Option(help="Of copies: group, ring, mixed or domains.")] = "mixed",
+    copies: Annotated[
+        int | None, typer.Option(help="Copies of each checkpoint, the own one included; 2 by default.")
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(help="Of copies: group, ring, mixed or domains (default where they are given)."),
+    ] = None,
     domains: Annotated[
         str, typer.Option(help="What fails together: a,a,b,b for the machines in turn, or a file of lines.")
     ] = "",

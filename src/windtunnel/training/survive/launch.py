@@ -410,16 +410,16 @@ class Launched:
             self._start_machine()
         if self._zygote.tend():
             self._note("the zygote was gone; another one was started")
-            for status in self.places().values():
-                self._adopted.update(status["workers"].values())
+            for found in self.places().values():
+                self._adopted.update(found["workers"].values())
         if self._adopted:
             self._adopted -= orphans.reap(self._adopted)
         for machine in self._machines:
-            # A machine that is gone is the supervisor's to replace; one that could not begin would be for ever.
-            if (machine.process.poll() or 0) > 0 and len(self._joined) < len(self._machines):
-                if machine.process.pid not in self._joined:
-                    reason = f"the agent of {machine.name} ended with status {machine.process.returncode}"
-                    self.outcome = Outcome(1, f"{reason} before it joined", {})
+            status = machine.process.poll()
+            # A machine that is gone is replaced by the supervisor; one that cannot begin would be for ever.
+            if status is not None and status > 0 and machine.process.pid not in self._joined:
+                reason = f"the agent of {machine.name} ended with status {status} before it joined"
+                self.outcome = Outcome(1, reason, {})
         ended = self._supervisor.poll()
         if ended is not None:
             self._follow()
@@ -486,10 +486,14 @@ class Launched:
         finished = self.outcome is not None
         last = time.monotonic() + PATIENCE
         supervisor = getattr(self, "_supervisor", None)
-        for process in [*([] if finished else agents), *([supervisor] if supervisor else [])]:
-            if process.poll() is None and not finished:
-                process.terminate()
-        for process in [*agents, *([supervisor] if supervisor else [])]:
+        if supervisor is not None:
+            if not finished:
+                supervisor.terminate()  # it tells the agents, waits until they go, and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                supervisor.wait(max(0.0, last - time.monotonic()))
+        for process in agents:
+            process.terminate()  # who was not told: a spare that came late, a machine that was cut off
+        for process in agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, last - time.monotonic()))
         with contextlib.suppress(OSError):

@@ -186,6 +186,7 @@ def print_end(events: list[Event], console: Console) -> None:
             f"Goodput {100 * found.share:.1f} % (measured): {found.useful:.2f} s of {found.wall:.2f} s in "
             f"{found.steps} steps that count, {found.repeated} steps done again",
             highlight=False,
+            soft_wrap=True,
         )
 
 

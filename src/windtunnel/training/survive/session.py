@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +29,6 @@ LEAST = {
     "per_node": 1,
     "spares": 0,
     "min_nodes": 1,
-    "copies": 1,
     "slots": 2,
     "persist_every": 1,
     "max_restarts": 0,
@@ -50,8 +48,8 @@ class Request:
     on_loss: str
     min_nodes: int
     faults: tuple[str, ...]
-    copies: int
-    placement: str
+    copies: int | None
+    placement: str | None
     domains: str
     mode: str
     slots: int
@@ -73,7 +71,7 @@ class Request:
             UserError: an option is wrong.
         """
         for name, accepted in CHOICES.items():
-            if getattr(self, name) not in accepted:
+            if getattr(self, name) not in (*accepted, None):
                 given = getattr(self, name)
                 raise UserError(f"--{_option(name)} {given}: accepted are {', '.join(accepted)}")
         for name, least in LEAST.items():
@@ -81,8 +79,10 @@ class Request:
                 raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
         if self.timeout <= 0:
             raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
-        if self.copies > self.nodes and "--copies" in sys.argv:
-            raise UserError(f"--copies {self.copies}: more than --nodes {self.nodes}; a copy needs a machine")
+        if self.copies is not None and not 1 <= self.copies <= self.nodes:
+            raise UserError(
+                f"--copies {self.copies}: accepted are 1 to {self.nodes}, a machine for each copy"
+            )
         if self.min_nodes > self.nodes:
             raise UserError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}")
         if self.external and not self.listen:
@@ -116,8 +116,8 @@ class Request:
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
-            "copies": min(self.copies, self.nodes),
-            "placement": self.placement,
+            "copies": min(2, self.nodes) if self.copies is None else self.copies,
+            "placement": self.placement or ("domains" if self.domains else "mixed"),
             "mode": self.mode,
             "slots": self.slots,
         }

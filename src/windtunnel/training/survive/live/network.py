@@ -113,6 +113,9 @@ def _remove(bridge: str) -> None:
     if _NAMES.is_dir():
         for path in _NAMES.glob(f"{bridge}-*"):
             subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
+    # Pairs go with their namespace, but some time later.
+    for end in Path("/sys/class/net").glob(f"{bridge}p*"):
+        subprocess.run(["ip", "link", "del", end.name], capture_output=True, check=False)
     subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
     (_owners() / bridge).unlink(missing_ok=True)
 

@@ -102,14 +102,17 @@ class Zygote:
         if not packet:
             self._client_gone(client)
             return
-        request = json.loads(packet)
+        number = None
         try:
+            request = json.loads(packet)
+            number = request["id"]
             if request["op"] == "start":
-                self._start(client, request["id"], fds)
+                self._start(client, number, fds)
             elif request["op"] == "store":
-                self._store(client, request["id"], request["host"])
-        except (OSError, ValueError, KeyError) as error:
-            _reply(client, {"op": "failed", "id": request.get("id"), "error": f"{error}"})
+                self._store(client, number, request["host"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            _reply(client, {"op": "failed", "id": number, "error": what})
         finally:
             if self.task is None:
                 for fd in fds:

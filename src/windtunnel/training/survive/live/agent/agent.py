@@ -21,6 +21,7 @@ import queue
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,6 +71,7 @@ class Agent:
         self._asked: dict[tuple[int, str], set[int]] = {}
         self._results: dict[int, Message] = {}
         self._visitors: dict[int, Visitor] = {}
+        self._early: list[tuple[Visitor, Message]] = []
         self._heard = time.monotonic()
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,8 +114,7 @@ class Agent:
         checked = time.monotonic()
         try:
             while self.status is None:
-                with contextlib.suppress(queue.Empty):
-                    self._inbox.get(timeout=TICK)()
+                self._turn(TICK)
                 if time.monotonic() - checked >= TICK:
                     checked = time.monotonic()
                     self._tick(checked)
@@ -121,9 +122,21 @@ class Agent:
         finally:
             self._close()
 
+    def _turn(self, timeout: float) -> None:
+        """One thing that came. An agent outlives what goes wrong in it, and says so."""
+        try:
+            function = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return
+        try:
+            function()
+        except Exception:
+            self._event({"kind": "note", "text": f"{self.config.name}: {traceback.format_exc()}"})
+
     def _tick(self, now: float) -> None:
         if self._keeper is not None:
             self._keeper.tend()
+        self._hear_early()
         self._reconcile()
         for worker in self.crew.living():
             self._check_beat(worker, now)
@@ -136,10 +149,13 @@ class Agent:
             return
         late = now - worker.last_beat
         worker.stale = worker.stale + 1 if late > self.config.frozen_after else 0
-        if worker.stale >= 2:
+        if worker.stale < 2:
+            return
+        stopped = _state(worker.pid) in "Tt"
+        if stopped or late > max(self.config.stuck_after, self.config.frozen_after):
             worker.frozen = True
-            error = f"no sign of life for {late:.2f} s (process state {_state(worker.pid)})"
-            self._report(worker, "frozen", None, None, error)
+            how = "it is stopped" if stopped else "it does not answer"
+            self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
 
     # -- the supervisor ----------------------------------------------------------------------------------
 
@@ -287,6 +303,9 @@ class Agent:
         if message is None:
             self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
             return
+        if worker is None and any(other.pid is None for other in self.crew.living()):
+            self._early.append((visitor, message))  # faster than the zygote's word that it was forked
+            return
         if worker is None or worker.stopped:
             visitor.close()  # fenced: nobody of this generation
             return
@@ -377,11 +396,18 @@ class Agent:
     def _started(self, worker: Worker) -> None:
         self._report(worker, "started", None, None, "")
         self._write_status()
+        self._hear_early()
+
+    def _hear_early(self) -> None:
+        early, self._early = self._early, []
+        for visitor, message in early:
+            self._visit(visitor, message)
 
     def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
         self._visitors.pop(worker.pid or -1, None)
         if worker.stopped:
             self._reconcile()
+            self._write_status()
             return
         if status == 0:
             self._done(worker, None)  # a script without `run`, or one that left early of its own will
@@ -416,14 +442,12 @@ class Agent:
             for worker in self.crew.living():
                 self.crew.kill(worker, signal.SIGTERM)
         while self.crew.living() and time.monotonic() < last:
-            with contextlib.suppress(queue.Empty):
-                self._inbox.get(timeout=TICK)()
+            self._turn(TICK)
         for worker in self.crew.living():
             self.crew.stop(worker)
         last = time.monotonic() + GRACE
         while self.crew.living() and time.monotonic() < last:
-            with contextlib.suppress(queue.Empty):
-                self._inbox.get(timeout=TICK)()
+            self._turn(TICK)
 
     def _close(self) -> None:
         for worker in self.crew.living():

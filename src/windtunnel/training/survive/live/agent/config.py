@@ -19,8 +19,9 @@ class AgentConfig:
     ``namespace``: path of the network namespace in which the workers run, None for the zygote's own;
     ``interface``: the network interface that is this machine's alone, None if it has none.
 
-    Seconds: ``frozen_after`` without a sign of life a worker counts as frozen; ``orphan_after`` without a
-    supervisor the agent ends.
+    Seconds: a worker without a sign of life counts as frozen after ``frozen_after`` if the kernel says that
+    it is stopped, else after ``stuck_after``: a long call that holds Python's lock is no failure. The agent
+    ends ``orphan_after`` without a supervisor.
     """
 
     run: str
@@ -40,6 +41,7 @@ class AgentConfig:
     interface: str | None = None
     name: str = "agent"
     frozen_after: float = 1.0
+    stuck_after: float = 10.0
     orphan_after: float = 60.0
 
     def write(self, path: Path) -> None:
