@@ -54,14 +54,15 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "slow": ("rate",),
 }
 _OF_MACHINES = ("kill-agent", "wipe", "flip", "down", "slow")
-_NUMBERS = ("node", "rank", "step", "generation", "times", "status", "shard")
+_NUMBERS = ("node", "rank", "step", "generation", "times", "status")
 _COMMON = ("node", "rank", "step", "point", "during", "generation", "times")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)(bit|B)")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``rate``: bytes/s. ``shard``: which replica is hit, None for any. ``text``: as it was
+    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that
+    the machine holds. ``text``: as it was
     written."""
 
     text: str
@@ -75,7 +76,7 @@ class Fault:
     times: int = 1
     status: int = 1
     rate: float = 0.0
-    shard: int | None = None
+    shard: str = ""
 
 
 class InjectedError(RuntimeError):
@@ -133,6 +134,8 @@ def _value(text: str, name: str, value: str) -> int | float | str:
         raise _refused(text, f"point={value}", "one of " + ", ".join(POINTS))
     if name == "during" and value != "recovery":
         raise _refused(text, f"during={value}", "recovery")
+    if name == "shard" and not re.fullmatch(r"rank\d+|shared", value):
+        raise _refused(text, f"shard={value}", "rankN or shared")
     if name == "rate":
         found = _RATE.fullmatch(value)
         if not found or not float(found[1]):

@@ -1,4 +1,4 @@
-"""A process group of real processes comes out of every operation that it can be blocked in, and meets again."""
+"""A process group of real processes comes out of every operation that can block it, and meets again."""
 
 from __future__ import annotations
 

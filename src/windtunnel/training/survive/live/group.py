@@ -119,7 +119,7 @@ class CuttableGroup:
         return made
 
     def _choose(self, before: dict[int, int], listening: set[int]) -> None:
-        """Of what was recorded since ``before``, keep what leads from or to one of the ports ``listening``."""
+        """Of what was recorded since ``before``, keep what leads from or to a port of ``listening``."""
         chosen = dict(before)
         for fd, inode in self._recorder.sockets.items():
             _, own, peer = _ports(fd)

@@ -68,7 +68,7 @@ class Injector:
         more: dict[str, Any] = {}
         if fault.action == "slow":
             more["rate"] = fault.rate
-        if fault.shard is not None:
+        if fault.shard:
             more["shard"] = fault.shard
         self._link.send("inject", action=_TO_AGENT.get(fault.action, fault.action), **more)
         if fault.action in ("kill", "kill-agent"):
