@@ -1,0 +1,12 @@
+"""Checkpoints in the memory of machines: the service in each node's agent, and a rank's access to it.
+
+`service` puts it together: `folder` (the slots of a node), `owner` (what local ranks ask), `holder` (what
+peers ask), `replicate` and `pacing` (what is sent, and when), `ledger` (which copies have arrived),
+`persist` (storage). `client` is the rank's side. Nothing here imports torch.
+"""
+
+from windtunnel.training.checkpoint.live.memory.client import LocalMemory, StaleGeneration
+from windtunnel.training.checkpoint.live.memory.replicate import Limits
+from windtunnel.training.checkpoint.live.memory.service import MemoryService
+
+__all__ = ["Limits", "LocalMemory", "MemoryService", "StaleGeneration"]

@@ -1,0 +1,320 @@
+"""The slots that a node has: *shelves* of 2 or 3 slots, one shelf for each shard of each size of the job.
+
+The node's own shards and the copies that it holds for peers lie alike; which is which the membership says,
+and that changes. A shelf that nobody has asked for in the present generation is *left over*: its steps may
+still be what the job goes back to, so it stays until a newer step is committed, and is deleted then.
+
+Files tell all there is to know, so a service that starts on a folder of an earlier one takes over what is
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import xxhash
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.live import slot as slots
+from windtunnel.training.checkpoint.live.memory import room
+from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
+from windtunnel.training.checkpoint.model import Copy
+from windtunnel.training.checkpoint.policy import fit
+from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
+
+
+@dataclass(eq=False)
+class Shelf:
+    """The slots of one shard in a job of ``world`` ranks.
+
+    ``generation``: the newest in which somebody asked for it. ``writing``: slots that the service itself
+    fills now, with the step.
+    """
+
+    shard: str
+    world: int
+    capacity: int
+    slots: dict[int, Slot] = field(default_factory=dict)
+    generation: int = -1
+    writing: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.slots) * (slots.HEADER + self.capacity)
+
+    def held(self) -> list[int]:
+        """The step in each slot, `EMPTY` where none is complete; one that the service writes counts as
+        there."""
+        steps = []
+        for index in range(len(self.slots)):
+            header = self.slots[index].header
+            complete = header.step if header is not None and header.complete else EMPTY
+            steps.append(self.writing.get(index, complete))
+        return steps
+
+    def target(self, step: int, committed: int, base: int, keeps: Collection[int]) -> int | None:
+        """The slot that a peer's copy of ``step`` may be written to now, None where it must wait.
+
+        The rule is the owner's (`policy.slots`), and the owner has applied it: ``keeps`` are the steps that
+        it still has itself. What it has overwritten may go here too, but for ``base``, the step that all
+        went back to last: an owner that is new keeps nothing, and this may be the only copy.
+        """
+        held = self.held()
+        if not held or self.writing:
+            return None
+        index = slot_for(len(held), step, held)
+        given_up = held[index] not in keeps and held[index] != base
+        return index if given_up or may_overwrite(len(held), step, held, committed) else None
+
+    def newer(self, step: int, generation: int) -> bool:
+        """Whether something is here that may still be wanted after ``step`` is committed in
+        ``generation``."""
+        headers = [header for one in self.slots.values() if (header := one.header) is not None]
+        return bool(self.writing) or any(h.generation == generation and h.step >= step for h in headers)
+
+    def find(self, step: int) -> tuple[Slot, Header] | None:
+        """The complete copy of ``step``."""
+        for one in self.slots.values():
+            header = one.header
+            if header is not None and header.complete and header.step == step:
+                return one, header
+        return None
+
+
+class Folder:
+    """All shelves of a node. Hold ``lock`` around everything but `ensure`, which takes it when it needs
+    it."""
+
+    def __init__(self, path: Path, lock: threading.Condition) -> None:
+        self.path = path
+        self._lock = lock
+        self._growing = threading.Lock()  # touching gigabytes takes seconds: not under the lock of all
+        self.shelves: list[Shelf] = []
+        self._layouts: dict[str, int] = {}  # digest: the newest generation that asked for it
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._adopt()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shelf.nbytes for shelf in self.shelves)
+
+    def look(self) -> None:
+        """Forget shelves whose files somebody has removed: that memory is lost, though we still have it
+        mapped."""
+        for shelf in list(self.shelves):
+            if not all(one.path.exists() for one in shelf.slots.values()):
+                self._drop(shelf, list(shelf.slots))
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def shelf(self, shard: str, world: int, nbytes: int = 0) -> Shelf | None:
+        """The shelf of a shard with room for ``nbytes``; of several, that which was asked for last."""
+        fitting = [s for s in self.shelves if (s.shard, s.world) == (shard, world) and s.capacity >= nbytes]
+        return max(fitting, key=lambda s: (s.generation, -s.capacity), default=None)
+
+    def find(self, shard: str, step: int, world: int | None = None) -> tuple[Slot, Header] | None:
+        """The complete copy of a shard at ``step``; of several, that of the newest generation."""
+        self.look()
+        found = [
+            copy
+            for shelf in self.shelves
+            if shelf.shard == shard and world in (None, shelf.world) and (copy := shelf.find(step))
+        ]
+        return max(found, key=lambda copy: copy[1].generation, default=None)
+
+    def copies(self, place: int) -> list[Copy]:
+        """All complete copies."""
+        self.look()
+        found: dict[tuple[str, int, int], Header] = {}
+        for shelf in self.shelves:
+            for one in shelf.slots.values():
+                header = one.header
+                if header is None or not header.complete:
+                    continue
+                key = (header.shard, header.step, header.world)
+                if key not in found or found[key].generation < header.generation:
+                    found[key] = header
+        return [
+            Copy(
+                place,
+                h.shard,
+                h.step,
+                h.world,
+                h.has_shared,
+                h.generation,
+                h.layout,
+                h.nbytes,
+                h.checksum,
+            )
+            for h in found.values()
+        ]
+
+    def ensure(
+        self, shard: str, world: int, nbytes: int, count: int, generation: int, committed: int
+    ) -> Shelf:
+        """The shelf of a shard with ``count`` slots for ``nbytes`` each, made where it is missing.
+
+        Raises:
+            UserError: it does not fit; with the sum.
+        """
+        with self._growing:
+            with self._lock:
+                self.look()
+                shelf = self.shelf(shard, world, nbytes)
+                if shelf is None:
+                    shelf = Shelf(slots.require_name(shard), world, nbytes)
+                missing = [index for index in range(count) if index not in shelf.slots]
+            if missing:
+                more = len(missing) * (slots.HEADER + shelf.capacity)
+                self.require(more, partial(self._sum, shelf, count), world, committed)
+            for index in missing:
+                path = self.path / slots.file_name(shard, world, shelf.capacity, index)
+                path.unlink(missing_ok=True)
+                try:
+                    made = Slot.create(path, shard, world, shelf.capacity)
+                except OSError as error:
+                    raise UserError(
+                        f"{self._sum(shelf, count)}, and that failed: {error.strerror or error}"
+                    ) from error
+                with self._lock:
+                    shelf.slots[index] = made
+            with self._lock:
+                for other in self.shelves:
+                    if (other.shard, other.world) == (shard, world):
+                        other.generation = min(other.generation, generation - 1)
+                shelf.generation = generation
+                if shelf not in self.shelves:
+                    self.shelves.append(shelf)
+            return shelf
+
+    def retire(self, step: int, generation: int) -> list[Slot]:
+        """``step`` is committed in ``generation``: shelves that nobody asked for in it go, and layouts of
+        none.
+
+        The slots that were theirs are returned, to be closed without the lock: that gives gigabytes back.
+        """
+        gone = [s for s in self.shelves if s.generation < generation and not s.newer(step, generation)]
+        self.shelves = [shelf for shelf in self.shelves if shelf not in gone]
+        used = {
+            header.layout
+            for shelf in self.shelves
+            for one in shelf.slots.values()
+            if (header := one.header) is not None
+        }
+        for digest, since in list(self._layouts.items()):
+            if since < generation and digest not in used:
+                del self._layouts[digest]
+                self._layout(digest).unlink(missing_ok=True)
+        dropped = [one for shelf in gone for one in shelf.slots.values()]
+        for one in dropped:
+            one.path.unlink(missing_ok=True)
+        return dropped
+
+    def keep_layout(self, digest: str, blob: bytes, generation: int) -> None:
+        """Keep a layout under its digest.
+
+        Raises:
+            ValueError: it is not that of ``blob``.
+        """
+        if xxhash.xxh3_128_hexdigest(blob) != digest:
+            raise ValueError(f"a layout of {len(blob)} bytes does not have the digest {digest!r}")
+        path = self._layout(digest)
+        draft = path.with_name(f".{path.name}.{threading.get_ident()}")
+        draft.write_bytes(blob)
+        draft.replace(path)
+        self._layouts[digest] = generation
+
+    def layout(self, digest: str) -> bytes | None:
+        """The layout with this digest; None where it is not here, or is not what its digest says."""
+        try:
+            blob = self._layout(digest).read_bytes()
+        except (OSError, ValueError):
+            return None
+        return blob if xxhash.xxh3_128_hexdigest(blob) == digest else None
+
+    def _layout(self, digest: str) -> Path:
+        return self.path / f"layout-{slots.require_name(digest)}"
+
+    def close(self) -> None:
+        """Unmap all."""
+        for shelf in self.shelves:
+            for one in shelf.slots.values():
+                one.close()
+
+    def require(self, more: int, told: Callable[[], str], world: int, committed: int) -> None:
+        """Refuse ``more`` bytes that are not there.
+
+        Raises:
+            UserError: ``told()``, what is missing and what there is.
+        """
+        if more <= room.free(self.path)[0]:
+            return
+        with self._lock:
+            # Left over of another size of the job, and older than a committed step: nobody wants them any
+            # more.
+            for other in [shelf for shelf in self.shelves if shelf.world != world]:
+                steps = other.held()
+                self._drop(
+                    other, [i for i, s in enumerate(steps) if s < committed and i not in other.writing]
+                )
+        free, bound = room.free(self.path)
+        if more > free:
+            raise UserError(
+                f"{told()}; {fit.amount(more)} more are needed, and {fit.amount(free)} are {bound}: "
+                f"use fewer copies or slots, or machines with more memory"
+            )
+
+    def _sum(self, shelf: Shelf, count: int) -> str:
+        with self._lock:
+            others = sum(other.nbytes for other in self.shelves if other is not shelf)
+        return (
+            f"checkpoints in memory: shard {shelf.shard!r} needs {count} slots x "
+            f"{fit.amount(slots.HEADER + shelf.capacity)} beside {fit.amount(others)} of other shards "
+            f"on this node"
+        )
+
+    def _drop(self, shelf: Shelf, indices: list[int]) -> None:
+        if len(indices) < len(shelf.slots):
+            return self._shrink(shelf, indices)
+        for one in shelf.slots.values():
+            one.path.unlink(missing_ok=True)
+            one.close()
+        if shelf in self.shelves:
+            self.shelves.remove(shelf)
+
+    def _shrink(self, shelf: Shelf, indices: list[int]) -> None:
+        kept = [one for index, one in sorted(shelf.slots.items()) if index not in indices]
+        for index in indices:
+            shelf.slots[index].path.unlink(missing_ok=True)
+            shelf.slots[index].close()
+        # Slots are numbered without gaps: those that stay move down.
+        shelf.slots = {}
+        for index, one in enumerate(kept):
+            target = one.path.with_name(slots.file_name(shelf.shard, shelf.world, shelf.capacity, index))
+            one.path.rename(target)
+            one.path = target
+            shelf.slots[index] = one
+
+    def _adopt(self) -> None:
+        """Take over what an earlier service left; what is no slot of ours goes."""
+        for path in self.path.glob("layout-*"):
+            self._layouts[path.name.removeprefix("layout-")] = -1
+        for path in sorted(self.path.glob("*.slot")):
+            header = slots.read_header(path)
+            with contextlib.suppress(OSError, ValueError, CopyError):
+                shard, world, capacity, index, _ = path.name.split(".")
+                if header is None or (header.shard, header.capacity) != (shard, int(capacity)):
+                    raise CopyError
+                shelf = self.shelf(shard, int(world))
+                if shelf is None or shelf.capacity != int(capacity):
+                    shelf = Shelf(shard, int(world), int(capacity))
+                    self.shelves.append(shelf)
+                shelf.slots[len(shelf.slots)] = Slot.open(path, touch=False)
+                if int(index) != len(shelf.slots) - 1:
+                    self._shrink(shelf, [])
+                continue
+            path.unlink(missing_ok=True)

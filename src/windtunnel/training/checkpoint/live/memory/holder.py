@@ -1,0 +1,169 @@
+"""What peers ask of a node: to hold copies (PREPARE, LAYOUT, PUT), and to read them (LIST, GET).
+
+A PUT is refused if its generation is not the one in force, at its begin and again before its slot is declared
+complete; so nobody who was fenced can leave anything behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import asdict
+
+from windtunnel.training.checkpoint.live import slot as slots
+from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory.folder import Shelf
+from windtunnel.training.checkpoint.live.memory.serve import Handler, Message
+from windtunnel.training.checkpoint.live.memory.state import Refused, State
+from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.survive.live import wire
+
+LARGEST_LAYOUT = 256 << 20
+
+
+class Holder:
+    """The handlers of these requests. A newer PUT of a shard displaces an older one that is still under way:
+    its sender has come back on a new connection."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._under_way: dict[int, socket.socket] = {}  # by the id of the shelf
+        self.handlers: dict[str, Handler] = {
+            "prepare": self._prepare,
+            "layout": self._take_layout,
+            "layout?": self._give_layout,
+            "put": self._put,
+            "get": self._get,
+            "list": self._list,
+        }
+
+    def _prepare(self, sock: socket.socket, message: Message, following: int) -> Message:
+        wire.skip(sock, following)
+        state = self._state
+        state.require(message["generation"])
+        self._ensure(message["shard"], message["world"], message["capacity"], message)
+        return {"answer": "ready"}
+
+    def _ensure(self, shard: str, world: int, capacity: int, message: Message) -> Shelf:
+        state = self._state
+        return state.folder.ensure(
+            shard, world, capacity, message["slots"], message["generation"], state.committed
+        )
+
+    def _take_layout(self, sock: socket.socket, message: Message, following: int) -> Message:
+        if following > LARGEST_LAYOUT:
+            raise wire.WireError(f"a layout of {following} bytes")
+        blob = bytearray(following)
+        wire.fill(sock, memoryview(blob))
+        self._state.require(message["generation"])
+        self._state.folder.keep_layout(message["digest"], bytes(blob), message["generation"])
+        return {"answer": "kept"}
+
+    def _give_layout(self, sock: socket.socket, message: Message, following: int) -> None:
+        wire.skip(sock, following)
+        blob = self._state.folder.layout(message["digest"])
+        if blob is None:
+            raise Refused("copy", f"layout {message['digest']} is not here")
+        wire.send(sock, {"answer": "layout"}, blob)
+
+    def _list(self, sock: socket.socket, message: Message, following: int) -> Message:
+        wire.skip(sock, following)
+        state = self._state
+        with state.changed:
+            place = -1 if state.place is None else state.place
+            return {"copies": [asdict(copy) for copy in state.folder.copies(place)]}
+
+    def _get(self, sock: socket.socket, message: Message, following: int) -> None:
+        wire.skip(sock, following)
+        shard, step, state = message["shard"], message["step"], self._state
+        with state.changed:
+            found = state.folder.find(shard, step, message.get("world"))
+            if found is None:
+                raise Refused("copy", f"{shard} of step {step} is not here")
+            file = open(found[0].path, "rb", buffering=0)  # noqa: SIM115 (used after the lock is released)
+        with file:
+            header = asdict(found[1])
+            wire.send(sock, header)
+            # If the slot is overwritten meanwhile the reader's checksum will say so.
+            transfer.send_range(sock, file, 0, found[1].nbytes)
+
+    def _put(self, sock: socket.socket, message: Message, following: int) -> Message | None:
+        wire.skip(sock, following)
+        state, generation = self._state, message["generation"]
+        shard, step, world, has_shared, born, layout, nbytes, checksum = message["header"]
+        state.require(generation)
+        if state.folder.layout(layout) is None:
+            return {"answer": "layout"}
+        shelf = self._ensure(shard, world, message["capacity"], message)
+        if self._verified(shelf, step, checksum):
+            return {"answer": "have"}
+        if state.saves(shard) and world == state.world:
+            return {"answer": "wait"}  # a rank of this node saves it itself, and will have it
+        target = self._take(shelf, message, step, sock)
+        if target is None:
+            return {"answer": "wait"}
+        index, slot = target
+        try:
+            slot.begin(
+                step, nbytes=nbytes, world=world, has_shared=has_shared, generation=born, layout=layout
+            )
+            wire.send(sock, {"answer": "go"})
+            with slot.data as data:
+                arrived = transfer.receive_chunks(sock, data)
+            if arrived is None:
+                return None
+            if arrived != checksum:
+                return {"answer": "torn"}
+            with state.changed:
+                if state.generation != generation or self._under_way.get(id(shelf)) is not sock:
+                    raise Refused("stale", f"generation {generation} is over, {state.generation} is in force")
+                slot.complete(checksum)
+            return {"answer": "complete"}
+        finally:
+            with state.changed:
+                del shelf.writing[index]
+                if self._under_way.get(id(shelf)) is sock:
+                    del self._under_way[id(shelf)]
+                state.changed.notify_all()
+
+    def _take(
+        self, shelf: Shelf, message: Message, step: int, sock: socket.socket
+    ) -> tuple[int, Slot] | None:
+        """The slot for ``step``, marked as being written; None if it did not become free in time."""
+        state, generation = self._state, message["generation"]
+        end = time.monotonic() + state.limits.slot
+        with state.changed:
+            while True:
+                if state.generation != generation or state.closed:
+                    raise Refused("stale", f"generation {generation} is over, {state.generation} is in force")
+                other = self._under_way.get(id(shelf))
+                committed = max(state.committed, message["committed"])
+                base = max(state.base, message["base"])
+                index = shelf.target(step, committed, base, message["keeps"]) if other is None else None
+                if index is not None:
+                    shelf.writing[index] = step
+                    self._under_way[id(shelf)] = sock
+                    return index, shelf.slots[index]
+                if other is not None:
+                    with contextlib.suppress(OSError):
+                        other.shutdown(socket.SHUT_RDWR)
+                left = end - time.monotonic()
+                if left <= 0:
+                    return None
+                state.changed.wait(left)
+
+    def _verified(self, shelf: Shelf, step: int, checksum: str) -> bool:
+        """Whether that very copy is here. It is read for this: what a peer counts on shall be true."""
+        with self._state.changed:
+            found = shelf.find(step)
+        if found is None or found[1].checksum != checksum:
+            return False
+        with found[0].data as data:
+            return slots.checksum_of(data) == checksum and found[0].header == found[1]
+
+    def cut(self) -> None:
+        """Copies that are under way belong to a generation that is over."""
+        for sock in list(self._under_way.values()):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

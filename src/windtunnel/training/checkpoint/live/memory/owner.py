@@ -1,0 +1,338 @@
+"""What the ranks of a node ask of its memory service: slots, and that what they saved be replicated.
+
+A rank reserves slots for its shards, writes to them by itself (it maps the files), and says `saved`. The
+service sends the slot to the nodes that hold copies of this node's shards, and when all shards that the rank
+reserved are where they are to be, it posts the step for the rank; all ranks' posts together commit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from windtunnel.training.checkpoint.live import slot as slots
+from windtunnel.training.checkpoint.live.memory import transfer
+from windtunnel.training.checkpoint.live.memory.folder import Shelf
+from windtunnel.training.checkpoint.live.memory.pacing import Pace, Pacer
+from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Sender
+from windtunnel.training.checkpoint.live.memory.serve import Handler, Message
+from windtunnel.training.checkpoint.live.memory.state import Board, Refused, Spec, State
+from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.policy import fit
+from windtunnel.training.checkpoint.policy.placement import Kind, place
+from windtunnel.training.checkpoint.policy.slots import EMPTY, require
+from windtunnel.training.survive.live import wire
+from windtunnel.training.survive.model import Node
+
+ALLOCATION = 1e8
+"""Bytes/s at which memory is taken and touched at the very least."""
+TRAFFIC_KEPT = 64
+
+
+class Owner:
+    """The handlers of these requests, and the senders. ``outgoing``: own address for connections to peers."""
+
+    def __init__(self, state: State, pacer: Pacer, outgoing: str) -> None:
+        self._state, self._pacer, self._outgoing = state, pacer, outgoing
+        self._senders: dict[int, Sender] = {}
+        self._reserved: dict[tuple[int, str], Message] = {}  # by rank and shard; also of earlier generations
+        self._traffic: dict[int, list[int]] = {}
+        self.handlers: dict[str, Handler] = {
+            op: self._told(handler)
+            for op, handler in {
+                "hello": self._hello,
+                "saved": self._saved,
+                "wait": self._wait,
+                "restored": self._restored,
+                "window": self._window,
+                "locate": self._locate,
+                "health": self._health,
+                "traffic": self._give_traffic,
+            }.items()
+        }
+        self.handlers["reserve"] = self._reserve
+
+    @staticmethod
+    def _told(handler: Any) -> Handler:
+        """A handler of requests without raw bytes."""
+
+        def handle(sock: Any, message: Message, following: int) -> Message | None:
+            wire.skip(sock, following)
+            return handler(message)
+
+        return handle
+
+    def change(self, nodes: tuple[Node, ...]) -> None:
+        """A new generation of these nodes: what was being sent is cancelled."""
+        with self._state.changed:
+            self._pacer.forget()
+            self._traffic.clear()
+            for sender in self._senders.values():
+                sender.cancel()
+            for gone in self._senders.keys() - {node.id for node in nodes}:
+                self._senders.pop(gone).end()
+
+    def close(self) -> None:
+        """End all senders."""
+        with self._state.changed:
+            senders = list(self._senders.values())
+            self._senders.clear()
+        for sender in senders:
+            sender.end()
+        for sender in senders:
+            sender.join(2.0)
+
+    def _hello(self, message: Message) -> Message:
+        state = self._state
+        state.require(message["generation"])
+        board = state.folder.path / "committed"
+        with state.changed:
+            if not board.exists():  # somebody wiped this memory
+                state.board = Board(board, create=True)
+                state.board.write(state.committed)
+        return {"board": str(board)}
+
+    def _reserve(self, sock: Any, message: Message, following: int) -> Message:
+        blob = bytearray(following)
+        wire.fill(sock, memoryview(blob))
+        state, rank, generation = self._state, message["rank"], message["generation"]
+        state.require(generation)
+        nbytes: dict[str, int] = message["nbytes"]
+        require(message["slots"])
+        with state.changed:
+            holders = self._holders(rank, message)
+            spec = state.specs.get(rank) or Spec({}, frozenset(), 0, 0, ())
+            shards = frozenset(nbytes)
+            spec = Spec(
+                {**spec.nbytes, **nbytes},
+                spec.alone - shards if holders else spec.alone | shards,
+                message["slots"],
+                max(message["copies"], spec.copies),
+                holders or spec.holders,
+            )
+            if holders:
+                self._pacer.configure(Pace(**message["pace"]))
+        self._require(rank, spec)
+        digest = message["layout"]
+        state.folder.keep_layout(digest, bytes(blob), generation)
+        paths = {}
+        for shard, count in nbytes.items():
+            shelf = state.folder.ensure(
+                shard, state.world, count, message["slots"], generation, state.committed
+            )
+            paths[shard] = [str(one.path) for _, one in sorted(shelf.slots.items())]
+            for node in holders:
+                self._prepare(node, shard, shelf, message)
+        state.require(generation)
+        with state.changed:
+            state.specs[rank] = spec
+            for shard in nbytes:
+                self._reserved[rank, shard] = message
+        return {"paths": paths, "holders": list(holders)}
+
+    def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
+        """Ids of the nodes that hold the rank's copies, the own node left out."""
+        membership = self._state.membership
+        assert membership is not None
+        count = len(membership.nodes)
+        kind: Kind = message["placement"].get("kind", "mixed")
+        # A job that has shrunk goes on with what is possible.
+        copies = min(message["copies"], count)
+        if kind == "group" and count % copies:
+            kind = "mixed"
+        domains = message["placement"].get("domains") or [node.domain for node in membership.nodes]
+        if kind == "domains" and len(domains) != count:
+            domains = [node.domain for node in membership.nodes]
+        holders = place(count, copies, kind, domains).holders[rank // membership.per_node]
+        return tuple(membership.nodes[at].id for at in holders[1:])
+
+    def _require(self, rank: int, spec: Spec) -> None:
+        """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones.
+
+        Raises:
+            UserError: with the sum.
+        """
+        state = self._state
+        with state.changed:
+            specs = [*(other for at, other in state.specs.items() if at != rank), spec]
+            world = state.world
+            here = sum(shelf.nbytes for shelf in state.folder.shelves if shelf.world == world)
+        own = sum(sum(one.nbytes.values()) for one in specs)
+        held = sum(
+            n * len(one.holders) for one in specs for shard, n in one.nbytes.items() if shard not in one.alone
+        )
+        headers = spec.slots * slots.HEADER * sum(len(one.nbytes) * (1 + len(one.holders)) for one in specs)
+        more = fit.needed(own, held, spec.slots, headers) - here
+        if more > 0:
+            told = fit.explain(own, held, spec.slots, headers)
+            state.folder.require(
+                more, lambda: f"checkpoints in memory need {told} on this node", world, state.committed
+            )
+
+    def _prepare(self, node: int, shard: str, shelf: Shelf, message: Message) -> None:
+        """Have a holder take the memory for its copy now. One that does not answer is the membership's
+        matter."""
+        state = self._state
+        fields = {
+            "op": "prepare",
+            "generation": message["generation"],
+            "shard": shard,
+            "world": shelf.world,
+            "capacity": shelf.capacity,
+            "slots": message["slots"],
+        }
+        limits = state.limits
+        try:
+            with transfer.connect(self._address(node), limits.connect, self._outgoing) as sock:
+                sock.settimeout(
+                    limits.silence + limits.membership + message["slots"] * shelf.capacity / ALLOCATION
+                )
+                answer = transfer.ask(sock, fields)
+        except (OSError, wire.WireError) as error:
+            state.context.event("note", text=f"node {node} does not prepare for {shard}: {error}")
+            return
+        if answer.get("error") == "user":
+            raise Refused("user", f"node {node}, which is to hold a copy: {answer['text']}")
+
+    def _address(self, node: int) -> str:
+        membership = self._state.membership
+        for one in membership.nodes if membership else ():
+            if one.id == node:
+                return one.memory
+        raise Refused("stale", f"node {node} is not in the job")
+
+    def _saved(self, message: Message) -> Message:
+        state, rank, shard, step = self._state, message["rank"], message["shard"], message["step"]
+        state.require(message["generation"])
+        with state.changed:
+            spec = state.specs.get(rank)
+            shelf = state.folder.shelf(shard, state.world, spec.nbytes.get(shard, 0)) if spec else None
+            if spec is None or shelf is None or message["slot"] not in shelf.slots:
+                raise Refused("copy", f"rank {rank} has not reserved a slot {message['slot']} of {shard}")
+            one = shelf.slots[message["slot"]]
+        header = one.header
+        if header is None or header.step != step:
+            raise Refused("copy", f"{one.path} does not hold step {step}")
+        if not header.complete:
+            with one.data as data:
+                one.complete(slots.checksum_of(data))
+            header = one.header
+            assert header is not None
+        alone = not message["replicate"] or shard in spec.alone
+        holders = () if alone else spec.holders
+        with state.changed:
+            if state.generation == message["generation"]:
+                state.ledger.saved(rank, step, shard, state.node.id, holders)
+                for node in holders:
+                    self._send(node, self._delivery(one.path, header, spec.slots, rank, shelf))
+        self._post_if_done(rank, step)
+        return {"committed": state.committed}
+
+    def _delivery(self, path: Path, header: Header, count: int, rank: int, shelf: Shelf) -> Delivery:
+        def keeps() -> list[int]:
+            return [step for step in shelf.held() if step not in (EMPTY, header.step)]
+
+        return Delivery(path, header, count, rank, self._state.generation, keeps, self._delivered)
+
+    def _send(self, node: int, delivery: Delivery) -> None:
+        state = self._state
+        if node not in self._senders:
+            membership = state.membership
+            assert membership is not None
+            target = next(one for one in membership.nodes if one.id == node)
+            self._senders[node] = Sender(
+                target,
+                self._pacer,
+                state.limits,
+                lambda: (state.committed, state.base),
+                state.folder.layout,
+                self._outgoing,
+            )
+        self._senders[node].add(delivery)
+
+    def _delivered(self, delivery: Delivery, node: int, verdict: str) -> None:
+        state, header = self._state, delivery.header
+        if verdict not in ("complete", "have"):
+            text = f"{header.shard} of step {header.step} did not reach node {node}: {verdict}"
+            state.context.event("note", text=text)
+            return
+        with state.changed:
+            if delivery.generation != state.generation:
+                return
+            sent = self._traffic.setdefault(header.step, [0, 0])
+            sent[0] += delivery.sent
+            sent[1] += delivery.inside
+            while len(self._traffic) > TRAFFIC_KEPT:
+                del self._traffic[min(self._traffic)]
+            state.ledger.arrived(delivery.rank, header.step, header.shard, node)
+            if header.step == state.committed and header.shard in state.holders:
+                state.holders[header.shard] |= {node}
+            state.changed.notify_all()
+        self._post_if_done(delivery.rank, header.step)
+
+    def _post_if_done(self, rank: int, step: int) -> None:
+        state = self._state
+        with state.changed:
+            spec = state.specs.get(rank)
+            holders = state.ledger.done(rank, step, spec.nbytes) if spec else None
+            generation = state.generation
+        if holders is not None:
+            state.context.post(f"checkpoint/{step}/{generation}", rank, holders)
+
+    def _wait(self, message: Message) -> Message:
+        state, step = self._state, message["step"]
+        end = time.monotonic() + message["seconds"]
+        with state.changed:
+            while state.committed < step and state.generation == message["generation"] and not state.closed:
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                state.changed.wait(left)
+            return {"committed": state.committed >= step}
+
+    def _restored(self, message: Message) -> Message:
+        """All ranks go on from a step: what its copies lack is sent again, before the next save."""
+        state, rank, step = self._state, message["rank"], message["step"]
+        state.require(message["generation"])
+        state.go_back(step)
+        count = 0
+        with state.changed:
+            for (at, shard), asked in self._reserved.items():
+                shelf = state.folder.shelf(shard, state.world)
+                found = shelf.find(step) if shelf else None
+                if at != rank or shelf is None or found is None:
+                    continue  # of another world, or this machine is new
+                for node in self._holders(rank, asked):
+                    delivery = self._delivery(found[0].path, found[1], len(shelf.slots), rank, shelf)
+                    self._send(node, delivery)
+                    count += 1
+        return {"copies": count}
+
+    def _window(self, message: Message) -> None:
+        with contextlib.suppress(KeyError, TypeError):
+            if message["generation"] == self._state.generation:
+                self._pacer.window(message["rank"], message["until"])
+
+    def _locate(self, message: Message) -> Message:
+        """Where a place's copies are read: its address, and for this node's own the slot's file."""
+        state, wanted = self._state, message["place"]
+        with state.changed:
+            if wanted is None or wanted == state.place:
+                found = state.folder.find(message["shard"], message["step"], message.get("world"))
+                if found is None:
+                    raise CopyError(f"{message['shard']} of step {message['step']} is not here")
+                return {"path": str(found[0].path), "header": asdict(found[1])}
+            nodes = state.membership.nodes if state.membership else ()
+            if not isinstance(wanted, int) or not 0 <= wanted < len(nodes):
+                raise CopyError(f"there is no place {wanted!r}")
+            return {"address": nodes[wanted].memory, "outgoing": self._outgoing}
+
+    def _health(self, message: Message) -> Message:
+        return asdict(self._state.health())
+
+    def _give_traffic(self, message: Message) -> Message:
+        with self._state.changed:
+            return {"steps": [[step, *sent] for step, sent in sorted(self._traffic.items())]}

@@ -1,0 +1,187 @@
+"""What the parts of a memory service share: the membership, the slots, what is committed, and the one
+lock."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.training.checkpoint.live.memory.folder import Folder
+from windtunnel.training.checkpoint.live.memory.ledger import Ledger, merged, replication
+from windtunnel.training.checkpoint.live.memory.replicate import Limits
+from windtunnel.training.checkpoint.live.slot import Slot
+from windtunnel.training.checkpoint.model import Health
+from windtunnel.training.survive.model import Membership, Node
+
+_BOARD = struct.Struct("<qq")
+
+
+class Context(Protocol):
+    """What a memory service needs of the agent around it. Called from any thread, never under a lock."""
+
+    def post(self, key: str, rank: int, value: Any) -> None:
+        """Contribute to an agreement, on behalf of a rank of this node."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """For the run's log."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error. ``kind``: "stale", "late", "copy", "timeout" or "user"."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a rank reserved. ``nbytes``: of its shards. ``alone``: those of them that this rank does not
+    replicate. ``holders``: ids of the nodes that hold copies of its shards, without the own node."""
+
+    nbytes: dict[str, int]
+    alone: frozenset[str]
+    slots: int
+    copies: int
+    holders: tuple[int, ...]
+
+
+class Board:
+    """The newest committed step, in a file that trainers map: they look without asking.
+
+    The number is there twice; a reader that finds two different ones looks again.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o600)
+        try:
+            if create:
+                os.ftruncate(fd, _BOARD.size)
+            self._map = mmap.mmap(fd, _BOARD.size)
+        finally:
+            os.close(fd)
+        if create:
+            self.write(-1)
+
+    def write(self, step: int) -> None:
+        """The number for all to see."""
+        self._map[: _BOARD.size] = _BOARD.pack(step, step)
+
+    def read(self) -> int:
+        """The number now."""
+        while True:
+            first, second = _BOARD.unpack(self._map[: _BOARD.size])
+            if first == second:
+                return int(first)
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._map.close()
+
+
+class State:
+    """Hold ``changed`` (a condition that is notified after every change) around what is not a method."""
+
+    def __init__(self, path: Path, context: Context, limits: Limits) -> None:
+        self.changed = threading.Condition()
+        self.folder = Folder(path, self.changed)
+        self.context = context
+        self.limits = limits
+        self.board = Board(path / "committed", create=True)
+        self.membership: Membership | None = None
+        self.place: int | None = None
+        self.committed = -1
+        self.base = -1  # the step that all went back to last
+        self.committed_at: float | None = None
+        self.holders: dict[str, frozenset[int]] = {}
+        self.specs: dict[int, Spec] = {}
+        self.ledger = Ledger()
+        self.closed = False
+
+    @property
+    def generation(self) -> int:
+        return -1 if self.membership is None else self.membership.generation
+
+    @property
+    def world(self) -> int:
+        return 0 if self.membership is None else self.membership.world
+
+    @property
+    def node(self) -> Node:
+        """This node. Only while it has a place."""
+        if self.membership is None or self.place is None:
+            raise Refused("stale", "this node has no place in the job")
+        return self.membership.nodes[self.place]
+
+    def saves(self, shard: str) -> bool:
+        """Whether a rank of this node saves ``shard``."""
+        with self.changed:
+            return any(shard in spec.nbytes for spec in self.specs.values())
+
+    def require(self, generation: int) -> None:
+        """Go on only in ``generation``; wait for word of a newer one.
+
+        Raises:
+            Refused: another generation is in force.
+        """
+        end = time.monotonic() + self.limits.membership
+        with self.changed:
+            while self.generation < generation and not self.closed:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise Refused("late", f"generation {generation} is not known here yet")
+                self.changed.wait(left)
+            if self.generation != generation or self.closed:
+                raise Refused("stale", f"generation {generation} is over, {self.generation} is in force")
+
+    def change(self, membership: Membership, place: int | None) -> None:
+        """A new generation: what was under way in the old one is void; slots stay."""
+        with self.changed:
+            self.membership, self.place = membership, place
+            self.specs = {}
+            self.ledger = Ledger()
+            self.changed.notify_all()
+
+    def commit(self, step: int, values: dict[Any, Any]) -> bool:
+        """All ranks have posted ``step`` in this generation; whether that is news."""
+        with self.changed:
+            if step < self.committed:
+                return False
+            self.holders = merged(values.values())
+            self._set(step, time.time())
+            dropped = self.folder.retire(step, self.generation)
+        if dropped:
+            threading.Thread(target=_close, args=(dropped,), name="retired", daemon=True).start()
+        return True
+
+    def go_back(self, step: int) -> None:
+        """All ranks go on from ``step``: whatever lies after it is of an abandoned course."""
+        with self.changed:
+            self.base = step
+            if step != self.committed:
+                self.holders = {}
+                self._set(step, None if step < 0 else time.time())
+
+    def health(self) -> Health:
+        """How well the present state is kept, as far as it is known here."""
+        with self.changed:
+            alive = [node.id for node in self.membership.nodes] if self.membership else []
+            wanted = max((spec.copies for spec in self.specs.values()), default=0)
+            age = None if self.committed_at is None else max(0.0, time.time() - self.committed_at)
+            return Health(self.committed, replication(self.holders, alive), wanted, self.folder.nbytes, age)
+
+    def _set(self, step: int, at: float | None) -> None:
+        self.committed, self.committed_at = step, at
+        self.board.write(step)
+        self.changed.notify_all()
+
+
+def _close(dropped: list[Slot]) -> None:
+    for one in dropped:
+        one.close()

@@ -1,0 +1,187 @@
+"""Nodes with real memory services in one process, and a control plane that agrees as the supervisor does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
+from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
+from windtunnel.training.survive.model import Membership, Node
+
+LAYOUT = b'{"some": "layout"}'
+DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
+QUICK = Limits(connect=1.0, silence=5.0, membership=3.0, slot=0.3, pause=0.05)
+
+
+def eventually(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
+    """Wait until ``condition`` holds."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, "this did not come about"
+        time.sleep(0.005)
+    return value
+
+
+def content(shard: str, step: int, nbytes: int) -> bytes:
+    """What a shard consists of at a step: different everywhere."""
+    seed = f"{shard}/{step}/".encode()
+    return (seed * (nbytes // len(seed) + 1))[:nbytes]
+
+
+def fill(slot: Slot, shard: str, step: int, nbytes: int, world: int, generation: int, **other: Any) -> str:
+    """Write a step to a slot as a trainer does."""
+    about = {"has_shared": False, "layout": DIGEST, **other}
+    slot.begin(step, nbytes=nbytes, world=world, generation=generation, **about)
+    data = slot.data
+    data[:] = content(shard, step, nbytes)
+    checksum = checksum_of(data)
+    slot.complete(checksum)
+    return checksum
+
+
+class Context:
+    """An agent, as a memory service sees it."""
+
+    def __init__(self, cluster: Cluster, node: int) -> None:
+        self.cluster, self.node = cluster, node
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def post(self, key: str, rank: int, value: Any) -> None:
+        self.cluster.post(key, rank, value)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+
+class Cluster:
+    """``nodes`` machines with ``per_node`` ranks each. Node ids are never used again."""
+
+    def __init__(self, folder: Path, nodes: int, per_node: int = 1, limits: Limits = QUICK) -> None:
+        self.folder, self.per_node, self.limits = folder, per_node, limits
+        self.lock = threading.RLock()
+        self.posts: dict[str, dict[int, Any]] = {}
+        self.decided: list[str] = []
+        self.deaf: set[str] = set()  # keys that are never decided
+        self.services: dict[int, MemoryService] = {}
+        self.contexts: dict[int, Context] = {}
+        self.places: list[int] = []
+        self.next = 0
+        self.generation = 0
+        self.ranks: list[LocalMemory] = []
+        self.slots: dict[tuple[int, str], list[Slot]] = {}
+        self.form([self.start() for _ in range(nodes)])
+
+    def start(self) -> int:
+        """A new machine."""
+        node, self.next = self.next, self.next + 1
+        self.contexts[node] = Context(self, node)
+        folder = self.folder / f"n{node}"
+        self.services[node] = MemoryService(
+            folder, "127.0.0.1", context=self.contexts[node], limits=self.limits
+        )
+        return node
+
+    def stop(self, node: int, wipe: bool = True) -> None:
+        """Lose a machine."""
+        self.services.pop(node).close(wipe)
+
+    def form(self, places: list[int]) -> Membership:
+        """A new generation."""
+        self.generation += 1
+        nodes = tuple(Node(node, "127.0.0.1", self.services[node].address) for node in places)
+        self.membership = Membership(self.generation, 1, nodes, self.per_node, "", "test")
+        with self.lock:
+            self.places, self.posts = places, {}
+        for node, service in self.services.items():
+            service.membership(self.membership, places.index(node) if node in places else None)
+        for memory in self.ranks:
+            memory.close()
+        self.ranks = [
+            LocalMemory(self.services[places[r // self.per_node]].path, r, self.generation, 10.0)
+            for r in range(self.world)
+        ]
+        self.slots = {}
+        return self.membership
+
+    @property
+    def world(self) -> int:
+        return len(self.places) * self.per_node
+
+    def service(self, place: int) -> MemoryService:
+        return self.services[self.places[place]]
+
+    def post(self, key: str, rank: int, value: Any) -> None:
+        with self.lock:
+            values = self.posts.setdefault(key, {})
+            values[rank] = value
+            if len(values) < self.world or key in self.deaf or key.rpartition("/")[2] != str(self.generation):
+                return
+            self.decided.append(key)
+            services = list(self.services.values())
+        for service in services:
+            service.decided(key, values)
+
+    def reserve(self, nbytes: int = 10_000, ranks: list[int] | None = None, **options: Any) -> None:
+        """All ranks at once, as they do."""
+        failed: list[Exception] = []
+
+        def one(rank: int) -> None:
+            shard = f"rank{rank}"
+            try:
+                self.slots[rank, shard] = self.ranks[rank].reserve(LAYOUT, {shard: nbytes}, **options)[shard]
+            except Exception as error:
+                failed.append(error)
+
+        together([lambda rank=rank: one(rank) for rank in ranks or range(self.world)])
+        if failed:
+            raise failed[0]
+
+    def save(
+        self, step: int, index: int, nbytes: int = 10_000, ranks: list[int] | None = None, **other: Any
+    ) -> None:
+        """Ranks save ``step`` to slot number ``index``."""
+        for rank in range(self.world) if ranks is None else ranks:
+            shard = f"rank{rank}"
+            fill(self.slots[rank, shard][index], shard, step, nbytes, self.world, self.generation, **other)
+            self.ranks[rank].saved(shard, index, step)
+
+    def wait(self, step: int, timeout: float = 20.0) -> None:
+        for memory in self.ranks:
+            assert memory.wait_committed(step, timeout)
+
+    def holders(self, shard: str, step: int) -> list[int]:
+        """Places with a copy that is complete and, read over the network, what it should be."""
+        found = []
+        for place, memory in enumerate(self.ranks[:: self.per_node]):
+            for copy in memory.copies():
+                if (copy.shard, copy.step) == (shard, step):
+                    into = memoryview(bytearray(copy.nbytes))
+                    address = self.service(place).address
+                    assert memory.fetch(address, shard, step, into, world=copy.world) == copy.checksum
+                    assert bytes(into) == content(shard, step, copy.nbytes)
+                    found.append(place)
+        return found
+
+    def close(self) -> None:
+        for memory in self.ranks:
+            memory.close()
+        for slots in self.slots.values():
+            for slot in slots:
+                slot.close()
+        for node in list(self.services):
+            self.stop(node)
+
+
+def together(tasks: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+        assert not thread.is_alive()

@@ -1,0 +1,292 @@
+"""Memory services that replicate, commit and repair, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from memory_cluster import DIGEST, LAYOUT, Cluster, content, eventually, fill
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError
+
+N = 10_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def make(*args: int, **options: object) -> Cluster:
+        made.append(Cluster(tmp_path / f"c{len(made)}", *args, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(4)
+    c.reserve(copies=2)
+    for step in range(5):
+        c.save(step, step % 2)
+        c.wait(step)
+    assert [c.holders(f"rank{r}", 4) for r in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [m.committed() for m in c.ranks] == [4] * 4
+    assert [kind for kind, _ in c.contexts[0].events].count("committed") == 5
+    assert not any(kind == "committed" for kind, _ in c.contexts[1].events)
+    health = c.ranks[3].health()
+    assert (health.committed, health.replication, health.wanted) == (4, 2, 2)
+    assert health.nbytes == 4 * (N + HEADER) and health.age is not None
+    assert c.ranks[1].layout(DIGEST) == LAYOUT
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_other_numbers_of_copies(cluster: Callable[..., Cluster], copies: int) -> None:
+    c = cluster(4)
+    c.reserve(copies=copies, placement={"kind": "ring"})
+    for step in range(3):
+        c.save(step, step % 2)
+        c.wait(step)
+    assert [len(c.holders(f"rank{r}", 2)) for r in range(4)] == [copies] * 4
+    assert c.ranks[0].health().replication == copies
+
+
+def test_several_ranks_of_a_node_and_shared_state(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2, 2)
+    c.reserve(copies=2)
+    shared = {}
+    for rank in (0, 2):
+        shared[rank] = c.ranks[rank].reserve(LAYOUT, {"shared": 500}, copies=1)["shared"]
+    for rank in (0, 2):
+        fill(shared[rank][0], "shared", 0, 500, 4, 1, has_shared=True)
+        c.ranks[rank].saved("shared", 0, 0, replicate=False)
+    c.save(0, 0, has_shared=True)
+    c.wait(0)
+    assert c.holders("shared", 0) == [0, 1]
+    assert [c.holders(f"rank{r}", 0) for r in range(4)] == [[0, 1]] * 4
+    assert c.ranks[0].health().replication == 2
+
+
+def test_service_makes_the_checksum_where_the_rank_did_not(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve()
+    for rank in range(2):
+        slot = c.slots[rank, f"rank{rank}"][0]
+        slot.begin(0, nbytes=N, world=2, has_shared=False, generation=1, layout=DIGEST)
+        slot.data[:] = content(f"rank{rank}", 0, N)
+        c.ranks[rank].saved(f"rank{rank}", 0, 0)
+    c.wait(0)
+    assert c.holders("rank1", 0) == [0, 1]
+
+
+def test_a_step_is_committed_only_when_every_rank_has_all_copies(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve()
+    c.save(0, 0, ranks=[0])
+    eventually(lambda: c.holders("rank0", 0) == [0, 1])
+    assert not c.ranks[0].wait_committed(0, 0.05)
+    c.save(0, 0, ranks=[1])
+    c.wait(0)
+
+
+def test_a_holder_keeps_the_committed_step_until_the_next_is(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve()
+    c.save(0, 0)
+    c.wait(0)
+    c.save(1, 1, ranks=[0])
+    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    # Rank 0 breaks the rule: its own copy of step 0 survives at the holder until step 1 is committed.
+    c.save(2, 1, ranks=[0])
+    c.holders("rank0", 2)
+    assert c.holders("rank0", 0) == [0, 1]
+    c.save(1, 1, ranks=[1])
+
+
+def test_lost_replicas_are_made_again_within_one_checkpoint(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(4)
+    c.reserve()
+    for step in (0, 1):
+        c.save(step, step)
+        c.wait(step)
+    c.stop(1)
+    c.form([0, c.start(), 2, 3])
+    assert c.ranks[0].health().replication == 1
+    assert c.ranks[3].health().replication == 1
+    # The step that all go back to: what the new machine should hold of others is sent to it.
+    for memory in c.ranks:
+        memory.restored(1)
+    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    # The new machine's own shard is read from its holder, and replicated when it saves.
+    into = memoryview(bytearray(N))
+    c.ranks[1].fetch(0, "rank1", 1, into)
+    assert bytes(into) == content("rank1", 1, N)
+    c.reserve()
+    assert [slot.header.step for slot in c.slots[0, "rank0"] if slot.header] == [0, 1]
+    c.save(2, 0)
+    c.wait(2)
+    assert [len(c.holders(f"rank{r}", 2)) for r in range(4)] == [2] * 4
+    assert [m.health().replication for m in c.ranks] == [2] * 4
+
+
+def test_a_new_owner_does_not_cost_the_last_copy_of_the_step_gone_back_to(
+    cluster: Callable[..., Cluster],
+) -> None:
+    c = cluster(2)
+    c.reserve()
+    c.save(0, 0)
+    c.wait(0)
+    c.save(1, 1)
+    c.wait(1)
+    c.stop(1)
+    c.form([0, c.start()])
+    for memory in c.ranks:
+        memory.restored(0)
+    c.reserve()
+    c.save(1, 0, ranks=[1])
+    eventually(lambda: c.holders("rank1", 1) == [0, 1])
+    assert c.holders("rank1", 0) == [0]
+
+
+def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
+    cluster: Callable[..., Cluster],
+) -> None:
+    c = cluster(3)
+    c.reserve(placement={"kind": "ring"})
+    for step in (0, 1):
+        c.save(step, step)
+        c.wait(step)
+    c.stop(2)
+    c.form([0, 1])
+    for memory in c.ranks:
+        memory.restored(1)
+    c.reserve()
+    c.save(2, 0, ranks=[0])
+    eventually(lambda: c.holders("rank0", 2) == [0, 1])
+    assert {copy.world for copy in c.ranks[0].copies()} == {2, 3}
+    assert c.holders("rank2", 1) == [0]
+    c.save(2, 0, ranks=[1])
+    c.wait(2)
+    assert {copy.world for memory in c.ranks for copy in memory.copies()} == {2}
+    assert not list((c.folder / "n0").glob("rank?.3.*"))
+
+
+def test_more_copies_than_machines_are_left(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.stop(1)
+    c.form([0])
+    c.reserve(copies=2, placement={"kind": "group"})
+    c.save(0, 0)
+    c.wait(0)
+    health = c.ranks[0].health()
+    assert (health.replication, health.wanted) == (1, 2)
+
+
+def test_shards_that_grow_get_new_slots_and_the_old_ones_go_later(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve(1000)
+    c.save(0, 0, 1000)
+    c.wait(0)
+    c.reserve(3000)
+    assert c.holders("rank0", 0) == [0, 1]
+    c.save(1, 0, 3000)
+    c.wait(1)
+    assert c.holders("rank0", 1) == [0, 1] and c.holders("rank0", 0) == []
+
+
+def test_what_a_stale_generation_says_is_refused(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve()
+    old = LocalMemory(c.service(0).path, 0, 1)
+    c.form(c.places)
+    for request in (
+        lambda: old.saved("rank0", 0, 0),
+        lambda: old.reserve(LAYOUT, {"rank0": N}),
+        lambda: old.restored(3),
+    ):
+        with pytest.raises(StaleGeneration):
+            request()
+    old.close()
+
+
+def test_a_wiped_memory_counts_as_empty_and_is_filled_again(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(2)
+    c.reserve()
+    c.save(0, 0)
+    c.wait(0)
+    for path in (c.folder / "n0").iterdir():
+        if path.is_file():
+            path.unlink()
+    assert c.ranks[0].copies() == []
+    with pytest.raises(CopyError):
+        c.ranks[1].fetch(0, "rank0", 0, memoryview(bytearray(N)))
+    c.form(c.places)
+    c.reserve()
+    c.save(1, 1)
+    c.wait(1)
+    assert c.holders("rank0", 1) == [0, 1]
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = cluster(2)
+    monkeypatch.setattr(
+        "windtunnel.training.checkpoint.live.memory.room.free", lambda folder: (50_000, "free here")
+    )
+    with pytest.raises(
+        UserError, match=r"2 slots x \(20 kB of its own \+ 20 kB held for others\).* 50 kB are"
+    ):
+        c.ranks[0].reserve(LAYOUT, {"rank0": 20_000})
+    assert not list(c.folder.glob("n*/*.slot"))
+    c.reserve(1000)
+
+
+def test_memory_that_the_kernel_refuses_is_told_and_given_back(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = cluster(1)
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(UserError, match="No space left"):
+        c.reserve(1000)
+    assert not list(c.folder.glob("n*/*.slot"))
+
+
+def test_bad_requests_are_refused_in_words(cluster: Callable[..., Cluster]) -> None:
+    c = cluster(1)
+    with pytest.raises(UserError, match="at least 2"):
+        c.ranks[0].reserve(LAYOUT, {"rank0": N}, slots=1)
+    with pytest.raises(UserError, match="name"):
+        c.ranks[0].reserve(LAYOUT, {"../x": N})
+    with pytest.raises(UserError, match="mode"):
+        c.ranks[0].reserve(LAYOUT, {"rank0": N}, mode="fast")
+    with pytest.raises(CopyError, match="reserved"):
+        c.ranks[0].saved("rank0", 0, 0)
+    with pytest.raises(CopyError, match="no place"):
+        c.ranks[0].fetch(7, "rank0", 0, memoryview(bytearray(1)))
+
+
+def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    storage = pytest.importorskip("windtunnel.training.checkpoint.live.storage")
+    c = cluster(2, 2)
+    c.reserve()
+    url = str(tmp_path / "store")
+    for rank in (0, 2):
+        c.ranks[rank].persist(0, url)
+    c.save(0, 0)
+    c.wait(0)
+    eventually(lambda: any(kind == "persisted" for kind, _ in c.contexts[0].events))
+    (step,) = storage.steps(url)
+    assert (step.step, step.world, step.bad) == (0, 4, "")
+    into = memoryview(bytearray(N))
+    storage.read_shard(url, 0, "rank3", into)
+    assert bytes(into) == content("rank3", 0, N)
+    assert storage.layout(url, DIGEST) == LAYOUT
