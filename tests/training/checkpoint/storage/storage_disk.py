@@ -47,7 +47,8 @@ class Disk:
         """What the next process finds."""
         disk = Disk()
         kept = copy.deepcopy(self.root)
-        disk.root = _settled(kept, crash)
+        # The system outlives a killed process, with what it has not written out yet.
+        disk.root = kept if crash == "kill" else _settled(kept, crash)
         return disk
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
@@ -172,6 +173,5 @@ def _settled(folder: Folder, crash: Crash) -> Folder:
         if isinstance(found, Folder):
             kept[name] = _settled(found, crash)
         else:
-            data = found.data if crash == "kill" else found.durable
-            kept[name] = File(data, data)
+            kept[name] = File(found.durable, found.durable)
     return Folder(kept, dict(kept))

@@ -105,17 +105,20 @@ def test_killed_between_any_two_calls(crash: Crash) -> None:
             pass
         else:
             break
-        files = LocalFiles("/store", disk.after(crash))
+        disk = disk.after(crash)
+        files = LocalFiles("/store", disk)
         left = good(files)
         seen.add(tuple(left))
         assert left in ([1], [1, 2], [2])
         if done:
             assert left[-1] == 2
-        save(files, 2, generation=2)
+        save(files, 2)
+        assert good(LocalFiles("/store", disk.after("power")))[-1] == 2
         save(files, 3, generation=2)
         assert good(files)[-1] == 3
         prune(files, 1)
         assert good(files) == [3]
+        assert good(LocalFiles("/store", disk.after("power"))) == [3]
         assert files.names(chunks.TRASH) == []
     assert seen == {(1,), (1, 2), (2,)}
     assert number > 200
