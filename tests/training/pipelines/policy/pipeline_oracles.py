@@ -35,6 +35,8 @@ def plans(
     for devices in divisions(nodes * per_node, per_node):
         stages = len(devices)
         rounds = 4 * stages if microbatches is None else microbatches
+        if stages > max(nodes, rounds // 2):
+            continue
         for inner in combinations(range(1, count), stages - 1) if stages <= count else ():
             cuts = (0, *inner, count)
             times = []

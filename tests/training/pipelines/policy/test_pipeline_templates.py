@@ -79,7 +79,9 @@ def test_sizes_of_a_set(nodes: int, failures: int, memory: float) -> None:
     assert [t.nodes for t in made.templates] == list(range(n0, n0 + len(made.templates)))
     # Everything that a merge can lead to has a template, and so has every size that is of use.
     assert largest_size(made) >= min(nodes, 2 * n0 - 1)
-    assert largest_size(made) == min(12, nodes, max(2 * n0 - 1, nodes - failures * n0))
+    every = template_set(profile, nodes, failures, 1, memory, largest=nodes)
+    assert largest_size(every) == min(12, nodes, max(2 * n0 - 1, nodes - failures * n0))
+    assert largest_size(made) == min(largest_size(every), 4 * n0)
     short = template_set(profile, nodes, failures, 1, memory, largest=n0)
     assert largest_size(short) >= min(nodes, 2 * n0 - 1)
     said = guarantee(made, nodes)

@@ -2,13 +2,16 @@
 
 A *plan* is a path through the layers and the devices, from the first of both to the last of both: each stage
 takes one layer or more and a power of two devices inside one machine, every machine's devices are all used,
-and the stages follow the machines in order. With one device a machine, that is one stage a machine. A stage
-of layers ``u``..``v`` on ``d`` devices takes ``sum (forward + backward) / d + 2 sum all-reduce(d)`` seconds a
-microbatch, and holds ``sum state + (microbatches in flight) sum activations`` bytes, which must fit its
-``d`` devices. In 1F1B, stage ``s`` of ``S`` has ``min(S - s, N)`` microbatches in flight. Among all plans,
-`plan` returns one with the least `times.iteration_time` (a microbatch, where plans of different numbers of
-stages are made for different numbers of microbatches); of equal ones that with the fastest slowest stage,
-then the fewest stages, then the earliest cuts.
+and the stages follow the machines in order. With one device a machine, that is one stage a machine. With
+several, and a given number of microbatches, there are two of them or more for each stage, unless there are
+more machines than that.
+
+A stage of layers ``u``..``v`` on ``d`` devices takes ``sum (forward + backward) / d + 2 sum all-reduce(d)``
+seconds a microbatch, and holds ``sum state + (microbatches in flight) sum activations`` bytes, which must fit
+its ``d`` devices. In 1F1B, stage ``s`` of ``S`` has ``min(S - s, N)`` microbatches in flight. Among all
+plans, `plan` returns one with the least `times.iteration_time` (a microbatch, where plans of different
+numbers of stages are made for different numbers of microbatches); of equal ones that with the fastest slowest
+stage, then the fewest stages, then the earliest cuts.
 
 Oobleck (Jang et al., SOSP 2023, section 4.2) splits the layers recursively and keeps one best plan of each
 part (`memoised`). That is not optimal, since which half is best depends on where the slowest stage of the
@@ -34,6 +37,9 @@ from windtunnel.training.pipelines.policy.times import iteration_time
 
 MICROBATCHES_A_STAGE = 4
 """Templates are made for so many microbatches a stage, as published."""
+
+FEWEST_A_STAGE = 2
+"""Machines of several devices are not split into more stages than leave so many microbatches for each."""
 
 _SMALL = 10_000_000
 """Searches of fewer steps than that (at most) are done sooner than Numba is imported."""
@@ -134,6 +140,8 @@ class _Problem:
         self.nodes, self.per_node = nodes, devices_per_node
         self.devices = nodes * devices_per_node
         self.most = min(self.layers, self.devices)
+        if microbatches is not None and self.most > nodes:
+            self.most = max(nodes, min(self.most, microbatches // FEWEST_A_STAGE))
         self.least = nodes
         self.given = microbatches
         self.in_flight = self.most if microbatches is None else min(self.most, microbatches)
@@ -217,8 +225,9 @@ class _Problem:
         rounds = {s: self.microbatches(s) for s in range(self.least, self.most + 1)}
         monotone = all(rounds[s] >= s for s in rounds)
         for w in self.candidates():
-            # After the slowest stage come fewer stages than there are, so no plan takes less than this.
-            hopeful = [s for s, n in rounds.items() if (self.work + (n - s) * w) * shared < best * n]
+            # Before the slowest stage k, stages take k w at most, so from it on at least the rest of the work.
+            floor = self.work + max(0, self.work - w)
+            hopeful = [s for s, n in rounds.items() if (floor + (n - s) * w) * shared < best * n]
             if not hopeful:
                 if monotone:
                     break

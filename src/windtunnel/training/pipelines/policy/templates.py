@@ -4,13 +4,12 @@
 each by a template of ``n0``, ``n0 + 1``, .. machines. Every layer is then on ``f + 1`` machines, one of each
 pipeline, and any ``f`` machines may be lost at once.
 
-Which numbers of machines can be divided: ``x`` pipelines make use of every number from ``x n0`` to ``x (n0 +
-p - 1)`` with ``p`` templates of successive sizes. So each number from ``(f + 1) n0`` on is a sum of ``f +
-1`` sizes or more if neighbouring intervals touch, and the first two are the farthest apart: ``p`` must be at
-least
-``1 + ceil((n0 - 1) / (f + 1))`` (`count_needed`). Oobleck (Jang et al., SOSP 2023, section 4.1) asks for ``p
->= n0``, with no size above ``N - f n0``, which no pipeline can have beside ``f`` others. We keep sizes up to
-``2 n0 - 1`` in any case: so large a pipeline can come out of a merge (`reconfigure`).
+Which numbers of machines can be divided: ``x`` pipelines use every number from ``x n0`` to
+``x (n0 + p - 1)``, with ``p`` templates of successive sizes. Each number from ``(f + 1) n0`` on is a sum of
+``f + 1`` sizes or more if neighbouring intervals touch, and the first two are the farthest apart: ``p`` must
+be ``1 + ceil((n0 - 1) / (f + 1))`` or more (`count_needed`). Oobleck (Jang et al., SOSP 2023, section 4.1)
+asks for ``p >= n0``, with no size above ``N - f n0``, which no pipeline can have beside ``f`` others. Sizes
+up to ``2 n0 - 1`` are kept in any case: a merge (`reconfigure`) can lead to them.
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ from windtunnel.training.pipelines.model import LayerProfile, Stage, Template, T
 from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
 
 VERSION = 1
+
+USUAL_LARGEST = 4
+"""Templates are made for up to so many times n0 machines unless told otherwise: with yet more machines, more
+pipelines are faster than longer ones."""
 
 
 def minimum_nodes(
@@ -74,7 +77,7 @@ def template_set(
     """Templates for a job of ``nodes`` machines that is to survive ``failures`` at once.
 
     ``microbatches``: of a pipeline in a step, 4 a stage unless given. ``largest``: no template for more
-    machines (each size costs a search; large jobs need few), but at least what coverage and merging need.
+    machines, `USUAL_LARGEST` times n0 unless given; but all that coverage and merging need are made.
 
     Raises:
         UserError: the model does not fit, or ``nodes`` is less than ``(failures + 1) n0``.
@@ -89,7 +92,7 @@ def template_set(
         )
     needed = max(2 * n0 - 1, n0 + count_needed(n0, failures) - 1)
     useful = nodes - failures * n0
-    size = max(needed, useful if largest is None else min(useful, largest))
+    size = max(needed, min(useful, USUAL_LARGEST * n0 if largest is None else largest))
     templates: list[Template] = []
     for number in range(n0, min(size, nodes, len(profile)) + 1):
         template = plan(profile, number, devices_per_node, memory, microbatches=microbatches)
