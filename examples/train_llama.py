@@ -2,10 +2,12 @@
 
     torchrun --nproc-per-node 2 examples/train_llama.py --size debug --steps 20
     torchrun --nnodes 16 --nproc-per-node 8 ... examples/train_llama.py --size 8b --seq 8192 --batch 2
+    windtunnel train --nodes 4 --inject kill:node=2,step=7 examples/train_llama.py --steps 20
 
 The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and
 --tp leave of the world is data parallel. The model is built without memory on the meta device, cut up by
 plain functions (tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and then allocated.
+The third way keeps a checkpoint of every step in the memory of other machines, and goes on after failures.
 
 Model: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3; the small sizes are those of Llama 3.2, with
 input and output embeddings of their own. Parallelism: "TorchTitan" (arXiv:2410.06511).
@@ -15,6 +17,8 @@ import argparse
 import os
 import time
 from contextlib import nullcontext
+from itertools import islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,7 +80,7 @@ def build_part(
     return model
 
 
-def train(args: argparse.Namespace, device: torch.device) -> None:
+def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> None:
     sizes = {"pp": args.pp, "dp": args.dp, "cp": args.cp, "tp": args.tp}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp"}
     mesh = init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
@@ -108,7 +112,16 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         count = sum(p.numel() for p in parameters)
         print(f"{args.size}: {count:,} parameters here, mesh {kept}", flush=True)
 
-    for step in range(1, args.steps + 1):
+    first = 1
+    if job:  # under `windtunnel train`; called again after a failure
+        from windtunnel.training.checkpoint import PeerCheckpointer
+
+        checkpointer = PeerCheckpointer(job)
+        state = {"optimizer": optimizer} | {f"stage {s}": part for s, part in zip(stages, parts, strict=True)}
+        first = max(1, checkpointer.restore(state))
+        batches = islice(batches, (first - 1) * args.grad_accum, None)
+
+    for step in range(first, args.steps + 1):
         start = time.perf_counter()
         optimizer.zero_grad()
         total = torch.zeros((), device=device)
@@ -138,21 +151,32 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if speaks:
             memory = f"  {torch.cuda.max_memory_reserved() / 2**30:.2f} GiB" if device.type == "cuda" else ""
             print(f"step {step}  loss {loss_value:.4f}  {rate:,.0f} tokens/s{memory}", flush=True)
+        if job:
+            checkpointer.step(step, state)
+            job.step(step, loss=loss_value)
+
+
+def pick_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
 
 
 def main() -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # what torchrun would set
         os.environ.setdefault(name, value)
+    if "WINDTUNNEL_AGENT" in os.environ:
+        from windtunnel.training.survive import run
+
+        run(lambda job: train(parse_arguments(__doc__, job.world), pick_device(), job))
+        return
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "29500")
     args = parse_arguments(__doc__, int(os.environ["WORLD_SIZE"]))
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
-    else:
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = pick_device()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(args, device)
     # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
     dist.barrier()

@@ -24,9 +24,16 @@ def test_loss_goes_down(script: str, world: int) -> None:
     assert sum(found[-2:]) < sum(found[:2]) - 0.1
 
 
-def test_examples_know_nothing_of_windtunnel() -> None:
+def test_examples_need_nothing_of_windtunnel() -> None:
+    """They are what a user would bring; train_llama.py imports it only when `windtunnel train` started it."""
     for path in EXAMPLES.glob("*.py"):
-        assert "windtunnel" not in path.read_text(), path.name
+        lines = path.read_text().splitlines()
+        imported = [
+            line for line in lines if line.lstrip().startswith(("import windtunnel", "from windtunnel"))
+        ]
+        assert all(path.name == "train_llama.py" and line.startswith("        ") for line in imported), (
+            path.name
+        )
 
 
 @pytest.mark.slow
