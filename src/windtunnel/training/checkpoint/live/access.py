@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from windtunnel.training.checkpoint.live import storage
-from windtunnel.training.checkpoint.live.layout import SHARED
+from windtunnel.training.checkpoint.live import objects, snapshot, storage
+from windtunnel.training.checkpoint.live.layout import SHARED, digest
+from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
-from windtunnel.training.checkpoint.live.snapshot import Plan
+from windtunnel.training.checkpoint.live.snapshot import Plan, Tensors
 from windtunnel.training.checkpoint.model import Copy, Health, Source
 from windtunnel.training.checkpoint.policy.restore import StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY
@@ -27,8 +28,6 @@ def attach(job: Any, settings: Settings) -> Access | None:
     """
     if job.memory is None:
         return None
-    from windtunnel.training.checkpoint.live.memory import LocalMemory
-
     memory = LocalMemory(job.memory, job.rank, job.generation, job.timeout)
     return Access(job, settings, memory)
 
@@ -38,8 +37,8 @@ class Access:
 
     def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
         self._job, self._settings, self._memory = job, settings, memory
+        self._stored = Stored(settings)
         self._slots: dict[str, list[Any]] = {}
-        self._plan: Plan | None = None
 
     def writes(self, shard: str) -> bool:
         """Whether this rank writes ``shard``: its own, and for its machine what all hold alike."""
@@ -52,8 +51,7 @@ class Access:
             UserError: there is not memory enough; the message has the sum.
         """
         chosen = self._settings
-        self._plan = plan
-        self._slots = {}
+        self._let_go()
         for shard, layout in plan.layouts.items():
             if self.writes(shard):
                 self._slots.update(
@@ -64,6 +62,9 @@ class Access:
                         copies=1 if shard == SHARED else chosen.copies,
                         placement={"kind": chosen.placement, "domains": chosen.domains},
                         mode=chosen.mode,
+                        chunk=max(1, chosen.buffer // chosen.parts),
+                        bandwidth=chosen.bandwidth,
+                        startup=chosen.startup,
                     )
                 )
         return [
@@ -90,6 +91,10 @@ class Access:
     def complete(self, shard: str, slot: int, checksum: str) -> None:
         self._slots[shard][slot].complete(checksum)
 
+    def restored(self, step: int) -> None:
+        """All ranks go on from ``step``, -1 from the beginning: commits count from there."""
+        self._memory.restored(step)
+
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
         self._memory.saved(shard, slot, step, replicate)
 
@@ -108,6 +113,10 @@ class Access:
     def close_window(self) -> None:
         self._memory.close_window()
 
+    def send_now(self) -> None:
+        """In idle mode: without waiting for the network to be idle."""
+        self._memory.flush()
+
     def persist_due(self, step: int) -> None:
         """Have the agent write ``step`` to storage, if it is time to."""
         chosen = self._settings
@@ -119,27 +128,82 @@ class Access:
         return self._memory.copies()
 
     def stored(self) -> Sequence[StoredStep]:
-        return storage.steps(self._settings.persist) if self._settings.persist else []
+        return self._stored.stored() if self._settings.persist else []
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
+        if source.place is None:
+            return self._stored.layout(source, step, shard, digest)
         try:
-            if source.place is None:
-                return storage.layout(self._settings.persist or "", digest)
             return self._memory.layout(digest)
-        except (OSError, storage.StorageError) as error:
+        except OSError as error:
             raise CopyError(f"layout {digest}: {error}") from error
 
-    def fetch(self, source: Source, step: int, shard: str, into: memoryview) -> str:
+    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
+        if source.place is None:
+            return self._stored.fetch(source, step, shard, world, into)
         try:
-            if source.place is None:
-                return storage.read_shard(self._settings.persist or "", step, shard, into)
-            return self._memory.fetch(source.place, shard, step, into)
-        except (OSError, storage.StorageError) as error:
+            return self._memory.fetch(source.place, shard, step, into, world=world)
+        except OSError as error:
             raise CopyError(f"{shard} of step {step}: {error}") from error
 
     def close(self) -> None:
-        self._slots = {}
+        self._let_go()
         self._memory.close()
+
+    def _let_go(self) -> None:
+        for slots in self._slots.values():
+            for one in slots:
+                one.close()
+        self._slots = {}
+
+
+class Stored:
+    """What can be read where there is no agent: storage."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.persist or ""
+
+    def copies(self) -> Sequence[Copy]:
+        return []
+
+    def stored(self) -> Sequence[StoredStep]:
+        return storage.steps(self._url)
+
+    def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
+        try:
+            return storage.layout(self._url, digest)
+        except (OSError, storage.StorageError) as error:
+            raise CopyError(f"layout {digest}: {error}") from error
+
+    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
+        try:
+            return storage.read_shard(self._url, step, shard, into)
+        except (OSError, storage.StorageError) as error:
+            raise CopyError(f"{shard} of step {step}: {error}") from error
+
+
+def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any], serial: str) -> None:
+    """Write every rank's shard to storage, then the word that the step is complete. All ranks call it.
+
+    Raises:
+        StorageError: it cannot be written.
+        TimeoutError: not all ranks came.
+    """
+    packed = objects.pack(others)
+    plan = snapshot.plan(tensors, tuple(others), len(packed), None, job.world, job.rank)
+    shard = f"rank{job.rank}"
+    layout, moves = plan.layouts[shard], plan.moves[shard]
+    data = memoryview(bytearray(layout.nbytes))
+    snapshot.put_objects(packed, layout.tail, data)
+    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    told: dict[str, Any] = {"world": job.world, "has_shared": False, "generation": job.generation}
+    checksum = snapshot.checksum(data)
+    storage.write_shard(url, step, shard, data, layout=plan.digests[shard], checksum=checksum, **told)
+    layouts = job.agree(f"stored/{serial}", plan.blobs[shard].decode())
+    if job.rank == 0:
+        blobs = [blob.encode() for blob in layouts.values()]
+        storage.complete_step(url, step, layouts={digest(blob): blob for blob in blobs}, **told)
+    job.agree(f"stored-complete/{serial}")
 
 
 def _held(header: Header | None) -> int:

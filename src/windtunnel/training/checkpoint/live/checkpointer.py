@@ -20,15 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
-from windtunnel.training.checkpoint.live.access import Access, attach
+from windtunnel.training.checkpoint.live.access import Access, Stored, attach, store
 from windtunnel.training.checkpoint.live.layout import SHARED
+from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.state import State, local, walk
@@ -36,6 +40,8 @@ from windtunnel.training.checkpoint.model import Health
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
+_PAUSE = 0.002
+_WORD = 10.0  # seconds until a rank hears of a new generation that its agent knows of
 _SLICE = 0.05  # seconds between two looks at the membership while waiting
 
 
@@ -64,11 +70,11 @@ class PeerCheckpointer:
         self._pending: Future[None] | None = None
         self._copied: Future[None] | None = None
         self._plan: snapshot.Plan | None = None
-        self._shared: frozenset[str] = frozenset()
+        self._shared: frozenset[str] | None = None
         self._held: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._hooked: dict[int, Any] = {}
-        self._base = -1  # the step that was restored: as good as committed
+        self._begun = False
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
         self._told: set[str] = set()
@@ -86,17 +92,19 @@ class PeerCheckpointer:
             Regroup: the membership changed meanwhile.
         """
         self._restores += 1
-        if self._memory is None:
+        if self._memory is None and not self.settings.persist:
             return 0
-        found = restore(
-            self.job,
-            self._memory,
-            state,
-            key=f"{self._serial}.{self._restores}",
-            rng=self.settings.rng,
-        )
-        self._base = -1 if found is None else found.step
-        return self._base + 1
+        with self._current():
+            found = restore(
+                self.job,
+                self._memory or Stored(self.settings),
+                state,
+                key=f"{self._serial}.{self._restores}",
+                rng=self.settings.rng,
+            )
+            step = -1 if found is None else found.step
+            self._begin(step)
+        return step + 1
 
     def step(self, step: int, state: State) -> None:
         """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this machine's memory
@@ -107,12 +115,18 @@ class PeerCheckpointer:
             UserError: the state cannot be saved, or the memory for it is not there.
             Regroup: the membership changed.
         """
+        with self._current():
+            self._step(step, state)
+
+    def _step(self, step: int, state: State) -> None:
         self._settle()
         self.job.check()
         chosen = self.settings
         if self._memory is None:
-            self._tell("unsupervised", "no supervisor: checkpoints in memory are not made")
+            self._store(step, state)
             return
+        if not self._begun:
+            self._begin(-1)
         if self._idle is not None:
             self._idle.step_ended()
         if (step + 1) % (chosen.every * self._stretch()):
@@ -120,7 +134,7 @@ class PeerCheckpointer:
         found, others = walk(state, chosen.rng)
         tensors: snapshot.Tensors = found
         packed = objects.pack(others)
-        self._prepare(tensors, others, packed)
+        self._prepare(state, tensors, others, packed)
         self._calls += 1
         if not self._ready(step):
             return
@@ -149,7 +163,7 @@ class PeerCheckpointer:
 
     def committed(self) -> int:
         """The newest step that is known to be safe: committed, or restored; -1 for none."""
-        return max(self._base, self._memory.committed() if self._memory else -1)
+        return self._memory.committed() if self._memory else -1
 
     def health(self) -> Health:
         """How well the present state is kept."""
@@ -175,11 +189,14 @@ class PeerCheckpointer:
         Raises:
             Regroup: the membership changed.
         """
-        self._settle()
-        if self._memory is None:
-            return True
-        newest = max(self._held, default=EMPTY)
-        return newest == EMPTY or self._wait_committed(newest)
+        with self._current():
+            self._settle()
+            if self._memory is None:
+                return True
+            newest = max(self._held, default=EMPTY)
+            if self._idle is not None:
+                self._memory.send_now()
+            return newest == EMPTY or self._wait_committed(newest)
 
     def close(self) -> None:
         """Flush, and let go of the slots. The agent keeps the checkpoints until the run ends."""
@@ -190,7 +207,9 @@ class PeerCheckpointer:
 
     # What follows is in the order of a save.
 
-    def _prepare(self, tensors: snapshot.Tensors, others: dict[str, Any], packed: bytes) -> None:
+    def _prepare(
+        self, program: State, tensors: snapshot.Tensors, others: dict[str, Any], packed: bytes
+    ) -> None:
         """A plan that fits, and slots for it."""
         plan = self._plan
         fits = (
@@ -200,7 +219,7 @@ class PeerCheckpointer:
         )
         shared = self._shared
         if self.job.world > 1 and (self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)):
-            shared = self._agree_shared(tensors)
+            shared = self._agree_shared(tensors, program)
         if fits and shared == self._shared:
             return
         assert self._memory is not None
@@ -214,17 +233,21 @@ class PeerCheckpointer:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._memory, self.settings, own.nbytes)
 
-    def _agree_shared(self, tensors: snapshot.Tensors) -> frozenset[str]:
-        """Names of the tensors that are equal on all ranks, where they make up an eighth of the state or
-        more; names only ever leave the set."""
-        prints = snapshot.fingerprints(tensors)
+    def _agree_shared(self, tensors: snapshot.Tensors, program: State) -> frozenset[str] | None:
+        """Names of modules' and optimizers' tensors that are equal on all ranks, where they make up an eighth
+        of the state or more; names only ever leave the set. (What lies beside these, such as generators'
+        states, may be equal by chance.)"""
         if self._calls and not self._shared:
-            return self._shared
-        if self._calls:
-            prints = {name: prints.get(name, "") for name in self._shared}
+            return self._shared  # all ranks found nothing, or nothing is left
+        replicas = tuple(
+            f"{item}/" for item, value in program.items() if isinstance(value, nn.Module | Optimizer)
+        )
+        prints = snapshot.fingerprints(
+            [(n, t) for n, t in tensors if (n in self._shared if self._shared else n.startswith(replicas))]
+        )
         said = self.job.agree(f"alike/{self._serial}.{self._calls}", prints)
         alike = {n for n, p in prints.items() if p and all(other.get(n) == p for other in said.values())}
-        if self._calls:
+        if self._shared is not None:
             left = sorted(self._shared - alike)
             if left and self.job.rank == 0:
                 text = f"{left[0]} was equal on all ranks and is not any more ({len(left)} tensors in all)"
@@ -235,7 +258,7 @@ class PeerCheckpointer:
             f"alike-share/{self._serial}",
             8 * sum(sizes[n] for n in alike) >= sum(sizes.values()),
         )
-        return frozenset(alike) if all(weights.values()) else frozenset()
+        return frozenset(alike) if all(weights.values()) else None
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
@@ -252,7 +275,8 @@ class PeerCheckpointer:
         while not free and time.monotonic() < end:
             self.job.check()
             assert self._memory is not None
-            self._memory.wait_committed(self.committed() + 1, _SLICE)
+            if not self._memory.wait_committed(self.committed() + 1, _SLICE):
+                time.sleep(_PAUSE)  # it says no at once when the generation is over
             free = self._may(step)
         if not free:
             free = self._give_up(step)
@@ -322,6 +346,21 @@ class PeerCheckpointer:
             self._idle.saved(step)
         self._memory.persist_due(step)
 
+    def _store(self, step: int, program: State) -> None:
+        """Without an agent: to storage, by this process, all ranks together."""
+        chosen = self.settings
+        if not chosen.persist:
+            self._tell("unsupervised", "no supervisor and no storage: no checkpoints are made")
+            return
+        if (step + 1) % chosen.persist_every:
+            return
+        tensors, others = walk(program, chosen.rng)
+        if not self._calls:
+            objects.check(others)
+        self._calls += 1
+        self.job.at("before_persist", step)
+        store(self.job, chosen.persist, step, tensors, others, f"{self._serial}.{self._calls}")
+
     def _settle(self) -> None:
         """The save before is complete in this machine's memory; what went wrong in its thread is raised."""
         pending, self._pending = self._pending, None
@@ -337,21 +376,45 @@ class PeerCheckpointer:
             if self._memory.wait_committed(step, _SLICE):
                 self.job.at("after_replicated", step)
                 return True
+            time.sleep(_PAUSE)
         self.job.event("note", text=f"step {step} is not committed after {self.settings.patience:g} s")
         return False
+
+    def _begin(self, step: int) -> None:
+        """All ranks go on from ``step``: what the agent holds after it is of an abandoned course."""
+        self._begun = True
+        if self._memory is not None:
+            self._memory.restored(step)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """The agent may know of a change of the membership before this rank, or be gone with it: then wait
+        for word of it, a while."""
+        try:
+            yield
+        except (StaleGeneration, OSError):
+            end = time.monotonic() + _WORD
+            while time.monotonic() < end:
+                self.job.check()
+                time.sleep(_PAUSE)
+            raise
 
     def _stretch(self) -> int:
         return self._idle.every if self._idle is not None else 1
 
     def _hook(self, program: State) -> None:
         for value in program.values():
-            if isinstance(value, torch.optim.Optimizer) and id(value) not in self._hooked:
+            if isinstance(value, Optimizer) and id(value) not in self._hooked:
                 self._hooked[id(value)] = value.register_step_pre_hook(lambda *_: self.before_update())
 
     def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what in self._told:
+            return
+        self._told.add(what)
+        if self.job.supervised:
             self.job.event("note", text=text)
+        elif self.job.rank == 0:
+            warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
         """Let go of the slots; nothing of this object writes any more."""
@@ -369,7 +432,7 @@ class PeerCheckpointer:
 
 def _still(tensors: snapshot.Tensors, program: State) -> snapshot.Tensors:
     """Copies of what a forward or backward pass may change: all but parameters and optimizers' state."""
-    items = [name for name, value in program.items() if isinstance(value, torch.optim.Optimizer)]
+    items = [name for name, value in program.items() if isinstance(value, Optimizer)]
     return [
         (name, tensor)
         if isinstance(tensor, torch.nn.Parameter) or any(name.startswith(f"{i}/state/") for i in items)

@@ -53,7 +53,7 @@ class Reader(Protocol):
         """
         ...
 
-    def fetch(self, source: Source, step: int, shard: str, into: memoryview) -> str:
+    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
         """The shard's data into ``into``, verified against its own checksum, which is returned.
 
         Raises:
@@ -81,6 +81,15 @@ class _Loaded:
     objects: dict[str, Any]
     tier: Tier
     reseed: int | None
+
+
+@dataclass
+class _Needs:
+    """What the state wants, the moves that give it, by shard, and the shapes of the wholes."""
+
+    wants: list[state.Want]
+    moves: dict[str, list[reshard.Move]]
+    wholes: dict[str, tuple[int, ...]]
 
 
 class _Missing(Exception):
@@ -192,12 +201,14 @@ class _Load:
         try:
             if self._world != self._job.world:
                 raise UserError("another world")  # what other ranks hold is needed for sure
-            moves, wholes = self._choose(near)
+            needs = self._choose(near)
         except UserError:
             for shard in far:
                 self._layout(shard)
-            moves, wholes = self._choose([*near, *far])
-        pieces: dict[str, torch.Tensor] = {}
+            needs = self._choose([*near, *far])
+        moves = needs.moves
+        # A rank may have nothing of a tensor: no shard has that to give.
+        pieces = {w.name: reshard.empty(w) for w in needs.wants if w.start and not math.prod(w.shape)}
         objects: dict[str, Any] = {}
         for shard, owed in self._objects([*near, *far], moves, primary):
             data = self._fetch(shard)
@@ -207,11 +218,9 @@ class _Load:
                 objects.update({name: found[name] for name in owed if name in found})
             self._take(moves.get(shard, []), pieces, data)
         reseed = rank if rank >= self._world else None
-        return _Loaded(pieces, wholes, objects, self._tier, reseed)
+        return _Loaded(pieces, needs.wholes, objects, self._tier, reseed)
 
-    def _choose(
-        self, shards: Sequence[str]
-    ) -> tuple[dict[str, list[reshard.Move]], dict[str, tuple[int, ...]]]:
+    def _choose(self, shards: Sequence[str]) -> _Needs:
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
         saved: dict[str, Entry] = {}
         for layout in layouts:
@@ -219,7 +228,8 @@ class _Load:
                 saved.setdefault(entry.name, entry)
         names = {name for layout in layouts for name in layout.objects}
         wants = state.wants(self._program, saved, names, self._rng)
-        return reshard.choose(layouts, wants), {name: entry.whole for name, entry in saved.items()}
+        wholes = {name: entry.whole for name, entry in saved.items()}
+        return _Needs(wants, reshard.choose(layouts, wants), wholes)
 
     def _objects(
         self, shards: Sequence[str], moves: dict[str, list[reshard.Move]], primary: str
@@ -279,7 +289,7 @@ class _Load:
             nbytes, checksum, _ = self._sizes[shard, source.place]
             data = memoryview(np.empty(nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
             try:
-                found = self._reader.fetch(source, self._step, shard, data)
+                found = self._reader.fetch(source, self._step, shard, self._world, data)
             except CopyError:
                 self._strike(source, shard)
                 continue

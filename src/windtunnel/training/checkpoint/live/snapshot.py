@@ -48,16 +48,17 @@ def plan(
     tensors: Tensors,
     objects: tuple[str, ...],
     packed: int,
-    shared: frozenset[str],
+    shared: frozenset[str] | None,
     world: int,
     rank: int,
 ) -> Plan:
-    """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks."""
+    """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks;
+    None: there is no shard for such."""
     own = f"rank{rank}"
     tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
-    by_shard: dict[str, list[int]] = {own: []}
+    by_shard: dict[str, list[int]] = {own: [], **({} if shared is None else {SHARED: []})}
     for number, (name, _) in enumerate(tensors):
-        by_shard.setdefault(SHARED if name in shared else own, []).append(number)
+        by_shard[SHARED if shared and name in shared else own].append(number)
     layouts, moves = {}, {}
     for shard, numbers in by_shard.items():
         entries = [

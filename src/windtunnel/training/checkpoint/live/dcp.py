@@ -1,0 +1,164 @@
+"""Checkpoints to and from the format of torch.distributed.checkpoint (DCP), for other tools.
+
+Export puts the whole of every tensor together from all shards and writes one DCP checkpoint of full tensors,
+under the names of the layout ("model/0.weight"). What is not a tensor goes in as one tensor of bytes, in the
+form of `objects`, so that no tool has to unpickle anything. Import makes one shard, as a job of one rank
+would save it, which any world then reshards when it restores. No process group is needed; the memory for one
+full state is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.live import objects, reshard, snapshot, storage
+from windtunnel.training.checkpoint.live.layout import Layout
+from windtunnel.training.checkpoint.live.state import RNG, Want
+
+OBJECTS = "windtunnel.objects"
+
+Fetch = Callable[[str, memoryview], object]
+
+
+def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[str]:
+    """Write a DCP checkpoint to ``folder``; the names in it.
+
+    ``layouts``: of all shards of one step. ``fetch(shard, into)`` reads one. The generators' states are left
+    out: they are each rank's own.
+
+    Raises:
+        UserError: a tensor is not whole in the shards.
+    """
+    wholes: dict[str, torch.Tensor] = {}
+    others: dict[str, Any] = {}
+    wants = []
+    for layout in layouts:
+        for e in layout.entries:
+            if e.name not in wholes and not _own(e.name):
+                want = Want(e.name, e.dtype, e.whole, (0,) * len(e.whole), e.whole)
+                wants.append(want)
+                wholes[e.name] = reshard.empty(want)
+    moves = reshard.choose(layouts, wants)
+    for layout in layouts:
+        if layout.shard not in moves and not layout.objects:
+            continue
+        data = _room(layout.nbytes)
+        fetch(layout.shard, data)
+        for move in moves.get(layout.shard, []):
+            reshard.move(move, reshard.view(data, move.source), wholes[move.want.name])
+        for name, value in snapshot.get_objects(layout, data).items():
+            if not _own(name):
+                others.setdefault(name, value)
+    packed = torch.frombuffer(bytearray(objects.pack(others)), dtype=torch.uint8)
+    with _quiet():
+        dcp_save({**wholes, OBJECTS: packed}, checkpoint_id=str(folder), no_dist=True)
+    return sorted(wholes)
+
+
+def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
+    """Write a step that is in storage at ``url`` as a DCP checkpoint.
+
+    Raises:
+        UserError: the step is not there, or not whole.
+    """
+    found = [one for one in storage.steps(url) if one.step == step and not one.bad]
+    if not found:
+        there = sorted({one.step for one in storage.steps(url) if not one.bad})
+        raise UserError(f"{url}: step {step} is not there; {', '.join(map(str, there)) or 'nothing'} is")
+    newest = max(found, key=lambda one: one.generation)
+    layouts = [Layout.of(storage.layout(url, shard.layout)) for shard in newest.shards]
+    return export(
+        folder,
+        layouts,
+        lambda shard, into: storage.read_shard(url, step, shard, into, generation=newest.generation),
+    )
+
+
+def load(folder: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """All tensors of a DCP checkpoint, whole, by name, and the objects of one that `export` wrote.
+
+    Raises:
+        UserError: there is no DCP checkpoint.
+    """
+    try:
+        metadata = FileSystemReader(str(folder)).read_metadata()
+    except OSError as error:
+        raise UserError(f"{folder}: no checkpoint of torch.distributed.checkpoint ({error})") from error
+    tensors = {
+        name: torch.empty(described.size, dtype=described.properties.dtype)
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, TensorStorageMetadata)
+    }
+    with _quiet():
+        dcp_load(tensors, checkpoint_id=str(folder), no_dist=True)
+    packed = tensors.pop(OBJECTS, None)
+    return tensors, {} if packed is None else objects.unpack(packed.numpy().tobytes())
+
+
+def import_stored(
+    folder: str | Path,
+    url: str,
+    step: int,
+    *,
+    names: dict[str, str] | None = None,
+    others: dict[str, Any] | None = None,
+) -> None:
+    """Put a DCP checkpoint into storage at ``url`` as ``step``, where `PeerCheckpointer.restore` finds it.
+
+    For one that another tool wrote, ``names``: names of the layout by names in it
+    (``{"model.0.weight": "model/0.weight"}``), ``others``: what the state has that is not a tensor.
+
+    Raises:
+        UserError: there is no DCP checkpoint, or something in it cannot be saved.
+    """
+    found, with_it = load(folder)
+    tensors = [((names or {}).get(name, name), value) for name, value in found.items()]
+    plain = {**with_it, **(others or {})}
+    objects.check(plain)
+    packed = objects.pack(plain)
+    plan = snapshot.plan(tensors, tuple(plain), len(packed), None, 1, 0)
+    layout, moves = plan.layouts["rank0"], plan.moves["rank0"]
+    data = _room(layout.nbytes)
+    snapshot.put_objects(packed, layout.tail, data)
+    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    digest = plan.digests["rank0"]
+    storage.write_shard(
+        url,
+        step,
+        "rank0",
+        data,
+        world=1,
+        has_shared=False,
+        generation=0,
+        layout=digest,
+        checksum=snapshot.checksum(data),
+    )
+    storage.complete_step(
+        url, step, world=1, has_shared=False, generation=0, layouts={digest: plan.blobs["rank0"]}
+    )
+
+
+def _own(name: str) -> bool:
+    return name == RNG or name.startswith(f"{RNG}/")
+
+
+def _room(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what was asked for
+        yield

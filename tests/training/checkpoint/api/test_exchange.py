@@ -1,0 +1,76 @@
+"""Checkpoints to DCP and from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_world import Cluster, FakeJob
+from torch import nn
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint import PeerCheckpointer
+from windtunnel.training.checkpoint.live import dcp, objects, snapshot, storage
+from windtunnel.training.checkpoint.live.state import walk
+
+
+def program(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+    return {"model": model, "optimizer": optimizer, "cursor": {"at": seed}}
+
+
+def stored(url: str, state: dict[str, Any], step: int) -> None:
+    """``state`` as a job of one rank has it written to storage."""
+    tensors, others = walk(state)
+    packed = objects.pack(others)
+    plan = snapshot.plan(tensors, tuple(others), len(packed), None, 1, 0)
+    layout, moves = plan.layouts["rank0"], plan.moves["rank0"]
+    data = memoryview(bytearray(layout.nbytes))
+    snapshot.put_objects(packed, layout.tail, data)
+    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    told = {"world": 1, "has_shared": False, "generation": 1}
+    digest = plan.digests["rank0"]
+    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=snapshot.checksum(data), **told)
+    storage.complete_step(url, step, layouts={digest: plan.blobs["rank0"]}, **told)
+
+
+def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path) -> None:
+    state = program(1)
+    state["model"](torch.ones(2, 5)).sum().backward()
+    state["optimizer"].step()
+    stored(str(tmp_path / "a"), state, 6)
+    names = dcp.export_stored(str(tmp_path / "a"), 6, tmp_path / "dcp")
+    assert "model/weight" in names and "optimizer/state/model/weight/exp_avg" in names
+
+    script = (
+        "import sys, torch, torch.distributed.checkpoint as dcp\n"
+        "state = {'model/weight': torch.zeros(3, 5)}\n"
+        "dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)\n"
+        "print(state['model/weight'].flatten().tolist())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "dcp")], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.strip() == str(state["model"].weight.flatten().tolist()), run.stderr
+
+    dcp.import_stored(tmp_path / "dcp", str(tmp_path / "b"), 9)
+    fresh = program(2)
+    ck = PeerCheckpointer(FakeJob(Cluster(folder, 1), 0), persist=str(tmp_path / "b"), rng=False)
+    assert ck.restore(fresh) == 10
+    assert torch.equal(fresh["model"].weight, state["model"].weight)
+    assert fresh["cursor"] == {"at": 1} and fresh["optimizer"].param_groups[0]["lr"] == 0.1
+    old, new = state["optimizer"].state_dict()["state"], fresh["optimizer"].state_dict()["state"]
+    assert all(torch.equal(old[p][k], new[p][k]) for p in old for k in old[p])
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step 3 is not there; nothing is"):
+        dcp.export_stored(str(tmp_path), 3, tmp_path / "out")
+    with pytest.raises(UserError, match="no checkpoint of torch"):
+        dcp.load(tmp_path)

@@ -1,0 +1,181 @@
+"""The checkpointer on real memory services, one for each machine, in one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_world import FakeJob, together
+from torch import nn
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint import PeerCheckpointer
+from windtunnel.training.checkpoint.live import checkpointer
+from windtunnel.training.checkpoint.live.access import Access
+from windtunnel.training.checkpoint.live.memory import LocalMemory
+
+sys.path.append(str(Path(__file__).parent.parent / "memory"))
+import memory_cluster
+
+
+class Job(FakeJob):
+    """A rank whose agent is a real service."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        super().__init__(world, rank)
+        self.path = world.machines.service(self.place).path
+
+
+class World:
+    """Machines, and the agreements between their ranks; what `FakeJob` asks of a cluster."""
+
+    def __init__(self, folder: Path, nodes: int, per_node: int = 1) -> None:
+        from checkpoint_world import Cluster
+
+        self.machines = memory_cluster.Cluster(folder, nodes, per_node)
+        self._plain = Cluster(folder, nodes * per_node, per_node)
+        self.regroup()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def regroup(self, places: list[int] | None = None) -> None:
+        if places is not None:
+            self.machines.form(places)
+        self._plain.world = self.machines.world
+        self._plain.generation = self.machines.generation
+
+    def lose(self, *gone: int) -> None:
+        """Machines at these places are lost with their memory, new ones take the places."""
+        places = list(self.machines.places)
+        for place in gone:
+            self.machines.stop(places[place])
+            places[place] = self.machines.start()
+        self.regroup(places)
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(job: Any, settings: Any) -> Access | None:
+        return Access(job, settings, LocalMemory(job.path, job.rank, job.generation, 10.0))
+
+    monkeypatch.setattr(checkpointer, "attach", attach)
+
+
+@pytest.fixture
+def make(folder: Path, in_memory: None) -> Iterator[Any]:
+    made: list[World] = []
+
+    def one(*args: int) -> World:
+        made.append(World(folder, *args))
+        return made[-1]
+
+    yield one
+    for world in made:
+        world.machines.close()
+
+
+def program(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Linear(300, 20)
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), foreach=False)}
+
+
+def train(state: dict[str, Any], step: int) -> None:
+    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(step))
+    state["model"](x).square().mean().backward()
+    state["optimizer"].step()
+    state["optimizer"].zero_grad()
+
+
+def run(world: World, rank: int, steps: int, seed: int | None = None, **options: Any) -> tuple[int, Any]:
+    """A rank's training function: restore, train up to ``steps``, save each."""
+    state = program(rank if seed is None else seed)
+    ck = PeerCheckpointer(Job(world, rank), rng=False, patience=20.0, **options)
+    start = ck.restore(state)
+    for step in range(start, steps):
+        train(state, step)
+        ck.step(step, state)
+    flushed = ck.flush()
+    health = ck.health()
+    ck._end()
+    assert flushed or start == steps
+    return start, (state["model"].weight.detach().clone(), health)
+
+
+def straight(rank: int, steps: int) -> torch.Tensor:
+    state = program(rank)
+    for step in range(steps):
+        train(state, step)
+    return state["model"].weight.detach()
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "blocking"])
+def test_machines_are_lost_one_after_the_other(make: Any, mode: str) -> None:
+    world = make(3)
+    assert [start for start, _ in together(3, lambda r: run(world, r, 4, mode=mode))] == [0, 0, 0]
+    for number, gone in enumerate([1, 0, 2]):
+        world.lose(gone)
+        steps = 6 + 2 * number
+        out = together(3, lambda r, steps=steps: run(world, r, steps, mode=mode))
+        assert [start for start, _ in out] == [steps - 2] * 3
+        for rank, (_, (weight, health)) in enumerate(out):
+            assert torch.equal(weight, straight(rank, steps))
+            assert (health.committed, health.replication) == (steps - 1, 2)
+
+
+def test_replicas_are_not_sent_and_serve_a_new_machine(make: Any) -> None:
+    world = make(2)
+    together(2, lambda r: run(world, r, 3, seed=0))
+    shards = {c.shard for m in world.machines.ranks for c in m.copies()}
+    assert shards == {"rank0", "rank1", "shared"}
+    world.lose(0)
+    out = together(2, lambda r: run(world, r, 3, seed=5))
+    assert [start for start, _ in out] == [3, 3]
+    assert all(torch.equal(weight, straight(0, 3)) for _, (weight, _) in out)
+
+
+def test_a_flipped_bit_is_found(make: Any) -> None:
+    world = make(2)
+    together(2, lambda r: run(world, r, 3))
+    state = world.machines.service(0)._state
+    with state.changed:
+        assert state.folder.flip("rank0")
+    world.regroup(world.machines.places)
+    out = together(2, lambda r: run(world, r, 3))
+    assert [start for start, _ in out] == [3, 3]
+    assert torch.equal(out[0][1][0], straight(0, 3))
+    assert any("rank0 of step 2 at place 0" in note for note in world.notes())
+
+
+def test_all_copies_lost_falls_to_storage_for_everybody(make: Any, tmp_path: Path) -> None:
+    world = make(2)
+    url = str(tmp_path)
+    together(2, lambda r: run(world, r, 5, persist=url, persist_every=2))
+    from windtunnel.training.checkpoint.live import storage
+
+    memory_cluster.eventually(lambda: [s.step for s in storage.steps(url) if not s.bad][-1:] == [3])
+    world.lose(0, 1)
+    out = together(2, lambda r: run(world, r, 6, persist=url, persist_every=100))
+    assert [start for start, _ in out] == [4, 4]
+    assert all(torch.equal(weight, straight(rank, 6)) for rank, (weight, _) in enumerate(out))
+    tiers = {event["tier"] for event in world.events if event["kind"] == "restored"}
+    assert tiers == {"storage"}
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.training.checkpoint.live.memory import room
+
+    world = make(2)
+    monkeypatch.setattr(room, "free", lambda folder: (1000, "free in a test"))
+
+    def one(rank: int) -> None:
+        ck = PeerCheckpointer(Job(world, rank), rng=False)
+        with pytest.raises(UserError, match=r"checkpoints in memory need .* free in a test"):
+            ck.step(0, program(rank))
+
+    together(2, one)
