@@ -5,51 +5,13 @@ All figures are measured: they are differences of the times in the run's event l
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from windtunnel.training.survive.events import PHASES, Event, Recovery, goodput, recoveries
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Event = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """``useful``: seconds of steps that count, each step once. ``wall``: seconds from the first generation to
-    the end. ``steps``: distinct steps. ``repeated``: steps that were done again after a failure."""
-
-    useful: float
-    wall: float
-    steps: int
-    repeated: int
-
-    @property
-    def share(self) -> float | None:
-        return self.useful / self.wall if self.steps > 1 and self.wall > 0 else None
-
-
-def goodput(events: list[Event]) -> Goodput:
-    """How much of a run's time went into steps that count, as far as its script reports steps.
-
-    A step takes from the one before it in its generation to its own event; the first of a generation, which
-    has none before it, counts as long as the median one.
-    """
-    begun = next((event["t"] for event in events if event["kind"] == "decided"), 0.0)
-    over = events[-1]["t"] if events else 0.0
-    times: dict[int, float | None] = {}
-    executed = 0
-    before: Event | None = None
-    for event in (event for event in events if event["kind"] == "step"):
-        executed += 1
-        same = before is not None and before["generation"] == event["generation"]
-        times[event["step"]] = event["t"] - before["t"] if same and before is not None else None
-        before = event
-    known = [seconds for seconds in times.values() if seconds is not None]
-    usual = statistics.median(known) if known else 0.0
-    useful = sum(usual if seconds is None else seconds for seconds in times.values())
-    return Goodput(useful, max(0.0, over - begun), len(times), executed - len(times))
 
 
 class Narrator:
@@ -170,70 +132,50 @@ def print_end(events: list[Event], console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    rows = recoveries_of(events)
-    if rows:
+    found = recoveries(events)
+    if found:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
         table.add_column("failure")
-        for name in PHASES:
-            table.add_column(name, justify="right")
-        for row in rows:
-            cells = ["–" if row[name] is None else f"{row[name]:.3f}" for name in PHASES]
-            table.add_row(row["failure"], *cells)
+        for name in (*PHASES, "total", "steps lost"):
+            table.add_column(name.replace("_", " "), justify="right")
+        for recovery in found:
+            cells = [_seconds(recovery.phases[name]) for name in PHASES]
+            lost = "–" if recovery.steps_lost is None else str(recovery.steps_lost)
+            table.add_row(_failure(recovery), *cells, _seconds(recovery.seconds), lost)
         console.print(table)
-    found = goodput(events)
-    if found.share is not None:
+    sums = goodput(events)
+    if sums.steps > 1:
         console.print(
-            f"Goodput {100 * found.share:.1f} % (measured): {found.useful:.2f} s of {found.wall:.2f} s in "
-            f"{found.steps} steps that count, {found.repeated} steps done again",
+            f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
+            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into {sums.steps_redone} steps done again",
             highlight=False,
             soft_wrap=True,
         )
 
 
-PHASES = ("detect", "decide", "regroup", "load", "first step", "total")
-
-
-def recoveries_of(events: list[Event]) -> list[dict[str, Any]]:
-    """What each recovery took: a row for each generation that a loss led to and that came to a step.
-
-    Seconds. ``detect``: from the injection (None where it was not injected) to the first loss in the log;
-    ``decide``: to the generation; ``regroup``: to the last rank's new group; ``load``: to the last rank's
-    restored state; ``first step``: to the first step event; ``total``: from the first of these.
-    """
-    rows = []
-    pending: list[Event] = []
-    decided: Event | None = None
-    for event in events:
-        kind = event["kind"]
-        if kind in ("injected", "lost"):
-            pending.append(event)
-        elif kind == "decided":
-            decided = event
-        elif kind == "step" and decided is not None and event["generation"] == decided["generation"]:
-            if any(loss["kind"] == "lost" for loss in pending):
-                rows.append(_row(pending, decided, event, events))
-                pending = []
-            decided = None
-    return rows
-
-
-def _row(pending: list[Event], decided: Event, step: Event, events: list[Event]) -> dict[str, Any]:
-    lost = next(event for event in pending if event["kind"] == "lost")
-    injected = next(
-        (event for event in pending if event["kind"] == "injected" and event["t"] <= lost["t"]), None
-    )
-    mine = [event for event in events if event["generation"] == decided["generation"]]
-    grouped = max((event["t"] for event in mine if event["kind"] == "grouped"), default=None)
-    loaded = max((event["t"] for event in mine if event["kind"] == "restored"), default=None)
-    before_step = loaded or grouped or decided["t"]
-    row: dict[str, Any] = {
-        "failure": injected["fault"] if injected else _lost(lost),
-        "generation": decided["generation"],
-        "detect": lost["t"] - injected["t"] if injected else None,
-        "decide": decided["t"] - lost["t"],
-        "regroup": grouped - decided["t"] if grouped else None,
-        "load": loaded - grouped if loaded and grouped else None,
-        "first step": step["t"] - before_step,
-        "total": step["t"] - (injected or lost)["t"],
+def summary(events: list[Event]) -> dict[str, Any]:
+    """The sums of a run as values of JSON (seconds)."""
+    return {
+        "recoveries": [
+            {
+                "failure": _failure(recovery),
+                "generation": recovery.generation,
+                "phases": recovery.phases,
+                "seconds": recovery.seconds,
+                "steps_lost": recovery.steps_lost,
+                "tiers": recovery.tiers,
+            }
+            for recovery in recoveries(events)
+        ],
+        "goodput": asdict(goodput(events)),
     }
-    return row
+
+
+def _failure(recovery: Recovery) -> str:
+    if recovery.fault is not None:
+        return recovery.fault
+    return _lost(recovery.lost[0]) if recovery.lost else reason_in_short(recovery.cause)
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -184,16 +184,12 @@ def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
         lost = report.failed_rank(events)
         details = (lost or {}).get("error") or ""
         raise ScriptError(f"the job failed: {report.reason_in_short(outcome.reason)}", details)
-    found = report.goodput(events)
     summary = {
         "status": outcome.status,
         "reason": outcome.reason,
         "results": outcome.results,
-        "recoveries": report.recoveries_of(events),
-        "goodput": found.share,
-        "steps": found.steps,
-        "repeated_steps": found.repeated,
-        "wall_time_s": found.wall,
+        **report.summary(events),
+        "wall_time_s": events[-1]["t"] - events[0]["t"],
         "directory": str(folder),
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

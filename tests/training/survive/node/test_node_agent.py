@@ -39,7 +39,7 @@ class Played:
         self.keeper = ZygoteKeeper(tmp_path / "z", (), environment())
         config = AgentConfig(
             run=str(self.run),
-            supervisor="127.0.0.1:%d" % self.listener.getsockname()[1],
+            supervisor=f"127.0.0.1:{self.listener.getsockname()[1]}",
             script=str(script(tmp_path, text)),
             memory_root=str(self.memory),
             zygote=str(self.keeper.path),
@@ -452,9 +452,9 @@ def test_wiped_and_flipped_memory(play: Any) -> None:
         SPEAKER
         + """
 folder = os.path.dirname(os.environ["WINDTUNNEL_AGENT"][5:])
-slot = os.path.join(folder, "rank3.slot")
+slot = os.path.join(folder, "rank3.4.100.0.slot")
 open(slot, "wb").write(bytes(4096) + bytes(100))
-say(op="inject", action="flip", shard=3)
+say(op="inject", action="flip", shard="rank3")
 while not any(open(slot, "rb").read()): time.sleep(0.01)
 say(op="event", kind="flipped", bits=sum(bin(b).count("1") for b in open(slot, "rb").read()))
 say(op="inject", action="wipe-memory")

@@ -30,7 +30,7 @@ def node(agent: Agent, message: dict[str, Any]) -> None:
     elif action == "wipe-memory":
         wipe(agent.memory)
     elif action == "flip":
-        flip(agent.memory, message.get("shard"))
+        flip(agent.memory, message.get("shard", ""))
     elif agent.config.interface is None:
         agent.event("note", text=f"{action}: this machine's network is shared (--network netns has one each)")
     elif action == "down":
@@ -47,22 +47,24 @@ def kill_node(agent: Agent) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def slots(folder: Path, shard: str = "") -> list[Path]:
+    """The files under ``folder`` that hold a shard (SHARD.….slot), of one shard or of all."""
+    return sorted(folder.rglob(f"{shard or '*'}.*.slot"))
+
+
 def wipe(folder: Path) -> None:
     """Remove every slot; sockets stay."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            path.unlink(missing_ok=True)
+    for path in slots(folder):
+        path.unlink(missing_ok=True)
 
 
-def flip(folder: Path, shard: int | str | None) -> int:
-    """Flip the middle bit of the data of every slot (of ``shard``, where one is named): how many."""
-    count = 0
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and (shard is None or str(shard) in path.name) and path.stat().st_size > HEADER:
-            with path.open("r+b") as file:
-                file.seek(HEADER + (path.stat().st_size - HEADER) // 2)
-                byte = file.read(1)
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte[0] ^ 0x10]))
-            count += 1
-    return count
+def flip(folder: Path, shard: str) -> int:
+    """Flip a bit in the middle of the data of every slot (of ``shard``, "" for all): how many."""
+    found = slots(folder, shard)
+    for path in found:
+        with path.open("r+b") as file:
+            file.seek(HEADER + (path.stat().st_size - HEADER) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0x10]))
+    return len(found)
