@@ -205,7 +205,7 @@ def test_truncated_at_any_byte(tmp_path: Path, name: str) -> None:
     assert usable(url) == [1, 2]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_is_found(tmp_path: Path, data: st.DataObject) -> None:
     url, _ = saved(tmp_path / uuid.uuid4().hex)

@@ -14,10 +14,13 @@ That three slots need no rule at all holds only where a rank waits for the end o
 it saves again; replication here runs in the background, so it needs the rule. `search.search` finds the
 counterexamples to everything weaker.
 
-After a regrouping that restored step R the number ``committed`` is: R, if the job goes on at once (until the
-next commit a second loss may then cost what the placement alone would survive); or, if the service first
-makes R's missing copies and commits R again, the old number until that is done. Steps at or after the one
-being saved are of an abandoned course of the job and may go at once.
+After a regrouping that restored step R, R need not have all its copies. Taken for committed at once, it lets
+older steps go that have: with groups {0,1} and {2,3} and machine 0 just replaced, rank 1 overwrites the last
+committed step while R of rank 2 lies with machine 2 alone, and the loss of machine 2 is then fatal, though
+no group is gone. So either ``committed`` stays what it was until R's copies are made again and committed (a
+save with two slots waits for that), or until the next commit only another loss of the replacement itself is
+survived. A copy left over from an abandoned course of a step does not count as a copy of it. Steps at or
+after the one being saved are of an abandoned course and may go at once.
 """
 
 from __future__ import annotations
