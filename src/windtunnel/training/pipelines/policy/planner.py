@@ -28,8 +28,6 @@ from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from windtunnel.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Stage, Template
 from windtunnel.training.pipelines.policy.search import INFINITE, fill
@@ -173,6 +171,8 @@ class _Problem:
         tables = (self.power, self.time, self.state, self.activation)
         if not self._compiled:
             return tables
+        import numpy as np
+
         return tuple(np.array(table, dtype=np.int64) for table in tables)
 
     @cached_property
@@ -180,6 +180,8 @@ class _Problem:
         size = self.index(self.most, self.devices, self.layers) + 1
         if not self._compiled:
             return [0] * size, [0] * size
+        import numpy as np
+
         return np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
 
     def tables(self, w: int, most: int) -> tuple[Any, Any]:
@@ -225,7 +227,7 @@ class _Problem:
         rounds = {s: self.microbatches(s) for s in range(self.least, self.most + 1)}
         monotone = all(rounds[s] >= s for s in rounds)
         for w in self.candidates():
-            # Before the slowest stage k, stages take k w at most, so from it on at least the rest of the work.
+            # Before the slowest stage k, stages take k w at most, so from it on at least what is left.
             floor = self.work + max(0, self.work - w)
             hopeful = [s for s, n in rounds.items() if (floor + (n - s) * w) * shared < best * n]
             if not hopeful:
