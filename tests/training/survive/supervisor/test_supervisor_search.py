@@ -193,9 +193,13 @@ class World(RuleBasedStateMachine):
         self.say(peer, peer.said[-1])
 
     @precondition(lambda self: any(peer.workers for peer in self.alive()))
-    @rule(data=st.data(), key=st.sampled_from(["a", "commit/1"]))
-    def post(self, data: st.DataObject, key: str) -> None:
-        for peer in data.draw(st.permutations([peer for peer in self.alive() if peer.workers])):
+    @rule(data=st.data(), key=st.sampled_from(["a", "commit/1"]), late=st.booleans())
+    def post(self, data: st.DataObject, key: str, late: bool) -> None:
+        """Some ranks or all; ``late``: what they posted in earlier generations arrives just before."""
+        ready = [peer for peer in self.alive() if peer.workers]
+        for peer in data.draw(st.lists(st.sampled_from(ready), unique_by=id) | st.just(ready)):
+            for message in list(peer.said) if late else ():
+                self.say(peer, message)
             for rank in peer.workers:
                 self.posted.add((peer.generation, key, rank))
                 about = {"generation": peer.generation, "key": key, "rank": rank, "value": peer.generation}

@@ -35,7 +35,7 @@ class Core:
         self.superseded = False
         self.machines = Machines(settings.lease, deadlines.grace, before.next_id, set(before.gone))
         self.membership = before.membership
-        self._plain = before.membership.plain() if before.membership is not None else None
+        self.plain = before.membership.plain() if before.membership is not None else None
         self.generation = before.generation
         self.epoch = epoch
         self.settings = settings
@@ -45,8 +45,8 @@ class Core:
         self._looked = now
         # where machines and the store come from
         self.coming = before.coming
-        self._waiting_since: float | None = None
-        self._store: str | None = None
+        self.waiting_since: float | None = None
+        self.store: str | None = None
         self._store_since = now
         self._store_error = ""
         # the present generation
@@ -79,13 +79,13 @@ class Core:
 
     def store_up(self, address: str, now: float, **fields: Any) -> None:
         """A store serves at ``address``; generations from the next one on meet there."""
-        self._store = address
+        self.store = address
         self.record("store", address=address, **fields)
 
     def store_down(self, error: str, now: float) -> None:
         """The store is gone, or another try to start one failed."""
-        if self._store is not None:
-            self._store, self._store_since = None, now
+        if self.store is not None:
+            self.store, self._store_since = None, now
         if error != self._store_error:
             self.record("note", text=f"the store: {error}")
         self._store_error = error
@@ -148,7 +148,7 @@ class Core:
         return now >= ready and (not self.machines.doubtful() or now >= ready + patience)
 
     def _look_at_suspects(self, now: float) -> None:
-        if self.suspected is None or self._changed is not None or self._waiting_since is not None:
+        if self.suspected is None or self._changed is not None or self.waiting_since is not None:
             return
         if now < self.suspected + self.settings.deadlines.suspect:
             return
@@ -174,7 +174,7 @@ class Core:
         if membership is None or not self.cooperative or self._changed is not None:
             return
         late = set(range(membership.world)) - self.grouped - set(self.done) - set(self.lost)
-        if not late or self._waiting_since is not None or now < self._formed + deadline:
+        if not late or self.waiting_since is not None or now < self._formed + deadline:
             return
         self.formings += 1
         if self.formings > self.settings.most_formings:
@@ -196,7 +196,7 @@ class Core:
             wanted = self.settings.places
             if there < wanted:
                 self.finish(1, f"{there} of {wanted} machines came within {deadlines.hello:g} s", now)
-        elif self._waiting_since is not None and now > self._waiting_since + deadlines.machines:
+        elif self.waiting_since is not None and now > self.waiting_since + deadlines.machines:
             self.finish(
                 1,
                 f"{self.coming} machines were ordered and did not come within {deadlines.machines:g} s",
@@ -219,7 +219,7 @@ class Core:
         if self.membership is None:
             self._decide_first(now)
             return
-        places = self._places()
+        places = self.places()
         hurt = self._forced or bool(self.lost) or None in places
         if self._own and not self._hit and None not in places:
             self._own_failures += 1
@@ -239,8 +239,8 @@ class Core:
         if decision.action == "fail":
             self.finish(1, f"{decision.reason} ({self._cause()})", now)
         elif decision.action == "wait":
-            if self._waiting_since is None:
-                self._waiting_since = now
+            if self.waiting_since is None:
+                self.waiting_since = now
             if decision.order:
                 self.coming += decision.order
                 self.record("ordered", count=decision.order, reason=decision.reason)
@@ -262,7 +262,7 @@ class Core:
         if not decision.places or len(set(decision.places)) < len(decision.places):
             raise ValueError(f"a policy formed the places {decision.places}")
         nodes = tuple(live[node].node for node in decision.places)
-        if self._store is None:
+        if self.store is None:
             if now > max(self._store_since, self._formed) + settings.deadlines.store:
                 self.finish(1, f"no store within {settings.deadlines.store:g} s: {self._store_error}", now)
             else:
@@ -283,7 +283,7 @@ class Core:
             epoch=self.epoch,
             nodes=nodes,
             per_node=settings.per_node,
-            store=self._store,
+            store=self.store,
             cause=cause,
             restart_all=decision.restart_all,
         )
@@ -295,9 +295,9 @@ class Core:
             restart_all=decision.restart_all,
             own_failures=self._own_failures,
         )
-        self.membership, self._plain = membership, plain
+        self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
-        self._formed, self._waiting_since, self.suspected = now, None, None
+        self._formed, self.waiting_since, self.suspected = now, None, None
         self._forced = self._hit = self._own = self.progress = False
         for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
             forgotten.clear()
@@ -365,7 +365,7 @@ class Core:
             return
         place = membership.place_of(machine.node.id)
         mine = list(self.ranks(place)) if place is not None else []
-        told = {"op": "membership", "membership": self._plain, "place": place, "mine": mine}
+        told = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
         self.send(machine.link, told)
 
     def end(self, link: int, status: int, reason: str) -> None:
@@ -374,7 +374,7 @@ class Core:
 
     # small things
 
-    def _places(self) -> tuple[int | None, ...]:
+    def places(self) -> tuple[int | None, ...]:
         nodes = self.membership.nodes if self.membership is not None else ()
         return tuple(node.id if node.id in self.machines.live else None for node in nodes)
 
@@ -411,23 +411,3 @@ class Core:
             node = self.membership.nodes[place].id
         fields = {"what": what, "node": node, "place": place, "rank": rank}
         self.record("lost", **fields, evidence=evidence, own=own, error=error)
-
-    def view(self) -> dict[str, Any]:
-        """What there is now, as values of JSON."""
-        places = self._places()
-        return {
-            "epoch": self.epoch,
-            "generation": self.generation,
-            "membership": self._plain,
-            "places": list(places),
-            "spares": [node for node in self.machines.live if node not in places],
-            "away": [node for node, machine in self.machines.live.items() if machine.link is None],
-            "coming": self.coming,
-            "grouped": sorted(self.grouped),
-            "done": sorted(self.done),
-            "lost": sorted(self.lost),
-            "waiting": self._waiting_since is not None,
-            "store": self._store,
-            "status": self.outcome.status if self.outcome is not None else None,
-            "reason": self.outcome.reason if self.outcome is not None else "",
-        }

@@ -101,7 +101,7 @@ class Supervisor:
         if address is not None and before.store is not None:
             fields = {key: before.store[key] for key in ("pid", "started")}
             self._core.store_up(address, now, **fields)
-        self._view = self._core.view()
+        self._view = _view(self._core)
 
     # for the caller
 
@@ -141,7 +141,10 @@ class Supervisor:
         self._connections.wake()
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is now (`Core.view`): generation, places, spares, ranks that grouped or are done..."""
+        """What there is now, as values of JSON: epoch, generation, membership; places (node ids, None where
+        the machine is lost), spares, away (nodes without a connection), coming; ranks that grouped, are done,
+        or are lost; waiting (for machines), store; status and reason, None and "" while the run goes on.
+        """
         return self._view
 
     # the loop
@@ -168,7 +171,7 @@ class Supervisor:
             except Exception as error:
                 self.record("note", core.generation, text=traceback.format_exc())
                 core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
-            self._view = core.view()
+            self._view = _view(core)
             if core.superseded and core.outcome is not None:
                 return core.outcome
             if core.outcome is not None:
@@ -228,6 +231,26 @@ class Supervisor:
             self._order(count)
         except Exception as error:
             self._core.finish(1, f"{count} machines could not be ordered: {error}", time.monotonic())
+
+
+def _view(core: Core) -> dict[str, Any]:
+    places, outcome = core.places(), core.outcome
+    return {
+        "epoch": core.epoch,
+        "generation": core.generation,
+        "membership": core.plain,
+        "places": list(places),
+        "spares": [node for node in core.machines.live if node not in places],
+        "away": [node for node, machine in core.machines.live.items() if machine.link is None],
+        "coming": core.coming,
+        "grouped": sorted(core.grouped),
+        "done": sorted(core.done),
+        "lost": sorted(core.lost),
+        "waiting": core.waiting_since is not None,
+        "store": core.store,
+        "status": outcome.status if outcome is not None else None,
+        "reason": outcome.reason if outcome is not None else "",
+    }
 
 
 def _listen(wanted: tuple[str, int], last: str | None) -> socket.socket:
