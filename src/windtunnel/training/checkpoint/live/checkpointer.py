@@ -26,16 +26,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, Stored, attach, store
+from windtunnel.training.checkpoint.live.alike import agree_alike
 from windtunnel.training.checkpoint.live.layout import SHARED
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
-from windtunnel.training.checkpoint.live.state import State, local, walk
+from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import Health
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
@@ -218,8 +218,10 @@ class PeerCheckpointer:
             and plan.signature == snapshot.signature(tensors)
         )
         shared = self._shared
-        if self.job.world > 1 and (self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)):
-            shared = self._agree_shared(tensors, program)
+        known = self._calls and not shared  # that there is nothing
+        again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
+        if self.job.world > 1 and again and not known:
+            shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
         if fits and shared == self._shared:
             return
         assert self._memory is not None
@@ -232,33 +234,6 @@ class PeerCheckpointer:
         if self.settings.mode == "idle" and self._idle is None:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._memory, self.settings, own.nbytes)
-
-    def _agree_shared(self, tensors: snapshot.Tensors, program: State) -> frozenset[str] | None:
-        """Names of modules' and optimizers' tensors that are equal on all ranks, where they make up an eighth
-        of the state or more; names only ever leave the set. (What lies beside these, such as generators'
-        states, may be equal by chance.)"""
-        if self._calls and not self._shared:
-            return self._shared  # all ranks found nothing, or nothing is left
-        replicas = tuple(
-            f"{item}/" for item, value in program.items() if isinstance(value, nn.Module | Optimizer)
-        )
-        prints = snapshot.fingerprints(
-            [(n, t) for n, t in tensors if (n in self._shared if self._shared else n.startswith(replicas))]
-        )
-        said = self.job.agree(f"alike/{self._serial}.{self._calls}", prints)
-        alike = {n for n, p in prints.items() if p and all(other.get(n) == p for other in said.values())}
-        if self._shared is not None:
-            left = sorted(self._shared - alike)
-            if left and self.job.rank == 0:
-                text = f"{left[0]} was equal on all ranks and is not any more ({len(left)} tensors in all)"
-                self.job.event("note", text=text + "; it is saved for each rank from now on")
-            return frozenset(alike)
-        sizes = {n: local(t).numel() * local(t).element_size() for n, t in tensors}
-        weights = self.job.agree(
-            f"alike-share/{self._serial}",
-            8 * sum(sizes[n] for n in alike) >= sum(sizes.values()),
-        )
-        return frozenset(alike) if all(weights.values()) else None
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""

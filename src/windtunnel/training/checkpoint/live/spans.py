@@ -41,6 +41,8 @@ class Windows(Protocol):
 
     def close_window(self) -> None: ...
 
+    def committed(self) -> int: ...
+
 
 class Profile:
     """Idle spans, step by step, from looks at the network. Pure: times are given.
@@ -168,13 +170,6 @@ class IdleSender:
         """``step`` is being sent from now on."""
         self._sent = step, self._clock()
 
-    def committed(self, step: int) -> None:
-        """``step`` has all its copies: what that took is the bandwidth, where none is given."""
-        if self._sent is not None and self._sent[0] == step and self._profile.expected is None:
-            self._rates.append(
-                self._nbytes * (self._settings.copies - 1) / max(1e-6, self._clock() - self._sent[1])
-            )
-
     def close(self) -> None:
         """No more windows."""
         self._stop.set()
@@ -216,8 +211,19 @@ class IdleSender:
                 self._marked = False
                 self._profile.look(self._clock(), busy)
             last = total
+            self._rate()
             with suppress(OSError):  # the agent is gone: the job will be told by others
                 self._window(busy)
+
+    def _rate(self) -> None:
+        """What it takes from a save to its commit is the bandwidth, where none is given."""
+        if self._sent is None or self._profile.expected is not None:
+            return
+        step, begin = self._sent
+        if self._memory.committed() >= step:
+            seconds = max(1e-6, self._clock() - begin)
+            self._rates.append(self._nbytes * (self._settings.copies - 1) / seconds)
+            self._sent = None
 
     def _window(self, busy: bool) -> None:
         expected, now = self._profile.expected, self._clock()

@@ -13,22 +13,19 @@ takes no step, so nothing is disturbed.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint.live import objects as plain
+from windtunnel.training.checkpoint.live import values
 from windtunnel.training.checkpoint.live.layout import Entry
 
 RNG = "_rng"
@@ -80,11 +77,11 @@ def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]]
                     others[name] = plain.skeleton(value.state[parameter], name, found)
             others[f"{item}/groups"] = plain.skeleton(_groups(value, owners), f"{item}/groups", found)
         else:
-            others[item] = plain.skeleton(_outside(value), item, found)
+            others[item] = plain.skeleton(values.get(value), item, found)
     if rng:
         if RNG in state:
             raise UserError(f"state: the name {RNG} is taken by the generators' states; choose another")
-        others[RNG] = plain.skeleton(_generators(), RNG, found)
+        others[RNG] = plain.skeleton(values.generators(), RNG, found)
     return tensors, others
 
 
@@ -185,9 +182,9 @@ def put(
             elif isinstance(value, torch.Tensor):
                 local(value).copy_(tensor(item))
             else:
-                _put_outside(state, item, value, plain.flesh(others[item], lambda n: tensor(n).clone()))
+                values.put(state, item, value, plain.flesh(others[item], lambda n: tensor(n).clone()))
         if rng and RNG in others:
-            _put_generators(plain.flesh(others[RNG], lambda n: tensor(n).clone()), reseed)
+            values.put_generators(plain.flesh(others[RNG], lambda n: tensor(n).clone()), reseed)
 
 
 def _module(item: str, module: nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -267,8 +264,8 @@ def _put_optimizer(
             f"checkpoint: {item} has {len(saved)} parameter groups in it; the state has "
             f"{len(optimizer.param_groups)}"
         )
-    for group, values in zip(optimizer.param_groups, saved, strict=True):
-        for key, value in plain.flesh(values, lambda n: tensor(n).clone()).items():
+    for group, of_group in zip(optimizer.param_groups, saved, strict=True):
+        for key, value in plain.flesh(of_group, lambda n: tensor(n).clone()).items():
             if key == "params":
                 continue
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
@@ -318,59 +315,6 @@ def _state_of(
         )
     new = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     return new.copy_(value)
-
-
-def _outside(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return value.state_dict()
-    return value
-
-
-def _put_outside(state: State, item: str, value: Any, new: Any) -> None:
-    if isinstance(value, torch.Generator):
-        value.set_state(new)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = new
-    elif isinstance(value, random.Random):
-        value.setstate(new)
-    elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        value.load_state_dict(new)
-    elif isinstance(value, dict) and isinstance(new, dict):
-        value.clear()
-        value.update(new)
-    elif isinstance(value, list) and isinstance(new, list):
-        value[:] = new
-    else:
-        state[item] = new
-
-
-def _generators() -> dict[str, Any]:
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if "numpy" in sys.modules:
-        states["numpy"] = np.random.get_state(legacy=False)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _put_generators(states: dict[str, Any], reseed: int | None) -> None:
-    if reseed is not None:
-        seed = xxhash.xxh3_64_intdigest(states["torch"].numpy().tobytes(), seed=reseed)
-        torch.manual_seed(seed >> 1)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        return
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _accept(name: str, tensor: torch.Tensor) -> None:
