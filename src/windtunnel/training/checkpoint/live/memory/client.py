@@ -30,6 +30,9 @@ from windtunnel.training.survive.live import wire
 RESERVATION = 5e7
 """Bytes/s at which slots are made at the very least; `LocalMemory.reserve` waits that long."""
 
+CONNECT = 5.0
+"""Seconds until a peer's listener answers."""
+
 
 class StaleGeneration(Exception):
     """The service knows a newer membership than this rank, which will hear of it, too."""
@@ -158,7 +161,7 @@ class LocalMemory:
             where = self._ask("locate", place=place, shard=shard, step=step, world=world)
         if "path" in where:
             return slots.load(Path(where["path"]), into, step=step).checksum
-        with transfer.connect(where["address"], self._timeout, where["outgoing"]) as sock:
+        with transfer.connect(where["address"], min(CONNECT, self._timeout), where["outgoing"]) as sock:
             sock.settimeout(self._timeout)
             return transfer.receive_copy(sock, transfer.ask_copy(sock, shard, step, world), into)
 
@@ -169,7 +172,10 @@ class LocalMemory:
             CopyError: nobody has it.
         """
         for address in (self._path, *self._ask("places")["addresses"]):
-            with contextlib.suppress(OSError, CopyError), transfer.connect(address, self._timeout) as sock:
+            with (
+                contextlib.suppress(OSError, CopyError),
+                transfer.connect(address, min(CONNECT, self._timeout)) as sock,
+            ):
                 sock.settimeout(self._timeout)
                 return transfer.layout(sock, digest)
         raise CopyError(f"no node has the layout {digest}")
@@ -212,7 +218,7 @@ class LocalMemory:
         sock.settimeout(patience or self._timeout)
         try:
             answer = transfer.ask(sock, {"op": op, **self._about, **fields}, data)
-        except OSError:
+        except BaseException:
             # Whatever comes later on it would be taken for the answer to the next request.
             sock.close()
             self._local.sock = None
@@ -224,6 +230,8 @@ class LocalMemory:
     def _hang_up(self) -> None:
         with self._lock:
             for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits on it
                 sock.close()
             self._open.clear()
 

@@ -153,10 +153,10 @@ class Folder:
             for h in found.values()
         ]
 
-    def ensure(
-        self, shard: str, world: int, nbytes: int, count: int, generation: int, committed: int
-    ) -> Shelf:
+    def ensure(self, shard: str, world: int, nbytes: int, count: int, generation: int, base: int) -> Shelf:
         """The shelf of a shard with ``count`` slots for ``nbytes`` each, made where it is missing.
+
+        ``base``: the step that all went back to last; what is older may go if there is no room else.
 
         Raises:
             UserError: it does not fit; with the sum.
@@ -170,13 +170,16 @@ class Folder:
                 missing = [index for index in range(count) if index not in shelf.slots]
             if missing:
                 more = len(missing) * (slots.HEADER + shelf.capacity)
-                self.require(more, partial(self._sum, shelf, count), world, committed)
+                self.require(more, partial(self._sum, shelf, count), world, base)
             for index in missing:
                 path = self.path / slots.file_name(shard, world, shelf.capacity, index)
                 path.unlink(missing_ok=True)
                 try:
                     made = Slot.create(path, shard, world, shelf.capacity)
                 except OSError as error:
+                    with self._lock:
+                        if shelf not in self.shelves:
+                            self._drop(shelf, list(shelf.slots))
                     raise UserError(
                         f"{self._sum(shelf, count)}, and that failed: {error.strerror or error}"
                     ) from error
@@ -245,7 +248,7 @@ class Folder:
             for one in shelf.slots.values():
                 one.close()
 
-    def require(self, more: int, told: Callable[[], str], world: int, committed: int) -> None:
+    def require(self, more: int, told: Callable[[], str], world: int, base: int) -> None:
         """Refuse ``more`` bytes that are not there.
 
         Raises:
@@ -254,13 +257,10 @@ class Folder:
         if more <= room.free(self.path)[0]:
             return
         with self._lock:
-            # Left over of another size of the job, and older than a committed step: nobody wants them any
-            # more.
+            # Left over of another size of the job, and older than what all went back to: nobody wants them.
             for other in [shelf for shelf in self.shelves if shelf.world != world]:
                 steps = other.held()
-                self._drop(
-                    other, [i for i, s in enumerate(steps) if s < committed and i not in other.writing]
-                )
+                self._drop(other, [i for i, s in enumerate(steps) if s < base and i not in other.writing])
         free, bound = room.free(self.path)
         if more > free:
             raise UserError(

@@ -48,7 +48,7 @@ class Holder:
     def _ensure(self, shard: str, world: int, capacity: int, message: Message) -> Shelf:
         state = self._state
         return state.folder.ensure(
-            shard, world, capacity, message["slots"], message["generation"], state.committed
+            shard, world, capacity, message["slots"], message["generation"], state.base
         )
 
     def _take_layout(self, sock: socket.socket, message: Message, following: int) -> Message:
@@ -111,8 +111,6 @@ class Holder:
             wire.send(sock, {"answer": "go"})
             with slot.data as data:
                 arrived = transfer.receive_chunks(sock, data)
-            if arrived is None:
-                return None
             if arrived != checksum:
                 return {"answer": "torn"}
             with state.changed:

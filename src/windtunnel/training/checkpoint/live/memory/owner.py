@@ -120,9 +120,7 @@ class Owner:
         state.folder.keep_layout(digest, bytes(blob), generation)
         paths = {}
         for shard, count in nbytes.items():
-            shelf = state.folder.ensure(
-                shard, state.world, count, message["slots"], generation, state.committed
-            )
+            shelf = state.folder.ensure(shard, state.world, count, message["slots"], generation, state.base)
             paths[shard] = [str(one.path) for _, one in sorted(shelf.slots.items())]
             for node in holders:
                 self._prepare(node, shard, shelf, message)
@@ -169,7 +167,7 @@ class Owner:
         if more > 0:
             told = fit.explain(own, held, spec.slots, headers)
             state.folder.require(
-                more, lambda: f"checkpoints in memory need {told} on this node", world, state.committed
+                more, lambda: f"checkpoints in memory need {told} on this node", world, state.base
             )
 
     def _prepare(self, node: int, shard: str, shelf: Shelf, message: Message) -> None:

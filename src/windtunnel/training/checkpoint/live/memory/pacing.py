@@ -101,7 +101,7 @@ class Pacer:
         """Whether bytes that are sent now go into a window with an end."""
         return self._pace.mode == "idle" and min(self._until.values(), default=0.0) - self._clock() < ENDLESS
 
-    def take(self, left: int, patience: float) -> int:
+    def take(self, left: int, patience: float, cancelled: threading.Event) -> int:
         """Wait for leave to send, at most ``patience`` seconds; how many bytes, 0 for none yet."""
         with self._changed:
             end = self._clock() + patience
@@ -113,7 +113,7 @@ class Pacer:
                     if self._pace.bandwidth:
                         self._busy_until = now + self._pace.startup + size / self._pace.bandwidth
                     return size
-                if now >= end:
+                if now >= end or cancelled.is_set():
                     return 0
                 self._changed.wait(min(pause, end - now))
 

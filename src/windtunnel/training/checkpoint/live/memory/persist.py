@@ -39,6 +39,8 @@ class Persister:
         state.require(message["generation"])
         key = f"persist/{step}/{message['generation']}"
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if any(thread.name == key for thread in self._threads):
+            return {"answer": "begun before"}  # by another rank of this node
         thread = threading.Thread(target=self._write, args=(key, step, url), name=key, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -145,7 +145,7 @@ class Sender:
             if verdict not in ("failed", "wait", "torn"):
                 delivery.done(delivery, self.node.id, verdict)
                 return
-            delivery.cancelled.wait(0.0 if verdict == "wait" else pause)
+            delivery.cancelled.wait(pause)
             pause = min(2 * pause, self._limits.pause)
 
     def _attempt(self, delivery: Delivery) -> str:
@@ -163,9 +163,7 @@ class Sender:
         if verdict != "go":
             return verdict
         with open(delivery.path, "rb", buffering=0) as file:
-            whole = self._stream(sock, file, delivery)
-        if not whole:
-            return "failed"
+            self._stream(sock, file, delivery)
         answer, following = wire.receive(sock)
         wire.skip(sock, following)
         verdict = self._verdict(answer)
@@ -195,17 +193,16 @@ class Sender:
         }
         return transfer.ask(sock, message)
 
-    def _stream(self, sock: socket.socket, file: BinaryIO, delivery: Delivery) -> bool:
+    def _stream(self, sock: socket.socket, file: BinaryIO, delivery: Delivery) -> None:
         nbytes = delivery.header.nbytes
         at = 0
         while at < nbytes:
-            size = self._pacer.take(nbytes - at, self._limits.silence / 4)
+            size = self._pacer.take(nbytes - at, self._limits.silence / 4, delivery.cancelled)
             if delivery.cancelled.is_set():
-                sock.sendall(transfer.LENGTH.pack(transfer.ABORT))
-                return False
+                raise wire.WireError("it is not wanted any more")
             inside = self._pacer.inside()
             begun = time.monotonic()
-            sock.sendall(transfer.LENGTH.pack(size))  # STILL where there is no leave yet
+            sock.sendall(transfer.LENGTH.pack(size))  # 0 where there is no leave yet: we live
             transfer.send_range(sock, file, at, size)
             if self._pacer.measures:
                 _drain(sock, begun + self._limits.silence)
@@ -213,7 +210,6 @@ class Sender:
             at += size
             delivery.sent += size
             delivery.inside += size if inside else 0
-        return True
 
     def _connection(self) -> socket.socket:
         if self._sock is None:

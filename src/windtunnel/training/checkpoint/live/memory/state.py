@@ -145,6 +145,7 @@ class State:
         with self.changed:
             self.membership, self.place = membership, place
             self.specs = {}
+            self.base = -1
             self.ledger = Ledger()
             self.changed.notify_all()
 

@@ -1,7 +1,7 @@
 """The bytes of a slot on a socket.
 
-A copy that is pushed (PUT) comes in chunks, each behind its length: a length of `STILL` says that the sender
-waits for its window and lives, `ABORT` that nothing more comes. A copy that is read (GET) comes as it lies in
+A copy that is pushed (PUT) comes in chunks, each behind its length: a length of 0 says that the sender waits
+for its window and lives. A copy that is read (GET) comes as it lies in
 the file. Bulk bytes never become Python objects: ``sendfile`` on one side, ``recv_into`` the mapped slot on
 the other, hashed as they arrive.
 """
@@ -19,8 +19,6 @@ from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.survive.live import wire
 
 LENGTH = struct.Struct("!I")
-STILL = 0
-ABORT = 0xFFFFFFFF
 
 
 def connect(address: str, timeout: float, outgoing: str = "") -> socket.socket:
@@ -61,8 +59,8 @@ def send_range(sock: socket.socket, file: BinaryIO, offset: int, count: int) -> 
         raise wire.WireError("a slot is shorter than its header says")
 
 
-def receive_chunks(sock: socket.socket, into: memoryview) -> str | None:
-    """Fill ``into`` with chunks, up to its end; the xxh3_128 of what came, None where the sender gave up.
+def receive_chunks(sock: socket.socket, into: memoryview) -> str:
+    """Fill ``into`` with chunks, up to its end; the xxh3_128 of what came.
 
     Raises:
         OSError: the connection ended, or its timeout passed. WireError: more bytes than announced.
@@ -73,8 +71,6 @@ def receive_chunks(sock: socket.socket, into: memoryview) -> str | None:
     while at < len(into):
         wire.fill(sock, memoryview(head))
         (length,) = LENGTH.unpack(head)
-        if length == ABORT:
-            return None
         if length > len(into) - at:
             raise wire.WireError(f"a chunk of {length} bytes, {len(into) - at} are expected")
         end = at + length

@@ -1,0 +1,417 @@
+"""Kills, cuts, bit flips, stale senders: what is declared complete is whole, what is torn is made again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content, eventually
+
+from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
+from windtunnel.training.survive.live import wire
+from windtunnel.training.survive.model import Membership, Node
+
+N = 300_000
+SHARD = "rank1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, 2)
+    yield made
+    made.close()
+
+
+class Process:
+    """A service that can be killed, at place 0 of two."""
+
+    def __init__(self, folder: Path, generation: int = 1) -> None:
+        self.folder = folder
+        script = Path(__file__).with_name("memory_process.py")
+        self.popen = subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.popen.stdin and self.popen.stdout
+        self.address, self.path = json.loads(self.popen.stdout.readline())
+        nodes = (Node(0, "127.0.0.1", self.address), Node(1, "127.0.0.1", "127.0.0.1:1"))
+        membership = Membership(generation, 1, nodes, 1, "", "test")
+        self.popen.stdin.write(json.dumps([0, membership.plain()]) + "\n")
+        self.popen.stdin.flush()
+        assert self.popen.stdout.readline() == "ok\n"
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+def put(
+    sock: socket.socket, step: int, data: bytes, *, generation: int = 1, shard: str = SHARD, **other: Any
+) -> str:
+    """A PUT up to its answer, with the layout where it is asked for."""
+    checksum = xxhash.xxh3_128_hexdigest(other.pop("summed", data))
+    message = {
+        "op": "put",
+        "generation": generation,
+        "committed": -1,
+        "base": -1,
+        "keeps": [],
+        "slots": 2,
+        "capacity": len(data),
+        "header": [shard, step, 2, False, generation, DIGEST, len(data), checksum],
+        **other,
+    }
+    answer = transfer.ask(sock, message)
+    if answer.get("answer") == "layout":
+        transfer.ask(sock, {"op": "layout", "digest": DIGEST, "generation": generation}, LAYOUT)
+        answer = transfer.ask(sock, message)
+    return str(answer.get("answer") or answer["error"])
+
+
+def send(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(transfer.LENGTH.pack(len(data)) + data)
+
+
+def verdict(sock: socket.socket) -> str:
+    answer, _ = wire.receive(sock)
+    return str(answer.get("answer") or answer["error"])
+
+
+def whole(folder: Path) -> dict[int, bytes]:
+    """The steps that claim to be complete, each verified."""
+    found = {}
+    for path in folder.glob("*.slot"):
+        header = read_header(path)
+        if header is not None and header.complete:
+            into = memoryview(bytearray(header.nbytes))
+            load(path, into)
+            assert bytes(into) == content(header.shard, header.step, header.nbytes)
+            found[header.step] = bytes(into)
+    return found
+
+
+def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Path) -> None:
+    """Killed at random bytes of a copy, it keeps the one before, and a new service takes that over."""
+    rng = random.Random(5)
+    for attempt, at in enumerate([0, N - 1, *(rng.randrange(N) for _ in range(4))]):
+        folder = tmp_path / f"f{attempt}"
+        process = Process(folder)
+        with transfer.connect(process.address, 5.0) as sock:
+            for step in (3, 4):
+                assert put(sock, step, content(SHARD, step, N)) == "go"
+                send(sock, content(SHARD, step, N))
+                assert verdict(sock) == "complete"
+            data = content(SHARD, 5, N)
+            assert put(sock, 5, data, keeps=[4], committed=4) == "go"
+            sock.sendall(transfer.LENGTH.pack(N) + data[:at])
+            (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.step == 5]
+            if at:
+                eventually(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
+            process.kill()
+        assert list(whole(folder)) == [4]
+        again = Process(folder, generation=2)
+        into = memoryview(bytearray(N))
+        memory = LocalMemory(again.path, 0, 2)
+        assert [copy.step for copy in memory.copies()] == [4]
+        memory.fetch(None, SHARD, 4, into)
+        assert memory.layout(DIGEST) == LAYOUT
+        memory.close()
+        again.kill()
+
+
+def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Cluster) -> None:
+    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+        assert put(sock, 0, content(SHARD, 0, N)) == "go"
+        sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 0, N)[: N // 2])
+    eventually(lambda: not cluster.service(0)._holder._under_way)
+    assert whole(cluster.folder / "n0") == {}
+    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+        assert put(sock, 0, content(SHARD, 0, N)) == "go"
+        send(sock, content(SHARD, 0, N))
+        assert verdict(sock) == "complete"
+    assert list(whole(cluster.folder / "n0")) == [0]
+
+
+def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
+    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+        data = bytearray(content(SHARD, 0, N))
+        data[N // 3] ^= 1
+        assert put(sock, 0, bytes(data), summed=content(SHARD, 0, N)) == "go"
+        send(sock, bytes(data))
+        assert verdict(sock) == "torn"
+        assert whole(cluster.folder / "n0") == {}
+
+
+def test_a_stale_generation_cannot_write(cluster: Cluster) -> None:
+    service = cluster.service(0)
+    with transfer.connect(service.address, 5.0) as early, transfer.connect(service.address, 5.0) as late:
+        assert put(early, 0, content(SHARD, 0, N)) == "go"
+        cluster.form(cluster.places)
+        # What was under way is cut, and whoever was fenced and comes back is refused at once.
+        with contextlib.suppress(OSError):
+            send(early, content(SHARD, 0, N))
+            assert verdict(early) == "stale"
+        assert put(late, 1, content(SHARD, 1, N)) == "stale"
+        assert put(late, 1, content(SHARD, 1, N), generation=2) == "go"
+    assert whole(cluster.folder / "n0") == {}
+
+
+def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
+    service = cluster.service(0)
+    answers: list[str] = []
+
+    def early() -> None:
+        with transfer.connect(service.address, 5.0) as sock:
+            answers.append(put(sock, 0, content(SHARD, 0, N), generation=2))
+
+    thread = threading.Thread(target=early)
+    thread.start()
+    cluster.form(cluster.places)
+    thread.join(10.0)
+    assert answers == ["go"]
+
+
+def test_a_sender_that_comes_back_displaces_its_old_connection(cluster: Cluster) -> None:
+    service = cluster.service(0)
+    with transfer.connect(service.address, 5.0) as old, transfer.connect(service.address, 5.0) as new:
+        assert put(old, 0, content(SHARD, 0, N)) == "go"
+        assert put(new, 0, content(SHARD, 0, N)) == "go"
+        send(new, content(SHARD, 0, N))
+        assert verdict(new) == "complete"
+        assert put(new, 0, content(SHARD, 0, N)) == "have"
+        with pytest.raises(OSError):
+            send(old, content(SHARD, 0, N))
+            verdict(old)
+
+
+def test_garbage_does_not_harm(cluster: Cluster) -> None:
+    service = cluster.service(0)
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0" * 12):
+        with transfer.connect(service.address, 5.0) as sock:
+            sock.sendall(garbage)
+    with transfer.connect(service.address, 5.0) as sock:
+        assert transfer.ask(sock, {"op": "no such"})["error"] == "user"
+        assert transfer.ask(sock, {"op": "put", "generation": "x"})["error"] == "user"
+        assert transfer.ask(sock, {"op": "saved"})["error"] == "user"  # only local ranks may
+        assert put(sock, 0, b"x" * 10, shard="../../x") == "user"
+        assert put(sock, 0, b"x" * 10) == "go"
+        sock.sendall(transfer.LENGTH.pack(11))
+        with pytest.raises(OSError):
+            verdict(sock)
+
+
+@pytest.mark.parametrize("where", [HEADER + N // 2, 40])
+def test_a_flipped_bit_in_a_replica_is_noticed_and_mended(cluster: Cluster, where: int) -> None:
+    cluster.reserve(N)
+    cluster.save(0, 0, N)
+    cluster.wait(0)
+    (path,) = [
+        p for p in (cluster.folder / "n1").glob("rank0*.slot") if (h := read_header(p)) and h.step == 0
+    ]
+    with path.open("r+b") as file:
+        file.seek(where)
+        byte = file.read(1)
+        file.seek(where)
+        file.write(bytes([byte[0] ^ 0x10]))
+    into = memoryview(bytearray(N))
+    with pytest.raises(CopyError):
+        cluster.ranks[0].fetch(1, "rank0", 0, into)
+    cluster.ranks[0].fetch(0, "rank0", 0, into)
+    assert bytes(into) == content("rank0", 0, N)
+    cluster.form(cluster.places)
+    for memory in cluster.ranks:
+        memory.restored(0)
+
+    def mended() -> bool:
+        with contextlib.suppress(CopyError):
+            return cluster.holders("rank0", 0) == [0, 1]
+        return False
+
+    eventually(mended)
+
+
+def test_a_flipped_bit_in_a_layout_is_noticed(cluster: Cluster) -> None:
+    cluster.reserve(N)
+    for node in (0, 1):
+        path = cluster.folder / f"n{node}" / f"layout-{DIGEST}"
+        assert cluster.ranks[0].layout(DIGEST) == LAYOUT
+        path.write_bytes(b"X" + LAYOUT[1:])
+    with pytest.raises(CopyError, match="layout"):
+        cluster.ranks[0].layout(DIGEST)
+
+
+def test_a_source_that_went_bad_is_not_replicated(cluster: Cluster) -> None:
+    cluster.reserve(N)
+    slot = cluster.slots[0, "rank0"][0]
+    slot.begin(0, nbytes=N, world=2, has_shared=False, generation=1, layout=DIGEST)
+    slot.data[:] = content("rank0", 0, N)
+    slot.complete(xxhash.xxh3_128_hexdigest(b"something else"))
+    cluster.ranks[0].saved("rank0", 0, 0)
+    eventually(lambda: any("checksum" in fields.get("text", "") for _, fields in cluster.contexts[0].events))
+    assert not [copy for copy in cluster.ranks[1].copies() if copy.shard == "rank0"]
+
+
+class Cutter:
+    """Passes bytes on to ``address``; each of the first connections is cut after so many bytes."""
+
+    def __init__(self, address: str, cuts: list[int]) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self._target, self.cuts = address, cuts
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            left = self.cuts.pop(0) if self.cuts else 1 << 60
+            with sock, wire.connect(self._target, 5.0) as other:
+                back = threading.Thread(target=self._pump, args=(other, sock, 1 << 60), daemon=True)
+                back.start()
+                self._pump(sock, other, left)
+                for end in (sock, other):
+                    with contextlib.suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+                back.join(5.0)
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, left: int) -> None:
+        with contextlib.suppress(OSError):
+            while left and (data := source.recv(min(left, 65536))):
+                target.sendall(data)
+                left -= len(data)
+
+
+def test_connections_that_break_anywhere_are_made_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    rng = random.Random(3)
+    cutter = Cutter(cluster.services[1].address, [0, 5, 300, *(rng.randrange(2 * N) for _ in range(5))])
+    services = cluster.services
+    real = services[1].address
+    services[1].address = cutter.address
+    cluster.form([0, 1])
+    services[1].address = real
+    cluster.reserve(N)
+    for step in range(4):
+        cluster.save(step, step % 2, N)
+        cluster.wait(step)
+        assert cluster.holders("rank0", step) == [0, 1]
+    assert not cutter.cuts
+    cutter.listener.close()
+    cluster.close()
+
+
+def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_path: Path) -> None:
+    frozen = Process(tmp_path / "frozen")
+    context = Context(cluster=None, node=0)  # type: ignore[arg-type]
+    context.post = lambda *_: None  # type: ignore[method-assign]
+    service = MemoryService(tmp_path / "n", "127.0.0.1", context=context, limits=QUICK)
+    size = 30 << 20  # more than sockets take
+
+    def form(generation: int, other: str) -> LocalMemory:
+        nodes = (Node(generation * 10, "127.0.0.1", other), Node(1, "127.0.0.1", service.address))
+        service.membership(Membership(generation, 1, nodes, 1, "", "test"), 1)
+        return LocalMemory(service.path, 1, generation)
+
+    memory = form(1, frozen.address)
+    slots = memory.reserve(LAYOUT, {SHARD: size})[SHARD]
+    os.kill(frozen.popen.pid, signal.SIGSTOP)
+    slots[0].begin(0, nbytes=size, world=2, has_shared=False, generation=1, layout=DIGEST)
+    memory.saved(SHARD, 0, 0)  # completes it
+    assert not memory.wait_committed(0, 0.05)
+    (sender,) = service._owner._senders.values()
+    form(2, "127.0.0.1:1").close()
+    eventually(lambda: not sender._thread.is_alive())
+    assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
+    assert [copy.step for copy in memory.copies()] == [0]
+    memory.close()
+    service.close(wipe=True)
+    assert not (tmp_path / "n").exists()
+    frozen.kill()
+
+
+def test_a_service_that_ends_fails_its_clients_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    cluster = Cluster(tmp_path, 2)
+    cluster.reserve(N)
+    cluster.save(0, 0, N)
+    cluster.wait(0)
+    memory = cluster.ranks[0]
+    waiting = threading.Thread(target=lambda: _fails(lambda: memory.wait_committed(9, 60.0)))
+    waiting.start()
+    cluster.stop(0)
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    with pytest.raises(OSError):
+        memory.copies()
+    cluster.close()
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def _fails(call: Any) -> None:
+    with contextlib.suppress(OSError):
+        call()
+
+
+def test_many_generations_leak_nothing(cluster: Cluster) -> None:
+    cluster.reserve(1000)
+
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def round() -> None:
+        cluster.form(cluster.places)
+        cluster.reserve(1000)
+        step = cluster.generation
+        cluster.save(step, step % 2, 1000)
+        cluster.wait(step)
+
+    for _ in range(3):
+        round()
+    fds, threads = count()
+    for _ in range(30):
+        round()
+    eventually(lambda: count()[0] <= fds + 4 and count()[1] <= threads + 4)
+
+
+def test_idle_mode_sends_within_windows_and_flushes_the_rest(cluster: Cluster) -> None:
+    cluster.reserve(N, mode="idle", chunk=64 << 10, bandwidth=50e6)
+    cluster.save(0, 0, N)
+    assert not cluster.ranks[0].wait_committed(0, 0.05)
+    for memory in cluster.ranks:
+        memory.open_window(100.0)
+    cluster.wait(0)
+    assert [m.traffic() for m in cluster.ranks] == [{0: (N, N)}] * 2
+    for memory in cluster.ranks:
+        memory.close_window()
+    cluster.save(1, 1, N)
+    for memory in cluster.ranks:
+        memory.flush()
+    cluster.wait(1)
+    assert cluster.ranks[0].traffic()[1] == (N, 0)
+
+
+def test_idle_mode_measures_a_bandwidth_that_it_is_not_told(cluster: Cluster) -> None:
+    cluster.reserve(N, mode="idle", chunk=64 << 10)
+    for memory in cluster.ranks:
+        memory.open_window(100.0)
+    cluster.save(0, 0, N)
+    cluster.wait(0)
+    assert cluster.service(0)._owner._pacer._measured is not None
