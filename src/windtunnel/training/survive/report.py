@@ -147,7 +147,8 @@ def print_end(events: list[Event], console: Console) -> None:
     if sums.steps > 1:
         console.print(
             f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
-            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into {sums.steps_redone} steps done again",
+            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into "
+            f"{sums.steps_redone} steps done again",
             highlight=False,
             soft_wrap=True,
         )

@@ -200,12 +200,16 @@ def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does."""
+    """SIGTERM and SIGHUP end the run as Ctrl-C does; a second one does not disturb the cleaning up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, _: object) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        os.write(2, b"windtunnel: interrupted; every process of the run is ended\n")
         raise KeyboardInterrupt
 
-    before = [(number, signal.signal(number, end)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    before = [(number, signal.signal(number, end)) for number in numbers]
     try:
         yield
     finally:

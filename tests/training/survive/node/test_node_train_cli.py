@@ -1,4 +1,4 @@
-"""``windtunnel train`` and ``node``: wrong words in one sentence, real runs with their output and exit status."""
+"""``windtunnel train`` and ``node``: wrong words in one sentence, real runs and how they end."""
 
 from __future__ import annotations
 
@@ -72,12 +72,10 @@ import os, sys, torch, torch.distributed as dist
 from windtunnel.training.survive.live.run import run
 assert sys.argv[1:] == ["--nodes", "7"], sys.argv
 def train(job):
-    kept = job.keep("kept", list)
-    for step in range(len(kept), 6):
+    for step in range(6):
         one = torch.ones(1)
         dist.all_reduce(one)
         job.agree(f"step {step}")
-        kept.append(step)
         if job.rank == 0: print("step", step, flush=True)
         job.step(step, loss=float(one))
     return os.environ["WINDTUNNEL_CHECKPOINT"]
@@ -135,7 +133,7 @@ def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_fails(tmp_path: Path) -> None:
-    text = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\n__import__('time').sleep(600)"
+    text = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)"
     command = [
         str(WINDTUNNEL),
         "train",
@@ -171,6 +169,7 @@ def test_a_run_that_is_interrupted(tmp_path: Path, number: int) -> None:
         )
     pid = int(until(lambda: (tmp_path / "output").read_text().partition("up ")[2], 100))
     os.kill(process.pid, number)
+    os.kill(process.pid, number)  # an impatient user
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted" in said

@@ -233,6 +233,24 @@ def _enter(wanted: dict[str, Any]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if "torch.distributed.rendezvous" in sys.modules and "WINDTUNNEL_PREFIX" in os.environ:
+        _prefix_store(os.environ["WINDTUNNEL_PREFIX"])
+
+
+def _prefix_store(prefix: str) -> None:
+    """Let ``env://`` of a script that does not use `survive.run` meet under ``prefix``.
+
+    torch takes an agent's store as it is, since torchrun makes a new one for every restart; ours serves all
+    generations, and what an earlier one left in it would be taken for the peers' addresses.
+    """
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+    plain = rendezvous._create_c10d_store
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        return PrefixStore(prefix, plain(*arguments, **options))
+
+    rendezvous._create_c10d_store = create
 
 
 def _run_as_main(script: str) -> int:

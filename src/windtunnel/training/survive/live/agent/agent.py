@@ -287,6 +287,7 @@ class Agent:
             "TORCHELASTIC_RUN_ID": f"{Path(self.config.run).name}/{self.member.prefix}",
             "WINDTUNNEL_AGENT": f"unix:{self._door.path}",
             "WINDTUNNEL_RUN": self.config.run,
+            "WINDTUNNEL_PREFIX": f"{self.member.prefix}/env",
         }
 
     def _fence(self, message: Message) -> None:
