@@ -6,6 +6,7 @@ does on purpose what a real one does by chance: kill at a chosen message, or die
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -26,13 +27,18 @@ import torch.distributed as dist
 from windtunnel.training.survive.live import wire
 from windtunnel.training.survive.model import Membership, Node
 
-BOUND = 90.0  # seconds after which a test gives up
+BOUND = 60.0  # seconds after which a test gives up
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "windtunnel.training.survive.live.run", "windtunnel.training.pipelines.live.trainer"]
+    [
+        "torch",
+        "torch._dynamo",
+        "windtunnel.training.survive.live.run",
+        "windtunnel.training.pipelines.live.trainer",
+    ]
 )
 
 
@@ -41,8 +47,8 @@ class Script:
     """What happens to the machines.
 
     ``faults``: texts for the real injector. ``kill_on_post``: (node, part of a key): killed when it has said
-    so, before that is decided. ``untold``: part of a key, and nodes that are not told that it was decided; a
-    victim (the third) is killed then. ``kill_at``, ``join_at``: step whose event was seen, nodes.
+    so, and its death is known before. ``untold``: part of a key, and nodes that are not told of its decision;
+    a victim (the third) is killed then. ``kill_at``, ``join_at``: step whose event was seen, nodes.
     """
 
     faults: Sequence[str] = ()
@@ -79,7 +85,7 @@ class World:
         end = time.monotonic() + BOUND
         try:
             while self.members() - set(self.results) and not self.errors:
-                assert time.monotonic() < end, f"not done: {self.posts.keys()} {self.events[-5:]}"
+                assert time.monotonic() < end, self._stuck()
                 sentinels = {process.sentinel: node for node, process in self.processes.items()}
                 ready = self.selector.select(0.05)
                 for key, _ in ready:
@@ -115,6 +121,15 @@ class World:
         hashes = [result["hashes"] for result in self.results.values()]
         assert all(each == hashes[0] for each in hashes)
         return next(iter(self.results.values()))
+
+    def _stuck(self) -> str:
+        """Where everybody is."""
+        for process in self.processes.values():
+            os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)  # nothing tells when they have written it
+        logs = [f"--- {node}\n{(self.folder / f'log{node}').read_text()[-6000:]}" for node in self.processes]
+        said = [f"{self.memberships[-1]}", f"posts {self.posts}", f"results of {set(self.results)}"]
+        return "\n".join([*said, *(str(event) for event in self.events[-5:]), *logs])
 
     def _form(self, nodes: list[int]) -> None:
         members = tuple(Node(node, "127.0.0.1", "127.0.0.1:0") for node in nodes)
@@ -153,6 +168,9 @@ class World:
 
     def _accept(self, node: int) -> None:
         link, _ = self.listeners[node].accept()
+        if self.results:  # too late to join
+            link.close()
+            return
         link.settimeout(BOUND)
         wire.receive(link)
         self.links[node] = link
@@ -195,6 +213,7 @@ class World:
             if entry[0] == node and entry[1] in key:
                 self.script.kill_on_post.remove(entry)
                 self.kill(node)
+                return
         posts = self.posts.setdefault(key, {})
         posts[rank] = message["value"]
         membership = self.memberships[-1]
@@ -249,6 +268,7 @@ def _child(environment: dict[str, str], log: str, train: Callable[..., Any], arg
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stderr = sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
     torch.set_num_threads(1)
     from windtunnel.training.survive.live.run import run
 

@@ -1,8 +1,11 @@
-"""Real machines, real kills: what comes out is what one process would have computed."""
+"""Real machines, real kills: what comes out is what one process would have computed, to the last bit."""
 
 from __future__ import annotations
 
+import random
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +15,163 @@ from pipeline_world import Script, World, fly
 torch.set_num_threads(1)
 PROBLEM = Problem()
 
-
-@pytest.fixture(scope="module")
-def expected() -> tuple[dict[int, float], dict[str, str]]:
-    return plain(PROBLEM)
+expected = cache(plain)
 
 
-def check(world: World, expected: tuple[dict[int, float], dict[str, str]]) -> None:
-    assert world.result()["hashes"] == expected[1]
-    assert world.steps() == expected[0]
+def check(world: World, problem: Problem = PROBLEM) -> None:
+    losses, hashes = expected(problem)
+    assert world.result()["hashes"] == hashes
+    assert world.steps() == losses
 
 
-def layouts(world: World) -> list[tuple[str, list[list[int]]]]:
-    return [(event["how"], event["pipelines"]) for event in world.of_kind("layout")]
+def layouts(world: World) -> list[tuple[str, list[list[int]], int]]:
+    """How each layout came about, its pipelines, and the step that it went on with."""
+    return [(event["how"], event["pipelines"], event["step"]) for event in world.of_kind("layout")]
 
 
-def test_two_pipelines_are_one_process(tmp_path: Path, expected: object) -> None:
+def test_two_pipelines_compute_what_one_process_does(tmp_path: Path) -> None:
     world = fly(tmp_path, 4, train, PROBLEM)
-    check(world, expected)
-    assert layouts(world) == [("compose", [[0, 1], [2, 3]])]
+    check(world)
+    assert layouts(world) == [("compose", [[0, 1], [2, 3]], 0)]
+
+
+def test_three_stages_beside_two(tmp_path: Path) -> None:
+    world = fly(tmp_path, 5, train, PROBLEM)
+    check(world)
+    assert layouts(world) == [("compose", [[0, 1], [2, 3, 4]], 0)]
+
+
+@pytest.mark.slow
+def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
+    problem = PROBLEM.but(steps=7)
+    script = Script(kill_at={0: [4], 1: [0], 2: [2], 3: [3]}, join_at={4: [7]})
+    world = fly(tmp_path, 7, train, problem, script=script)
+    check(world, problem)
+    assert layouts(world)[0] == ("compose", [[0, 1], [2, 3], [4, 5, 6]], 0)
+    assert [how for how, _, _ in layouts(world)] == ["compose", "simple", "merge", "borrow", "merge", "join"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"reduction": "ordered"}, {"max_norm": 0.5}, {"search": True}], ids=str)
+def test_bits_are_kept(tmp_path: Path, changes: dict[str, Any]) -> None:
+    problem = PROBLEM.but(**changes)
+    check(fly(tmp_path, 5, train, problem, script=Script(kill_at={1: [2]}, join_at={2: [5]})), problem)
+
+
+def test_plain_floats_stay_close(tmp_path: Path) -> None:
+    problem = PROBLEM.but(reduction="float")
+    world = fly(tmp_path, 4, train, problem, script=Script(kill_at={2: [3]}))
+    losses, _ = expected(problem)
+    assert world.steps() == pytest.approx(losses, rel=1e-4)
+    world.result()
+
+
+@pytest.mark.slow
+def test_killed_at_each_point_of_a_step(tmp_path: Path) -> None:
+    """Each death leaves the step either discarded or committed for all, and never redone when committed."""
+    problem = PROBLEM.but(n0=1, steps=5)
+    points = ["before_commit", "after_ack", "before_apply", "step"]
+    faults = [f"kill:rank=1,point={point},step={step}" for step, point in enumerate(points)]
+    world = fly(tmp_path, 6, train, problem, script=Script(faults=faults))
+    check(world, problem)
+    assert [step for _, _, step in layouts(world)] == [0, 0, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_step_in_doubt_on_every_subset(tmp_path: Path) -> None:
+    """The commit is decided, some are told, then a machine dies: all survivors apply the step."""
+    problem = PROBLEM.but(n0=1)
+    untold = [
+        ("commit/1/0", {0, 1, 2, 3, 4, 5}, 5),
+        ("commit/1/1", set[int](), 4),
+        ("commit/1/2", {1, 2}, 3),
+        ("commit/1/3", {0}, 2),
+        ("commit/1/4", {0, 1}, 1),
+    ]
+    world = fly(tmp_path, 6, train, problem, script=Script(untold=untold))
+    check(world, problem)
+    assert [step for _, _, step in layouts(world)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_step_that_was_not_decided_is_done_again(tmp_path: Path) -> None:
+    problem = PROBLEM.but(n0=1)
+    said = [(3, "commit/1/1"), (2, "commit/1/3"), (0, "finished")]
+    world = fly(tmp_path, 4, train, problem, script=Script(kill_on_post=said))
+    check(world, problem)
+    assert [step for _, _, step in layouts(world)] == [0, 1, 3, 6]
+
+
+@pytest.mark.slow
+def test_recovery_is_hit_too(tmp_path: Path) -> None:
+    """Machines die while the others recover: having regrouped, having restored, having copied."""
+    script = Script(
+        faults=["kill:rank=3,point=regrouped,generation=2", "kill:rank=1,point=restoring,generation=3"],
+        kill_at={1: [6]},
+        kill_on_post=[(5, "standing"), (4, "restored")],
+    )
+    script.kill_on_post = [(0, "restored")]
+    problem = PROBLEM.but(n0=1, largest=3)
+    script.kill_on_post = []
+    world = fly(tmp_path, 7, train, problem, script=script)
+    check(world, problem)
+    assert len(world.memberships) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    victims = rng.sample(range(6), 4)
+    # The moments within a step are as chance has them; two die at once where the copies allow it.
+    script = Script(kill_at={step: [victims[step]] for step in range(4)}, join_at={3: [6], 4: [7]})
+    problem = PROBLEM.but(n0=1, steps=7)
+    check(fly(tmp_path, 6, train, problem, script=script), problem)
+
+
+def test_last_copy_is_named(tmp_path: Path) -> None:
+    problem = PROBLEM.but(largest=3)
+    world = fly(tmp_path, 3, train, problem, script=Script(kill_at={1: [1]}))
+    assert layouts(world)[0][1] == [[0, 1, 2]]
+    assert "LayersLost: the last copy of block" in world.errors[0]
+    assert "checkpoints: none are configured" in world.errors[0]
+
+
+def test_too_few_machines(tmp_path: Path) -> None:
+    world = fly(tmp_path, 2, train, PROBLEM, script=Script(kill_at={1: [1]}))
+    assert "1 machines are left; the model needs 2" in world.errors[0]
+
+
+@pytest.mark.slow
+def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
+    """The newest step that can be read whole is taken, by all; then the trajectory is the same."""
+    problem = PROBLEM.but(largest=3, checkpoint=str(tmp_path / "kept"), every=1)
+    whole = fly(tmp_path / "a", 3, train, problem, script=Script(kill_at={3: [1]}))
+    check(whole, problem)
+    assert layouts(whole)[1][2] in (3, 4)
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == ["step-00000005", "step-00000006"]
+    # A new job goes on from there; the newest is damaged, so it is the one before.
+    damaged = tmp_path / "kept" / "step-00000006" / "layer-0002"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+    longer = problem.but(steps=7)
+    again = fly(tmp_path / "b", 4, train, longer)
+    assert layouts(again)[0][2] == 5
+    assert again.result()["hashes"] == expected(longer)[1]
+
+
+def test_too_large_for_fixed_point(tmp_path: Path) -> None:
+    world = fly(tmp_path, 2, train, PROBLEM.but(scale=2.0**62))
+    assert "OverflowError: step 0: a gradient is too large for fixed-point sums" in world.errors[0]
+
+
+def test_no_number(tmp_path: Path) -> None:
+    problem = PROBLEM.but(poison=3, steps=4)
+    world = fly(tmp_path / "a", 2, train, problem)
+    assert "FloatingPointError: step" in world.errors[0]
+    for reduction in ("fixed", "float"):
+        problem = problem.but(nonfinite="skip", reduction=reduction)
+        world = fly(tmp_path / reduction, 2, train, problem)
+        skipped = [event["skipped"] for event in world.of_kind("step")]
+        assert skipped.count(True) == 1
+        assert world.result()["steps"] == 4
