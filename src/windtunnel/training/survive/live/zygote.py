@@ -243,8 +243,9 @@ def _prefix_store(prefix: str) -> None:
     torch takes an agent's store as it is, since torchrun makes a new one for every restart; ours serves all
     generations, and what an earlier one left in it would be taken for the peers' addresses.
     """
-    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
     plain = rendezvous._create_c10d_store
 
     def create(*arguments: Any, **options: Any) -> Any:
