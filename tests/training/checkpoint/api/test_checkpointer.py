@@ -19,12 +19,18 @@ from windtunnel.training.checkpoint import PeerCheckpointer
 STEPS = 8
 
 
+_building = threading.Lock()  # ranks are threads here and share the generator
+
+
 def program(seed: int = 0) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "cursor": {"sample": 0}}
+    with _building:
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "cursor": {"sample": 0}}
 
 
 def train(state: dict[str, Any]) -> float:
@@ -227,22 +233,17 @@ def test_several_ranks_of_a_machine_write_what_is_shared_once(folder: Path) -> N
 
 def test_another_world_takes_what_is_alike_and_gives_new_ranks_their_own_seed(folder: Path) -> None:
     cluster = Cluster(folder, world=2)
-    together(2, lambda rank: _save_once(cluster, rank))
+    saved, fresh = program(0), [program(9) for _ in range(3)]
+
+    def save(rank: int) -> None:
+        ck = PeerCheckpointer(FakeJob(cluster, rank))
+        ck.step(0, saved)
+        ck.close()
+
+    together(2, save)
     cluster.regroup(3)
-
-    def one(rank: int) -> int:
-        state = program(9)
-        start = PeerCheckpointer(FakeJob(cluster, rank)).restore(state)
-        assert torch.equal(state["model"][0].weight, program(0)["model"][0].weight)
-        return start
-
-    assert together(3, one) == [1, 1, 1]
-
-
-def _save_once(cluster: Cluster, rank: int) -> None:
-    ck = PeerCheckpointer(FakeJob(cluster, rank))
-    ck.step(0, program(0))
-    ck.close()
+    assert together(3, lambda r: PeerCheckpointer(FakeJob(cluster, r)).restore(fresh[r])) == [1, 1, 1]
+    assert all(torch.equal(state["model"][0].weight, saved["model"][0].weight) for state in fresh)
 
 
 def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,14 @@ def make(folder: Path, in_memory: None) -> Iterator[Any]:
         world.machines.close()
 
 
+_building = threading.Lock()  # ranks are threads here and share the generator
+
+
 def program(seed: int) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    model = nn.Linear(300, 20)
-    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), foreach=False)}
+    with _building:
+        torch.manual_seed(seed)
+        model = nn.Linear(300, 20)
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), foreach=False)}
 
 
 def train(state: dict[str, Any], step: int) -> None:

@@ -208,7 +208,9 @@ class _Load:
             needs = self._choose([*near, *far])
         moves = needs.moves
         # A rank may have nothing of a tensor: no shard has that to give.
-        pieces = {w.name: reshard.empty(w) for w in needs.wants if w.start and not math.prod(w.shape)}
+        pieces = {
+            w.name: reshard.empty(w) for w in needs.wants if w.start is not None and not math.prod(w.shape)
+        }
         objects: dict[str, Any] = {}
         for shard, owed in self._objects([*near, *far], moves, primary):
             data = self._fetch(shard)

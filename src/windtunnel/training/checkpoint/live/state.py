@@ -126,7 +126,7 @@ def wants(state: State, saved: dict[str, Entry], names: set[str], rng: bool = Tr
                 raise UserError(f"checkpoint: {item} is not in it (as an optimizer), but the state has it")
             for label, parameter in _labels(value, owners):
                 for name in _under(saved, f"{item}/state/{label}"):
-                    whole = isinstance(parameter, DTensor) and saved[name].whole == tuple(parameter.shape)
+                    whole = saved[name].whole == tuple(parameter.shape)  # so it is cut as the parameter is
                     out.append(_want(name, parameter, saved, dtype=False) if whole else Want(name))
             out += [Want(name) for name in _under(saved, f"{item}/groups")]
         elif isinstance(value, torch.Tensor):
