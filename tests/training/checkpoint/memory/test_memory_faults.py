@@ -401,6 +401,8 @@ def test_idle_mode_sends_within_windows_and_flushes_the_rest(cluster: Cluster) -
     assert [m.traffic() for m in cluster.ranks] == [{0: (N, N)}] * 2
     for memory in cluster.ranks:
         memory.close_window()
+    pacers = [cluster.service(place)._owner._pacer for place in (0, 1)]
+    eventually(lambda: not any(pacer._until[rank] for rank, pacer in enumerate(pacers)))
     cluster.save(1, 1, N)
     for memory in cluster.ranks:
         memory.flush()

@@ -116,6 +116,9 @@ class Holder:
             with state.changed:
                 if state.generation != generation or self._under_way.get(id(shelf)) is not sock:
                     raise Refused("stale", f"generation {generation} is over, {state.generation} is in force")
+                state.folder.look()
+                if shelf not in state.folder.shelves:
+                    return {"answer": "wait"}  # wiped meanwhile: once more, into new memory
                 slot.complete(checksum)
             return {"answer": "complete"}
         finally:

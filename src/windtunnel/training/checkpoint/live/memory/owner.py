@@ -206,10 +206,15 @@ class Owner:
         state, rank, shard, step = self._state, message["rank"], message["shard"], message["step"]
         state.require(message["generation"])
         with state.changed:
+            state.folder.look()
             spec = state.specs.get(rank)
             shelf = state.folder.shelf(shard, state.world, spec.nbytes.get(shard, 0)) if spec else None
             if spec is None or shelf is None or message["slot"] not in shelf.slots:
-                raise Refused("copy", f"rank {rank} has not reserved a slot {message['slot']} of {shard}")
+                raise Refused(
+                    "copy",
+                    f"rank {rank} has no slot {message['slot']} of {shard} here: it has not reserved one, or "
+                    f"somebody has wiped this memory",
+                )
             one = shelf.slots[message["slot"]]
         header = one.header
         if header is None or header.step != step:

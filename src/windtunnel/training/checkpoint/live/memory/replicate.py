@@ -133,6 +133,9 @@ class Sender:
         while not delivery.cancelled.is_set():
             try:
                 verdict = self._attempt(delivery)
+            except FileNotFoundError:
+                verdict = "its slot is gone"
+                self._close()
             except (OSError, wire.WireError):
                 verdict = "failed"
                 self._close()
