@@ -22,89 +22,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.training.survive import orphans
-from windtunnel.training.survive.faults import parse
+from windtunnel.training.survive.job import Job
 from windtunnel.training.survive.live import network, offer
 from windtunnel.training.survive.live.agent.config import AgentConfig
 from windtunnel.training.survive.live.agent.forks import ZygoteKeeper
 from windtunnel.training.survive.live.supervisor import Outcome
-from windtunnel.training.survive.policy import Policy, Replace
 
-PRELOAD = ("torch", "torch.distributed", "windtunnel.training.survive.live.run")
 TICK = 0.02
 MOST_SUPERVISORS = 20
 PATIENCE = 10.0
 Event = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is launched.
-
-    ``nodes`` machines of ``per_node`` ranks, and ``spares`` more that wait. ``domains``: failure domain of
-    each machine, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
-    ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
-    bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
-    that was ordered comes, ``orphan_after`` until an agent without supervisor ends. ``listen``: "host:port"
-    where machines that are not ours ask for the job; then none are emulated.
-    """
-
-    script: Path
-    arguments: tuple[str, ...]
-    nodes: int
-    per_node: int = 1
-    spares: int = 0
-    policy: Policy = field(default_factory=Replace)
-    faults: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    domains: tuple[str, ...] = ()
-    network: str = "loopback"
-    rate: float | None = None
-    lease: float = 1.0
-    frozen_after: float = 1.0
-    beat: float = 0.1
-    replace_after: float = 0.0
-    orphan_after: float = 60.0
-    deadlines: dict[str, float] = field(default_factory=dict)
-    listen: str | None = None
-    preload: tuple[str, ...] = PRELOAD
-    env: dict[str, str] = field(default_factory=dict)
-    cwd: Path = field(default_factory=Path.cwd)
-
-    def check(self) -> None:
-        """Refuse what cannot run.
-
-        Raises:
-            UserError: one sentence.
-        """
-        if not self.script.is_file():
-            raise UserError(f"{self.script}: no such file; give a training script in Python")
-        for name, least in (("nodes", 1), ("per_node", 1), ("spares", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise UserError(f"{name} is {value}, at least {least} is needed")
-        for text in self.faults:
-            fault = parse(text)
-            if fault.node is not None and fault.node >= self.nodes:
-                raise UserError(f"fault {text!r}: node={fault.node}, but places are 0 to {self.nodes - 1}")
-            if fault.rank is not None and fault.rank >= self.nodes * self.per_node:
-                last = self.nodes * self.per_node - 1
-                raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {last}")
-            if fault.action in ("down", "slow") and self.network != "netns":
-                raise UserError(
-                    f"fault {text!r}: the machines share one network; accepted with --network netns"
-                )
-        if self.network not in ("loopback", "netns"):
-            raise UserError(f"network {self.network!r}: accepted are loopback and netns")
-        if self.rate is not None and self.network != "netns":
-            raise UserError("rate: the loopback has no rate to set; give --network netns as well")
-        if not 0 < 2 * self.beat <= self.lease:
-            raise UserError(f"lease {self.lease:g} s: at least {2 * self.beat:g} s are needed")
 
 
 @dataclass
@@ -235,6 +168,13 @@ class Launched:
     def stop_worker(self, rank: int) -> None:
         """SIGSTOP: the worker freezes, its connections stay open."""
         self.kill_worker(rank, signal.SIGSTOP)
+
+    def add_machine(self) -> None:
+        """A machine comes that nobody ordered (spot capacity, a repair); the policy says what becomes of
+        it."""
+        with self._lock:
+            if not self._closing:
+                self._start_machine()
 
     def kill_supervisor(self) -> None:
         """SIGKILL to the supervisor; the launcher starts another."""
@@ -483,7 +423,7 @@ class Launched:
 
     def _end(self) -> None:
         agents = [machine.process for machine in self._machines]
-        finished = self.outcome is not None
+        finished = any(event["kind"] == "finished" for event in self._events)
         last = time.monotonic() + PATIENCE
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from windtunnel.errors import ScriptError, UserError
 from windtunnel.training.survive import orphans, report
-from windtunnel.training.survive.launch import Job, Launched
+from windtunnel.training.survive.job import Job
+from windtunnel.training.survive.launch import Launched
 from windtunnel.training.survive.live import offer
 from windtunnel.training.survive.policy import Policy, Replace, Shrink
 

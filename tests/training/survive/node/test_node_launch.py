@@ -167,6 +167,7 @@ def test_the_zygote_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) 
     finish(launched, tmp_path)
 
 
+@pytest.mark.slow
 def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
@@ -273,6 +274,7 @@ def test_an_agent_that_cannot_begin_ends_the_run(go: Launch, monkeypatch: pytest
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
+@pytest.mark.slow
 def test_machines_with_a_network_each(go: Launch, tmp_path: Path) -> None:
     launched = go(network="netns", rate=10e6, lease=0.8)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}

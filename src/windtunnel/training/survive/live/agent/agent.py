@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.training.survive.live.agent import strike
+from windtunnel.training.survive.live.agent import strike, words
 from windtunnel.training.survive.live.agent.config import AgentConfig
 from windtunnel.training.survive.live.agent.crew import Crew, Worker
 from windtunnel.training.survive.live.agent.door import Door, Message, Visitor
@@ -151,7 +151,7 @@ class Agent:
         worker.stale = worker.stale + 1 if late > self.config.frozen_after else 0
         if worker.stale < 2:
             return
-        stopped = _state(worker.pid) in "Tt"
+        stopped = words.state(worker.pid) in "Tt"
         if stopped or late > max(self.config.stuck_after, self.config.frozen_after):
             worker.frozen = True
             how = "it is stopped" if stopped else "it does not answer"
@@ -260,35 +260,13 @@ class Agent:
             "script": self.config.script,
             "arguments": self.config.arguments,
             "cwd": self.config.cwd,
-            "env": self._environment(rank, local),
+            "env": words.environment(self.config, self.member, self._door.path, rank, self.place),
             "namespace": self.config.namespace,
         }
         try:
             self.crew.start(worker, wanted)
         except OSError:
             stream.discard()  # the zygote is being replaced: the next tick tries again
-
-    def _environment(self, rank: int, local: int) -> dict[str, str]:
-        assert self.member is not None
-        host, _, port = self.member.store.rpartition(":")
-        return {
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
-            **self.config.env,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.member.world),
-            "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(self.member.per_node),
-            "GROUP_RANK": str(self.place),
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": str(self.member.generation),
-            "TORCHELASTIC_RUN_ID": f"{Path(self.config.run).name}/{self.member.prefix}",
-            "WINDTUNNEL_AGENT": f"unix:{self._door.path}",
-            "WINDTUNNEL_RUN": self.config.run,
-            "WINDTUNNEL_PREFIX": f"{self.member.prefix}/env",
-        }
 
     def _fence(self, message: Message) -> None:
         worker = self.crew.of_pid(message["pid"]) if message.get("pid") else None
@@ -340,7 +318,7 @@ class Agent:
 
     def _membership_for(self, worker: Worker, op: str) -> Message:
         assert self.member is not None
-        path = f"unix:{self.services[0].path}".replace("unix:unix:", "unix:") if self.services else None
+        path = self.services[0].path if self.services else None
         return {
             "op": op,
             "membership": self.member.plain(),
@@ -476,11 +454,3 @@ class Agent:
         part = self._status_file.with_suffix(".part")
         part.write_text(json.dumps(content))
         part.replace(self._status_file)
-
-
-def _state(pid: int | None) -> str:
-    """The kernel's letter for what the process does: T is stopped, R runs, S and D sleep."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
