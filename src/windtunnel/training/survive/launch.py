@@ -403,7 +403,7 @@ class Launched:
                 self._joined.add(event["pid"])
             if event["kind"] == "finished":
                 done = {e["rank"]: e.get("result") for e in self._events if e["kind"] == "done"}
-                self.outcome = Outcome(event["status"], event["reason"], done)
+                self.outcome = self.outcome or Outcome(event["status"], event["reason"], done)
 
     def _injected(self, fault: str, place: int | None, rank: int | None) -> None:
         """Our own strikes are in no log of the supervisor: they are kept with the events of this process."""

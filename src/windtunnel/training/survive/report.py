@@ -135,7 +135,7 @@ def print_end(events: list[Event], console: Console) -> None:
     found = recoveries(events)
     if found:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
-        table.add_column("failure")
+        table.add_column("failure", overflow="fold", min_width=24)
         for name in (*PHASES, "total", "steps lost"):
             table.add_column(name.replace("_", " "), justify="right")
         for recovery in found:

@@ -177,6 +177,8 @@ def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
         events = launched.events()
     assert outcome is not None
     console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 140)  # what is piped is searched, so it is not folded
     report.print_end(events, console)
     console.print(
         f"Events {folder / 'events.jsonl'}, output {folder / 'logs'}", soft_wrap=True, highlight=False
