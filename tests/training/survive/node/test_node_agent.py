@@ -88,8 +88,15 @@ class Played:
     def status(self) -> dict[str, Any]:
         return dict(json.loads((self.run / "agents" / "agent.json").read_text()))
 
-    def pid(self, rank: int = 0) -> int:
-        return int(until(lambda: self.status()["workers"].get(str(rank))))
+    def lines(self, name: str, count: int) -> list[str]:
+        """What a worker printed, once it is ``count`` lines: the log may follow the report of the end."""
+        path = self.run / "logs" / name
+
+        def whole() -> list[str] | None:
+            text = path.read_text()
+            return text.splitlines() if text.count("\n") >= count else None
+
+        return until(whole)
 
     def end(self) -> None:
         for close in (self.process.kill, self.process.wait, self.listener.close, self.keeper.close):
@@ -139,7 +146,7 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
     played.member(3, place=1, mine=(2, 3), per_node=2)
     for _ in range(2):
         played.hear("worker", what="exit", status=0)
-    lines = (played.run / "logs" / "rank-3.gen-3.log").read_text().splitlines()
+    lines = played.lines("rank-3.gen-3.log", 2)
     welcome, env = (json.loads(line) for line in lines)
     assert welcome["op"] == "welcome"
     assert (welcome["place"], welcome["node"], welcome["rank"], welcome["local_rank"]) == (1, 5, 3, 1)
@@ -214,7 +221,7 @@ os._exit(1)
     assert (step["step"], step["loss"], step["rank"], step["generation"]) == (4, 0.5, 0, 1)
     assert played.hear("event", kind="restored")["tier"] == "peer"
     assert played.hear("worker", what="exit")["error"] == "the reason"
-    lines = (played.run / "logs" / "rank-0.gen-1.log").read_text().splitlines()
+    lines = played.lines("rank-0.gen-1.log", 3)
     assert json.loads(lines[1])["values"] == {"0": [1], "1": [2]}
     assert json.loads(lines[2])["values"] == {"0": None}
 
