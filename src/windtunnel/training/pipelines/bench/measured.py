@@ -1,0 +1,142 @@
+"""What the live sections measure, once in a process: sections that need the same runs share them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+
+from windtunnel.training.pipelines.bench.flights import (
+    CHECKPOINT_EVERY,
+    NODES,
+    Cold,
+    Flown,
+    Loss,
+    Scheme,
+    fly,
+    fly_with_peer_memory,
+    restart_cold,
+)  # fmt: skip
+from windtunnel.training.survive.events import Recovery
+
+SCHEMES: tuple[Scheme, ...] = ("templates", "warm restart")
+SEED = 5
+FIRST, GAP = 6, 12  # no loss before this step, and at least about so many between two
+TAIL = 12  # steps after the last loss: a checkpoint and more
+MULTIPLES = {2: 3, 5: 2, 10: 1, 30: 1}  # mean time between losses in warm restarts, and losses of such a run
+LONGEST = 40.0  # seconds that a run's steps may take; of its losses, one stays
+SPEEDED = 0.0  # seconds of a layer where only the numbers matter
+
+
+@dataclass(frozen=True)
+class Recoveries:
+    """``flown``: runs by (scheme, machines come back). ``undisturbed``: the same steps without a loss.
+    ``peer``: recoveries of the peer-memory job."""
+
+    undisturbed: Flown
+    flown: dict[tuple[Scheme, bool], list[Flown]]
+    cold: list[Cold]
+    peer: list[Recovery]
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step on all machines, median."""
+        return median(self.undisturbed.step_times()[NODES])
+
+    def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[Flown, Recovery]]:
+        """Those that a loss began, with their runs."""
+        return [
+            (flown, recovery)
+            for flown in self.flown[scheme, back]
+            for recovery in flown.recoveries()
+            if recovery.kind == "loss" and recovery.complete
+        ]
+
+    def restart(self) -> float:
+        """Seconds of a warm restart, from the loss to the first step, median."""
+        found = [recovery.seconds for _, recovery in self.recoveries("warm restart")]
+        return median([seconds for seconds in found if seconds is not None])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the grid: a loss every ``every`` steps; ``multiple``: of a warm restart's time."""
+
+    multiple: int
+    every: int
+    back: bool
+    flown: dict[Scheme, Flown]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells, and losses by step of a run without losses, on other machines and without waiting."""
+
+    cells: list[Cell]
+    reference: Flown
+
+
+def random_losses(draw: random.Random, count: int, nodes: int = NODES) -> list[Loss]:
+    """``count`` losses at random steps and places of a job that gets smaller with each."""
+    return [
+        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(nodes - index))
+        for index in range(count)
+    ]
+
+
+def regular_losses(draw: random.Random, count: int, every: int, back: bool) -> list[Loss]:
+    """A loss in the middle of each stretch of ``every`` steps, at random places."""
+    return [
+        (index * every + every // 2, draw.randrange(NODES if back else NODES - index))
+        for index in range(count)
+    ]
+
+
+@cache
+def measure_recoveries(quick: bool) -> Recoveries:
+    """Fly the runs with random losses.
+
+    Raises:
+        FlightFailed: one did not end well.
+    """
+    draw = random.Random(SEED)
+    repeats, kills = (1, 2) if quick else (3, 3)
+    steps = FIRST + kills * GAP + TAIL
+    flown: dict[tuple[Scheme, bool], list[Flown]] = {}
+    for number in range(repeats):
+        losses = random_losses(draw, kills)
+        for scheme in SCHEMES:
+            flown.setdefault((scheme, False), []).append(fly(scheme, steps, losses))
+            if number == 0:
+                flown[scheme, True] = [fly(scheme, steps, losses, back=True)]
+    undisturbed = fly("templates", steps)
+    cold = []
+    for _ in range(1 if quick else 3):
+        step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
+        cold.append(restart_cold(step, draw.randrange(NODES), CHECKPOINT_EVERY // 2))
+    peer = fly_with_peer_memory(steps, random_losses(draw, kills))
+    return Recoveries(undisturbed, flown, cold, peer)
+
+
+@cache
+def measure_grid(quick: bool) -> Grid:
+    """Fly every failure rate with every scheme, with machines that come back and with such that do not.
+
+    Raises:
+        FlightFailed: one did not end well.
+    """
+    found = measure_recoveries(quick)
+    draw = random.Random(SEED + 1)
+    cells = []
+    longest = 0
+    for multiple, most in ({2: 1, 5: 1} if quick else MULTIPLES).items():
+        every = max(2, round(multiple * found.restart() / found.step_time))
+        count = max(1, min(most, round(LONGEST / (every * found.step_time))))
+        for back in (False, True):
+            losses = regular_losses(draw, count, every, back)
+            steps = count * every
+            longest = max(longest, steps)
+            flown = {scheme: fly(scheme, steps, losses, back=back) for scheme in SCHEMES}
+            cells.append(Cell(multiple, every, back, flown))
+    return Grid(cells, fly("templates", longest, nodes=2, forward=SPEEDED))
