@@ -221,11 +221,15 @@ def _reasons(
     by_name = {flight.scheme: flight for flight in flights}
     others = ", ".join(f"{by_name[name].goodput:.1%} {name}" for name in LIVE if name != best.scheme)
     said.append(f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}.")
-    spare = by_name.get(WITH_SPARE)
-    if spare is not None and spare.goodput > best.goodput:
-        said.append(f"With one spare machine peer memory would reach {spare.goodput:.1%}.")
+    if best.scheme == "templates":
+        memory = by_name["peer memory"]
+        spare = by_name.get(WITH_SPARE)
+        said.append(
+            "Templates need a pipeline-parallel job; any other takes peer memory"
+            + (f", with a spare machine ({spare.goodput:.1%})." if spare else f" ({memory.goodput:.1%}).")
+        )
     over = [f for f in flights if f.scheme not in (*LIVE, WITH_SPARE) and f.goodput > best.goodput + 0.001]
     if over:
         top = max(over, key=lambda flight: flight.goodput)
-        said.append(f"{top.scheme} would reach {top.goodput:.1%}; it is emulated only, there is no runtime.")
+        said.append(f"{top.scheme.capitalize()} would reach {top.goodput:.1%}; it is emulated only, there is no runtime.")
     return tuple(said)
