@@ -101,7 +101,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
         FlightFailed: one did not end well.
     """
     draw = random.Random(SEED)
-    repeats, kills = (1, 2) if quick else (3, 3)
+    repeats, kills = (1, 1) if quick else (2, 3)
     steps = FIRST + kills * GAP + TAIL
     flown: dict[tuple[Scheme, bool], list[Flown]] = {}
     for number in range(repeats):
@@ -112,7 +112,7 @@ def measure_recoveries(quick: bool) -> Recoveries:
                 flown[scheme, True] = [fly(scheme, steps, losses, back=True)]
     undisturbed = fly("templates", steps)
     cold = []
-    for _ in range(1 if quick else 3):
+    for _ in range(1 if quick else 2):
         step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
         cold.append(restart_cold(step, draw.randrange(NODES), CHECKPOINT_EVERY // 2))
     peer = fly_with_peer_memory(steps, random_losses(draw, kills))
@@ -130,7 +130,7 @@ def measure_grid(quick: bool) -> Grid:
     draw = random.Random(SEED + 1)
     cells = []
     longest = 0
-    for multiple, most in ({2: 1, 5: 1} if quick else MULTIPLES).items():
+    for multiple, most in ({2: 1} if quick else MULTIPLES).items():
         every = max(2, round(multiple * found.restart() / found.step_time))
         count = max(1, min(most, round(LONGEST / (every * found.step_time))))
         for back in (False, True):

@@ -153,11 +153,11 @@ def _gaps(draw: random.Random, count: int) -> Iterator[Row]:
             yield Row("planner", f"{who}: loss {name}", "", measured=share)
         note = f"{count} profiles of 8 to 14 layers in 2 to 6 stages, against the optimum"
         yield Row("planner", f"{who}: most it loses", "", measured=max(gaps), note=note)
-    times, stages = KNOWN_CASE
-    cut = memoised_plan(profile_of(times), stages)
+    known, stages = KNOWN_CASE
+    cut = memoised_plan(profile_of(known), stages)
     assert cut is not None
-    gap = formula(times, (0, *(s.last for s in cut.stages))) / certificate(times, stages) - 1
-    note = f"layers of {', '.join(map(str, times))} in {stages} stages: random profiles seldom show it"
+    gap = formula(times, (0, *(s.last for s in cut.stages))) / certificate(known, stages) - 1
+    note = f"layers of {', '.join(map(str, known))} in {stages} stages: random profiles seldom show it"
     yield Row("planner", "published search: loss in a known case", "", measured=gap, note=note)
 
 

@@ -175,10 +175,11 @@ def _cell(cell: Cell, found: Recoveries, restart: float) -> Iterator[Row]:
     losses = len(_losses(cell.flown["templates"]))
     mtbf = cell.every * found.step_time
     ours = median([recovery.seconds for _, recovery in found.recoveries("templates")])
+    ratio = rate["templates"] / rate["warm restart"]
     words = f"time between losses / recovery: {mtbf / restart:.3g} warm restart"
     words += f", {mtbf / ours:.3g} templates" if ours else ""
     yield Row(
-        "rates", f"{name}: templates / warm restart", "times", measured=rate["templates"] / rate["warm restart"],
+        "rates", f"{name}: templates / warm restart", "times", measured=ratio,
         note=f"{losses} {'loss' if losses == 1 else 'losses'}; {words}",
     )  # fmt: skip
 

@@ -1,0 +1,270 @@
+"""Fidelity: what the twin says of the very runs that were flown, after it was told the cost of each phase.
+
+The costs are medians of the runs with random losses (section recovery); the runs that are compared are
+others, those at several rates of loss (section rates). The twin gets the moments at which machines were lost
+there, and the time of a step on all machines; layouts, paces, kept steps and the time to the last step are
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from windtunnel.report.bench_rows import Row
+from windtunnel.training.pipelines.bench.flights import CHECKPOINT_EVERY, NODES, Flown, Scheme, median
+from windtunnel.training.pipelines.bench.job import LAYERS, MICROBATCHES, N0
+from windtunnel.training.pipelines.bench.measured import (
+    SCHEMES,
+    Cell,
+    Recoveries,
+    measure_grid,
+    measure_recoveries,
+)  # fmt: skip
+from windtunnel.training.pipelines.bench.schemes import RestartOnFewer
+from windtunnel.training.pipelines.policy.compose import compose, step_seconds
+from windtunnel.training.survive.failures import Change
+from windtunnel.training.survive.twin import fly as twin
+from windtunnel.training.survive.twin.model import Costs, Flight, Job
+from windtunnel.training.survive.twin.restart import StorageRestart
+from windtunnel.training.survive.twin.templates import Templates
+
+# What is compared: the live phases, and the twin's that they stand for.
+COMPARED = {
+    "detect and wait": (("detect", "decide"), ("detect", "wait")),
+    "start and regroup": (("regroup",), ("start", "regroup")),
+    "copy": (("load",), ("load",)),
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``stall``: seconds of a checkpoint to storage. ``step_times``: by the number of machines, as the policy
+    predicts them from the one on all machines."""
+
+    job: Job
+    costs: Costs
+    stall: float
+    step_times: dict[int, float]
+
+
+def calibrate(found: Recoveries) -> Calibration:
+    """The twin's job and costs, from real recoveries."""
+    ours = [recovery for _, recovery in found.recoveries("templates")]
+    theirs = [recovery for _, recovery in found.recoveries("warm restart")]
+    back = [pair for scheme in SCHEMES for pair in found.recoveries(scheme, True)]
+    joins = [
+        recovery.phases
+        for flown in found.flown["templates", True]
+        for recovery in flown.recoveries()
+        if recovery.kind == "join"
+    ]
+    regroup = median([r.phases["regroup"] for r in ours]) or 0.0
+    warm = median([r.phases["regroup"] for r in theirs]) or 0.0
+    job = Job(NODES, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
+    costs = Costs(
+        detect=median([_of(r.phases, ("detect", "decide")) for r in (*ours, *theirs)]) or 0.0,
+        regroup=regroup,
+        regroup_growth=0.0,
+        start=max(0.0, warm - regroup),
+        replace=median([_came(flown, recovery.injected) for flown, recovery in back]) or math.inf,
+        storage_bandwidth=job.state_bytes / (median([r.phases["load"] for r in theirs]) or 1.0),
+        join=median([_of(phases, ("decide", "regroup")) for phases in joins]) or 0.0,
+        blocking_save=True,
+    )
+    copied = _busiest(found, job, costs) / (median([r.phases["load"] for r in ours]) or 1.0)
+    scheme = Templates(job, costs, CHECKPOINT_EVERY)
+    unit = step_seconds(scheme.set, compose(scheme.set, range(NODES), MICROBATCHES))
+    step_times = {
+        machines: job.step_time
+        * step_seconds(scheme.set, compose(scheme.set, range(machines), MICROBATCHES))
+        / unit
+        for machines in range(N0, NODES + 1)
+    }
+    return Calibration(job, replace(costs, peer_bandwidth=copied), _stall(found), step_times)
+
+
+def _of(phases: dict[str, float | None], names: tuple[str, ...]) -> float:
+    return sum(phases[name] or 0.0 for name in names)
+
+
+def _state_bytes(found: Recoveries) -> float:
+    """Of all layers, which are alike: told where some were copied."""
+    told = [e for flown in _all(found) for e in flown.events if e["kind"] == "layout" and e["moved"]]
+    return LAYERS * max((event["nbytes"] / event["moved"] for event in told), default=1.0)
+
+
+def _all(found: Recoveries) -> list[Flown]:
+    return [flown for flights in found.flown.values() for flown in flights]
+
+
+def _came(flown: Flown, injected: float | None) -> float | None:
+    """Seconds from a loss until a machine came."""
+    if injected is None:
+        return None
+    later = [e["t"] - injected for e in flown.events if e["kind"] == "node.joined" and e["t"] > injected]
+    return min(later, default=None)
+
+
+def _stall(found: Recoveries) -> float:
+    flights = [flown for back in (False, True) for flown in found.flown["warm restart", back]]
+    saves = median([seconds for flown in flights for seconds in flown.saves()]) or 0.0
+    steps = [s for flown in flights for times in flown.step_times().values() for s in times]
+    return max(0.0, saves - (median(steps) or 0.0))
+
+
+def _busiest(found: Recoveries, job: Job, costs: Costs) -> float:
+    """Bytes that the busiest machine sends or receives in one of the recoveries that were measured, mean, as
+    the twin counts them."""
+    unit = replace(costs, peer_bandwidth=1.0, replace=math.inf)
+    counted = []
+    for flown in found.flown["templates", False]:
+        scheme = Templates(job, unit, CHECKPOINT_EVERY)
+        alive = list(range(NODES))
+        for place in _places(flown):
+            setback = scheme.lost([alive.pop(place)], False, 0.0)
+            assert setback is not None  # the twin's templates notice every loss
+            counted.append(dict(setback.phases)["load"])
+    return mean(counted) if counted else 1.0
+
+
+def _places(flown: Flown) -> list[int]:
+    return [event["place"] for event in flown.events if event["kind"] == "injected"]
+
+
+def replay(calibration: Calibration, scheme: Scheme, flown: Flown, back: bool) -> tuple[Flight, float]:
+    """The twin's flight through the losses of ``flown``, and when its last step is done (seconds)."""
+    job = calibration.job
+    costs = calibration.costs if back else replace(calibration.costs, replace=math.inf)
+    start = _begin(flown, job.step_time)
+    alive = list(range(NODES))
+    trace = []
+    for event in flown.events:
+        if event["kind"] == "injected":
+            machine = alive.pop(event["place"])
+            if back:
+                # a restart waits and fills the place, shrinking takes the new machine in as the last one
+                alive.insert(len(alive) if scheme == "templates" else event["place"], machine)
+            trace.append(Change(event["t"] - start, (machine,)))
+    made: Templates | StorageRestart
+    if scheme == "templates":
+        made = Templates(job, costs, CHECKPOINT_EVERY)
+        made.storage.stall = 0.0  # the live run writes no checkpoints
+    elif back:
+        made = StorageRestart(job, costs, CHECKPOINT_EVERY)
+        made.stall = calibration.stall
+    else:
+        made = RestartOnFewer(job, costs, CHECKPOINT_EVERY, calibration.step_times)
+        made.stall = calibration.stall
+    horizon = 3.0 * (flown.seconds + flown.steps * job.step_time)
+    whole = twin.fly(made, job, costs, trace, horizon)
+    end = reached(whole, flown.steps)
+    return whole, end
+
+
+def reached(flight: Flight, steps: float) -> float:
+    """When ``flight`` had done ``steps`` steps for good; infinite if it never had."""
+    found = math.inf
+    for (t0, done0), (t1, done1) in zip(flight.series, flight.series[1:], strict=False):
+        if done1 < steps:
+            found = math.inf
+        elif done0 < steps:
+            found = t0 + (t1 - t0) * (steps - done0) / (done1 - done0)
+    return found
+
+
+def _begin(flown: Flown, step_time: float) -> float:
+    return flown.times()[0] - step_time
+
+
+def fidelity_rows(quick: bool) -> Iterator[Row]:
+    """Rows of the section."""
+    found, grid = measure_recoveries(quick), measure_grid(quick)
+    calibration = calibrate(found)
+    costs = calibration.costs
+    told = (
+        f"detect {costs.detect * 1e3:.0f} ms, regroup {costs.regroup * 1e3:.0f} ms,"
+        f" start {costs.start * 1e3:.0f} ms, replace {costs.replace:.2f} s, join {costs.join * 1e3:.0f} ms,"
+        f" copy {costs.peer_bandwidth / 1e6:.0f} MB/s, storage {costs.storage_bandwidth / 1e6:.0f} MB/s,"
+        f" save {calibration.stall * 1e3:.0f} ms"
+    )
+    errors: dict[Scheme, list[float]] = {scheme: [] for scheme in SCHEMES}
+    for scheme in SCHEMES:
+        flights = []
+        for cell in grid.cells:
+            flown = cell.flown[scheme]
+            flight, end = replay(calibration, scheme, flown, cell.back)
+            flights.append((cell, flown, flight))
+            row = _total(scheme, cell, flown, end, calibration)
+            errors[scheme].append(row.error or 0.0)
+            yield row
+        yield from _phases(scheme, flights, calibration)
+    for scheme in SCHEMES:
+        yield Row(
+            "fidelity", f"{scheme}: mean error of the time of a run", "", measured=mean(errors[scheme]),
+            note=f"costs from other runs: {told}",
+        )  # fmt: skip
+    yield from _paces(found, calibration)
+
+
+def _total(scheme: Scheme, cell: Cell, flown: Flown, end: float, calibration: Calibration) -> Row:
+    measured = flown.times()[flown.steps - 1] - _begin(flown, calibration.job.step_time)
+    back = "back" if cell.back else "not back"
+    ideal = flown.steps * calibration.job.step_time
+    return Row(
+        "fidelity", f"{scheme}, loss every {cell.every} steps, {back}: time of the run", "s",
+        measured=measured, emulated=end,
+        note=f"goodput measured {ideal / measured:.1%}, emulated {ideal / end:.1%}",
+    )  # fmt: skip
+
+
+def _phases(
+    scheme: Scheme, flights: list[tuple[Cell, Flown, Flight]], calibration: Calibration
+) -> Iterator[Row]:
+    """Phases of all runs together."""
+    losses = [
+        recovery
+        for _, flown, _ in flights
+        for recovery in flown.recoveries()
+        if recovery.kind == "loss" and recovery.complete
+    ]
+    joins = [
+        recovery for _, flown, _ in flights for recovery in flown.recoveries() if recovery.kind == "join"
+    ]
+    for name, (live, emulated) in COMPARED.items():
+        measured = sum(_of(recovery.phases, live) for recovery in losses)
+        if name == "copy":
+            measured += sum(_of(recovery.phases, live) for recovery in joins)
+        yield Row(
+            "fidelity", f"{scheme}, {name}", "s", measured=measured,
+            emulated=sum(flight.phases[phase] for _, _, flight in flights for phase in emulated),
+            note=f"of {len(losses)} recoveries",
+        )  # fmt: skip
+    if scheme == "templates":
+        yield Row(
+            "fidelity", f"{scheme}, taking machines in", "s",
+            measured=sum(_of(recovery.phases, ("decide", "regroup")) for recovery in joins),
+            emulated=sum(flight.phases["join"] for _, _, flight in flights),
+            note=f"of {len(joins)} machines that came",
+        )  # fmt: skip
+        return
+    again = sum(recovery.steps_lost or 0 for recovery in losses)
+    yield Row(
+        "fidelity", f"{scheme}, steps done again", "steps", measured=again,
+        emulated=sum(flight.redone for _, _, flight in flights),
+    )  # fmt: skip
+
+
+def _paces(found: Recoveries, calibration: Calibration) -> Iterator[Row]:
+    measured: dict[int, list[float]] = {}
+    for flown in found.flown["templates", False]:
+        for machines, seconds in flown.step_times().items():
+            measured.setdefault(machines, []).extend(seconds)
+    for machines in sorted(measured, reverse=True):
+        yield Row(
+            "fidelity", f"step on {machines} machines", "s", measured=median(measured[machines]),
+            emulated=calibration.step_times.get(machines),
+            note="the time without losses was given" if machines == NODES else "best layout, by the policy",
+        )  # fmt: skip
