@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -177,17 +178,18 @@ def recoveries(rank: int, report: Any, store: str, kind: str, count: int) -> Non
 
     me = psutil.Process()
     held = []
+    gc.freeze()  # as `run` does
     for generation in range(1, count + 1):
         group = CuttableGroup("gloo", LIMIT)
         try:
             group.form(membership_of(WORLD, store, generation), rank)
-            run = OPERATIONS[kind](rank)
+            run: Any = OPERATIONS[kind](rank)
             if rank == WORLD - 1:
                 raise RuntimeError("mine")
             run()
         except RuntimeError as error:
             group.cut()
-            del run
+            run = None
             group.leave(error)
         if generation in (count // 4, count):
             held.append((len(sockets_now()), me.num_fds(), me.num_threads(), me.memory_info().rss))

@@ -53,12 +53,12 @@ class World:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.processes[rank].pid, number)
 
-    def wait_for(self, *wanted: tuple[int, str]) -> list[Any]:
+    def wait_for(self, *wanted: tuple[int, str], bound: float = BOUND) -> list[Any]:
         """The values of the reports ``(rank, name)``, in that order, once all have come."""
-        end = time.monotonic() + BOUND
+        end = time.monotonic() + bound
         while not all(key in self._early for key in wanted):
             ready = connection.wait(list(self._pipes), max(0.0, end - time.monotonic()))
-            assert ready, f"{set(wanted) - self._early.keys()} did not come within {BOUND} s"
+            assert ready, f"{set(wanted) - self._early.keys()} did not come within {bound} s"
             for pipe in ready:
                 rank = self._pipes[pipe]
                 try:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from windtunnel.training.survive.live import ahead
 from windtunnel.training.survive.live.sockets import Recorder
 from windtunnel.training.survive.live.sockets import ports as _ports
 from windtunnel.training.survive.model import Membership
@@ -82,14 +83,11 @@ class CuttableGroup:
         """
         global _current
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"  # what connects later would not be seen
-        host, _, port = membership.store.rpartition(":")
         limit = timedelta(seconds=self.timeout)
         hook = sys.excepthook
         _current = self
         c10d.ProcessGroupGloo = _RecordedGloo  # type: ignore[assignment, misc]
-        with self._recorder.recording():
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
-        self._choose({}, {int(port)})
+        store = self._meet(membership.store, limit)
         try:
             dist.init_process_group(
                 self.backend,
@@ -101,6 +99,23 @@ class CuttableGroup:
         finally:
             sys.excepthook = hook  # torch wraps it at each call: after 200 generations, 200 deep
         dist.barrier()
+        ahead.prepare(membership.store, self.timeout)
+
+    def _meet(self, address: str, limit: timedelta) -> TCPStore:
+        """A client of the store: the one made ahead if it is there and works, else a new one."""
+        if (ready := ahead.take(address)) is not None:
+            store, recorder = ready
+            self._recorder.adopt(recorder.sockets)
+            try:
+                store.set_timeout(limit)
+                store.check(["alive"])
+                return store
+            except RuntimeError:  # it was caught in the cut of a group that connected at the same time
+                pass
+        with self._recorder.recording():
+            store = ahead.connect(address, self.timeout)
+        self._choose({}, {int(address.rpartition(":")[2])})
+        return store
 
     def make(self, constructor: Any, store: Any, rank: int, size: int) -> Any:
         """What ``constructor`` makes, with the sockets that it opens recorded as this group's.

@@ -1,0 +1,71 @@
+"""Connections to the store, made before they are needed.
+
+torch looks up the *name* of both ends of each connection of a TCPStore, on both sides, for its messages: a
+question to the DNS, which takes 5 s where the answer gets lost. A regrouping must not wait for that. So once
+a group is formed, a thread connects the client for the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+
+from windtunnel.training.survive.live.sockets import Recorder, ports, sockets_now
+
+# A lost answer costs 1 s and not 5 s where we have to wait for it after all. Read by the C library when it
+# first looks something up.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:3")
+
+_lock = threading.Lock()
+_ready: dict[str, tuple[TCPStore, Recorder]] = {}  # by "host:port"
+_at_work: set[str] = set()
+
+
+def connect(address: str, timeout: float) -> TCPStore:
+    """A client of the store at "host:port".
+
+    Raises:
+        RuntimeError: there is none, or it does not answer within ``timeout`` s.
+    """
+    host, _, port = address.rpartition(":")
+    limit = timedelta(seconds=timeout)
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+
+
+def prepare(address: str, timeout: float) -> None:
+    """Connect in the background. Returns at once; clients of other stores are dropped."""
+    with _lock:
+        for other in [known for known in _ready if known != address]:
+            del _ready[other]
+        if address in _ready or address in _at_work:
+            return
+        _at_work.add(address)
+    threading.Thread(target=_work, args=(address, timeout), name="windtunnel-ahead", daemon=True).start()
+
+
+def take(address: str) -> tuple[TCPStore, Recorder] | None:
+    """The client that was prepared, and its socket; None if there is none (yet)."""
+    with _lock:
+        return _ready.pop(address, None)
+
+
+def _work(address: str, timeout: float) -> None:
+    recorder = Recorder()
+    before = sockets_now()
+    store = None
+    try:
+        store = connect(address, timeout)
+    except RuntimeError:
+        pass  # the store is gone; who needs one will be told
+    finally:
+        # Not within `recording`: it would keep others from connecting for as long as this takes.
+        port = int(address.rpartition(":")[2])
+        new = {fd: inode for fd, inode in sockets_now().items() if before.get(fd) != inode}
+        recorder.adopt({fd: inode for fd, inode in new.items() if ports(fd)[2] == port})
+        with _lock:
+            _at_work.discard(address)
+            if store is not None:
+                _ready[address] = store, recorder
