@@ -4,7 +4,8 @@
 
 Each block of the Llama of `llama_model` is a layer. Five machines with room for half of the model each run a
 pipeline of two and one of three; when one is lost, the others regroup by the next template and copy the
-layers that they now need from each other. Losses and final hashes are those of a run without a failure, bit for bit.
+layers that they now need from each other. Losses and hashes at the end are those of a run without a failure,
+bit for bit.
 """
 
 import argparse

@@ -25,6 +25,7 @@ from windtunnel.training.pipelines.live.schedule import Action, one_forward_one_
 from windtunnel.training.pipelines.live.stage import Stage
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
+from windtunnel.training.survive.live import determinism
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -69,6 +70,9 @@ def test_each_sample_once_an_epoch(samples: int, microbatches: int, size: int, s
     steps = -(-2 * samples // (microbatches * size))
     used = [i for s in range(steps) for m in range(microbatches) for i in order.microbatch(s, m)]
     assert sorted(used[:samples]) == sorted(used[samples : 2 * samples]) == list(range(samples))
+    # The same as the determinism kit's, for programs that look there
+    whole = [i for m in range(microbatches) for i in order.microbatch(1, m)]
+    assert whole == determinism.samples(seed, samples, microbatches * size, 1)
     # Whoever asks for another microbatch first gets the same
     again = SampleOrder(samples, microbatches, size, seed)
     assert again.microbatch(steps - 1, microbatches - 1) == order.microbatch(steps - 1, microbatches - 1)
@@ -297,6 +301,7 @@ def test_templates_for_another_model_are_refused() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_torch_until_it_is_used() -> None:
     import subprocess
     import sys

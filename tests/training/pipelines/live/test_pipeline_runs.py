@@ -44,11 +44,13 @@ def test_three_stages_beside_two(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
     problem = PROBLEM.but(steps=7)
-    script = Script(kill_at={0: [4], 1: [0], 2: [2], 3: [3]}, join_at={4: [7]})
+    script = Script(kill_at={0: [6], 1: [0], 2: [4], 3: [3]}, join_at={4: [7]})
     world = fly(tmp_path, 7, train, problem, script=script)
     check(world, problem)
     assert layouts(world)[0] == ("compose", [[0, 1], [2, 3], [4, 5, 6]], 0)
-    assert [how for how, _, _ in layouts(world)] == ["compose", "simple", "merge", "borrow", "merge", "join"]
+    assert [how for how, _, _ in layouts(world)] == [
+        "compose", "simple", "merge", "borrow", "merge", "join",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -104,18 +106,17 @@ def test_step_that_was_not_decided_is_done_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_recovery_is_hit_too(tmp_path: Path) -> None:
-    """Machines die while the others recover: having regrouped, having restored, having copied."""
+    """Machines die while the others recover: having regrouped, about to restore, having copied."""
     script = Script(
         faults=["kill:rank=3,point=regrouped,generation=2", "kill:rank=1,point=restoring,generation=3"],
         kill_at={1: [6]},
-        kill_on_post=[(5, "standing"), (4, "restored")],
+        kill_on_post=[(5, "restored")],
     )
-    script.kill_on_post = [(0, "restored")]
     problem = PROBLEM.but(n0=1, largest=3)
-    script.kill_on_post = []
     world = fly(tmp_path, 7, train, problem, script=script)
     check(world, problem)
-    assert len(world.memberships) == 4
+    assert len(world.memberships) == 5
+    assert [step for _, _, step in layouts(world)][-1] in (2, 3)
 
 
 @pytest.mark.slow
