@@ -231,5 +231,5 @@ def _reasons(
     over = [f for f in flights if f.scheme not in (*LIVE, WITH_SPARE) and f.goodput > best.goodput + 0.001]
     if over:
         top = max(over, key=lambda flight: flight.goodput)
-        said.append(f"{top.scheme.capitalize()} would reach {top.goodput:.1%}; it is emulated only, there is no runtime.")
+        said.append(f"{top.scheme.capitalize()} would reach {top.goodput:.1%}; it is emulated only.")
     return tuple(said)
