@@ -176,6 +176,9 @@ class CuttableGroup:
             c10d.ProcessGroupGloo = _Gloo  # type: ignore[misc]
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
+            # while it formed must not leave this process a number ahead of those that are new.
+            c10d._world.group_count = 0
         gc.collect()
         self._recorder = Recorder()
 
