@@ -68,9 +68,9 @@ class RestorePlan:
 class Health:
     """How well the present state is kept.
 
-    ``committed``: newest step of which every shard has all its copies, -1 for none. ``replication``: fewest
-    verified copies of any shard of the newest complete step, now. ``nbytes``: memory that slots take on this
-    node. ``age``: seconds since ``committed`` was committed, None for never.
+    ``committed``: newest step that was committed or that all went back to, -1 for none. ``replication``:
+    fewest verified copies that any shard of it has now, as far as is known. ``nbytes``: memory that slots
+    take on this node. ``age``: seconds since ``committed`` was committed, None for never.
     """
 
     committed: int

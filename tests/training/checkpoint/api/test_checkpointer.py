@@ -150,7 +150,13 @@ def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Pa
     assert starts == [3, 3] and equal(states[1], found[1])
     assert any("rank1 of step 2 at place 1" in note for note in cluster.notes())
 
-    cluster.flip(0, "rank1", 2)  # now both are bad: all go to the step before
+    cluster.flip(0, "rank1", 2)  # the bad copy was made good by the good one, and serves now
+    cluster.regroup(2)
+    starts, found = restore_all(cluster)
+    assert starts == [3, 3] and equal(states[1], found[1])
+
+    for place in (0, 1):  # now both are bad: all go to the step before
+        cluster.flip(place, "rank1", 2)
     cluster.regroup(2)
     starts, _ = restore_all(cluster)
     assert starts == [2, 2]

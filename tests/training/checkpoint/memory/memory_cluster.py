@@ -12,6 +12,7 @@ import xxhash
 
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
+from windtunnel.training.checkpoint.policy.slots import slot_for
 from windtunnel.training.survive.model import Membership, Node
 
 LAYOUT = b'{"some": "layout"}'
@@ -149,6 +150,20 @@ class Cluster:
         for rank in range(self.world) if ranks is None else ranks:
             shard = f"rank{rank}"
             fill(self.slots[rank, shard][index], shard, step, nbytes, self.world, self.generation, **other)
+            self.ranks[rank].saved(shard, index, step)
+
+    def go_back(self, step: int, nbytes: int = 10_000, ranks: list[int] | None = None) -> None:
+        """``ranks`` go on from ``step`` as trainers do: its shards are here again, and saved once more."""
+        chosen = range(self.world) if ranks is None else ranks
+        for rank in chosen:
+            self.ranks[rank].restored(step)
+        self.reserve(nbytes, list(chosen))
+        for rank in chosen:
+            shard, slots = f"rank{rank}", self.slots[rank, f"rank{rank}"]
+            held = [h.step if (h := slot.header) is not None and h.complete else -1 for slot in slots]
+            index = slot_for(len(held), step, held)
+            if held[index] != step:
+                fill(slots[index], shard, step, nbytes, self.world, self.generation - 1)
             self.ranks[rank].saved(shard, index, step)
 
     def wait(self, step: int, timeout: float = 20.0) -> None:

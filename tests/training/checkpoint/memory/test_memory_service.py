@@ -117,17 +117,21 @@ def test_lost_replicas_are_made_again_within_one_checkpoint(cluster: Callable[..
     c.form([0, c.start(), 2, 3])
     assert c.ranks[0].health().replication == 1
     assert c.ranks[3].health().replication == 1
-    # The step that all go back to: what the new machine should hold of others is sent to it.
-    for memory in c.ranks:
-        memory.restored(1)
-    eventually(lambda: c.holders("rank0", 1) == [0, 1])
-    # The new machine's own shard is read from its holder, and replicated when it saves.
+    # The new machine's own shard is read from its holder.
     into = memoryview(bytearray(N))
     c.ranks[1].fetch(0, "rank1", 1, into)
     assert bytes(into) == content("rank1", 1, N)
-    c.reserve()
+    # The step that all go back to is committed again when all copies are there again, and not before.
+    c.go_back(1, ranks=[0, 2, 3])
+    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    assert [m.committed() for m in c.ranks] == [-1] * 4
+    c.go_back(1, ranks=[1])
+    c.wait(1)
+    assert [len(c.holders(f"rank{r}", 1)) for r in range(4)] == [2] * 4
+    assert [m.health().replication for m in c.ranks] == [2] * 4
     assert [slot.header.step for slot in c.slots[0, "rank0"] if slot.header] == [0, 1]
-    c.save(2, 0)
+    c.save(2, 0, ranks=[0, 2, 3])
+    c.save(2, 1, ranks=[1])
     c.wait(2)
     assert [len(c.holders(f"rank{r}", 2)) for r in range(4)] == [2] * 4
     assert [m.health().replication for m in c.ranks] == [2] * 4

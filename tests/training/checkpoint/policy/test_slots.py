@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.training.checkpoint.policy.search import Choose, Rule, search
+from windtunnel.training.checkpoint.policy.search import Choose, Rule, lead, search
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
 
@@ -78,6 +78,33 @@ def test_a_weaker_rule_is_found_out(slots: int, rule: Rule, overlap: bool) -> No
     assert found is not None
     assert "begins to save" in found.trace[-1]
     assert "can be restored" in found.why
+
+
+def _saved(step: int, replicated: Sequence[int]) -> Iterator[str]:
+    for rank in range(4):
+        yield f"rank {rank} begins to save step {step}"
+        yield f"rank {rank} has saved step {step}"
+    for rank in replicated:
+        yield f"step {step} of rank {rank} is on its way"
+        yield f"step {step} of rank {rank} is replicated"
+
+
+IN_DOUBT = [*_saved(0, range(4)), *_saved(1, (0, 1, 3)), "machine 0 dies and is replaced"]
+"""Step 1 is complete, but rank 2's lies on machine 2 alone; a machine of the other group is lost."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_second_loss_after_a_restore_of_a_step_that_was_not_committed(slots: int) -> None:
+    begin = lead(slots, 4, IN_DOUBT, remake=True)
+    assert search(slots, 4, steps=1, failures=1, remake=True, start=begin) is None
+
+
+def test_who_saves_before_the_restored_step_is_committed_again_is_found_out() -> None:
+    begin = lead(2, 4, IN_DOUBT, remake=True, wait=False)
+    found = search(2, 4, steps=1, failures=1, remake=True, wait=False, start=begin)
+    assert found is not None
+    assert "step 0 was committed; without machine 2, nothing can be restored" in found.why
 
 
 @pytest.mark.parametrize("choose", [the_first, the_newest])

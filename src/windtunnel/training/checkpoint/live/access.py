@@ -12,12 +12,13 @@ from typing import Any
 from windtunnel.training.checkpoint.live import objects, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import SHARED, digest
 from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.restore import Kept
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.live.snapshot import Plan, Tensors
 from windtunnel.training.checkpoint.model import Copy, Health, Source
 from windtunnel.training.checkpoint.policy.restore import StoredStep
-from windtunnel.training.checkpoint.policy.slots import EMPTY
+from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
 
 
 def attach(job: Any, settings: Settings) -> Access | None:
@@ -30,6 +31,11 @@ def attach(job: Any, settings: Settings) -> Access | None:
         return None
     memory = LocalMemory(job.memory, job.rank, job.generation, job.timeout)
     return Access(job, settings, memory)
+
+
+class MemoryLost(ConnectionError):
+    """What this machine kept in memory is gone, though the machine and the program go on. All ranks regroup
+    for this as for a peer that is lost, and the other copies serve."""
 
 
 class Access:
@@ -50,27 +56,30 @@ class Access:
         Raises:
             UserError: there is not memory enough; the message has the sum.
         """
-        chosen = self._settings
         self._let_go()
         for shard, layout in plan.layouts.items():
             if self.writes(shard):
-                self._slots.update(
-                    self._memory.reserve(
-                        plan.blobs[shard],
-                        {shard: layout.nbytes},
-                        slots=chosen.slots,
-                        copies=1 if shard == SHARED else chosen.copies,
-                        placement={"kind": chosen.placement, "domains": chosen.domains},
-                        mode=chosen.mode,
-                        chunk=max(1, chosen.buffer // chosen.parts),
-                        bandwidth=chosen.bandwidth,
-                        startup=chosen.startup,
-                    )
-                )
+                self._reserve(shard, plan.blobs[shard], layout.nbytes)
         return [
             min(_held(slots[number].header) for slots in self._slots.values())
-            for number in range(chosen.slots)
+            for number in range(self._settings.slots)
         ]
+
+    def _reserve(self, shard: str, layout: bytes, nbytes: int) -> None:
+        chosen = self._settings
+        self._slots.update(
+            self._memory.reserve(
+                layout,
+                {shard: nbytes},
+                slots=chosen.slots,
+                copies=1 if shard == SHARED else chosen.copies,
+                placement={"kind": chosen.placement, "domains": chosen.domains},
+                mode=chosen.mode,
+                chunk=max(1, chosen.buffer // chosen.parts),
+                bandwidth=chosen.bandwidth,
+                startup=chosen.startup,
+            )
+        )
 
     def begin(self, plan: Plan, slot: int, step: int) -> None:
         """The slot is being written from now on: nobody takes it for complete."""
@@ -92,11 +101,52 @@ class Access:
         self._slots[shard][slot].complete(checksum)
 
     def restored(self, step: int) -> None:
-        """All ranks go on from ``step``, -1 from the beginning: commits count from there."""
+        """All ranks go on from ``step``, -1 from the beginning; nothing is committed in this generation."""
         self._memory.restored(step)
 
+    def save_again(self, step: int, shards: Sequence[Kept]) -> None:
+        """Have the shards of ``step``, as it was restored, in this machine's memory and all their copies
+        made, those that were lost and those that are left over of another course of the job.
+
+        Raises:
+            UserError: there is not memory enough.
+            MemoryLost: the slots here are.
+        """
+        mine = sorted((kept for kept in shards if self.writes(kept.shard)), key=lambda k: k.shard != SHARED)
+        self._let_go()
+        for kept in mine:
+            self._reserve(kept.shard, kept.layout, len(kept.data))
+        for kept in mine:
+            slots = self._slots[kept.shard]
+            index = slot_for(len(slots), step, [_held(one.header) for one in slots])
+            there = slots[index].header
+            if not kept.at_home or there is None or (there.step, there.checksum) != (step, kept.checksum):
+                slots[index].begin(
+                    step,
+                    nbytes=len(kept.data),
+                    world=kept.world,
+                    has_shared=kept.has_shared,
+                    generation=kept.generation,
+                    layout=digest(kept.layout),
+                )
+                slots[index].data[:] = kept.data
+                slots[index].complete(kept.checksum)
+            self.saved(kept.shard, index, step, kept.shard != SHARED)
+
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
-        self._memory.saved(shard, slot, step, replicate)
+        try:
+            self._memory.saved(shard, slot, step, replicate)
+        except CopyError as error:
+            raise MemoryLost(str(error)) from error
+
+    def require_there(self) -> None:
+        """Raises:
+        MemoryLost: somebody removed a slot of this rank.
+        """
+        for slots in self._slots.values():
+            for one in slots:
+                if not one.path.exists():
+                    raise MemoryLost(f"{one.path} is gone")
 
     def committed(self) -> int:
         return self._memory.committed()

@@ -29,7 +29,7 @@ import torch
 from torch.optim import Optimizer
 
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
-from windtunnel.training.checkpoint.live.access import Access, Stored, attach, store
+from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
 from windtunnel.training.checkpoint.live.alike import agree_alike
 from windtunnel.training.checkpoint.live.layout import SHARED
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
@@ -75,6 +75,7 @@ class PeerCheckpointer:
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._hooked: dict[int, Any] = {}
         self._begun = False
+        self._base = -1  # what all went back to, where copies of it are still to be made
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
         self._told: set[str] = set()
@@ -104,6 +105,11 @@ class PeerCheckpointer:
             )
             step = -1 if found is None else found.step
             self._begin(step)
+            if found is not None and found.shards is not None and self._memory is not None:
+                self._memory.save_again(step, found.shards)
+                if self.settings.mode == "idle":
+                    self._memory.send_now()  # nobody opens windows yet
+                self._base = step
         return step + 1
 
     def step(self, step: int, state: State) -> None:
@@ -162,7 +168,7 @@ class PeerCheckpointer:
             self._copied = None
 
     def committed(self) -> int:
-        """The newest step that is known to be safe: committed, or restored; -1 for none."""
+        """The newest step whose copies are all known to be there, in this generation; -1 for none yet."""
         return self._memory.committed() if self._memory else -1
 
     def health(self) -> Health:
@@ -193,7 +199,7 @@ class PeerCheckpointer:
             self._settle()
             if self._memory is None:
                 return True
-            newest = max(self._held, default=EMPTY)
+            newest = max(self._held, default=self._base)
             if self._idle is not None:
                 self._memory.send_now()
             return newest == EMPTY or self._wait_committed(newest)
@@ -250,6 +256,7 @@ class PeerCheckpointer:
         while not free and time.monotonic() < end:
             self.job.check()
             assert self._memory is not None
+            self._memory.require_there()
             if not self._memory.wait_committed(self.committed() + 1, _SLICE):
                 time.sleep(_PAUSE)  # it says no at once when the generation is over
             free = self._may(step)
@@ -261,19 +268,24 @@ class PeerCheckpointer:
 
     def _give_up(self, step: int) -> bool:
         """Steps that some rank did not save can never be committed: agree on them and free their slots."""
-        mine = [kept for kept in self._held if kept != EMPTY]
+        # A base that gets no copies holds all up; everybody has it at home, which must do.
+        mine = [kept for kept in self._held if kept != EMPTY and kept >= self._base]
         try:
             said = self.job.agree(f"stuck/{self._serial}.{step}", mine, min(self.settings.patience, 10.0))
         except TimeoutError:
             return False  # the others could save this step; the next time all are stuck together
         everywhere = set.intersection(*(set(held) for held in said.values()))
+        if self.committed() < self._base:
+            self.job.event("note", text=f"step {self._base}, which all went back to, lacks copies")
+        self._base = -1
         self._held = [
             kept if kept in everywhere or kept <= self.committed() else EMPTY for kept in self._held
         ]
         return self._may(step)
 
     def _may(self, step: int) -> bool:
-        return may_overwrite(self.settings.slots, step, self._held, self.committed())
+        committed = self.committed()
+        return committed >= self._base and may_overwrite(self.settings.slots, step, self._held, committed)
 
     def _skipped(self, step: int) -> None:
         newest = self.committed()
@@ -348,6 +360,7 @@ class PeerCheckpointer:
         end = time.monotonic() + self.settings.patience
         while time.monotonic() < end:
             self.job.check()
+            self._memory.require_there()
             if self._memory.wait_committed(step, _SLICE):
                 self.job.at("after_replicated", step)
                 return True
@@ -367,6 +380,8 @@ class PeerCheckpointer:
         for word of it, a while."""
         try:
             yield
+        except MemoryLost:
+            raise
         except (StaleGeneration, OSError):
             end = time.monotonic() + _WORD
             while time.monotonic() < end:

@@ -32,6 +32,7 @@ from windtunnel.training.checkpoint.policy.restore import (
 )
 
 _TIERS: tuple[Tier, ...] = ("memory", "peer", "storage")
+_Sizes = dict[tuple[str, int | None], tuple[int, str, str, int]]
 
 
 class Reader(Protocol):
@@ -63,24 +64,42 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A shard as it was saved: ``data`` with its checksum and the blob of its layout, of a job of ``world``
+    ranks in ``generation``. ``at_home``: this machine's memory has this very copy."""
+
+    shard: str
+    data: memoryview
+    checksum: str
+    layout: bytes
+    world: int
+    has_shared: bool
+    generation: int
+    at_home: bool
+
+
+@dataclass(frozen=True)
 class Restored:
-    """What was gone on from: ``tier`` is the farthest that this rank's state came from."""
+    """What was gone on from: ``tier`` is the farthest that this rank's state came from. ``shards``: those
+    that this rank saves, as they were; None from a job of another size, which had others."""
 
     step: int
     tier: Tier
     seconds: float
     reason: str
+    shards: tuple[Kept, ...] | None = None
 
 
 @dataclass
 class _Loaded:
-    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects."""
+    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards."""
 
     pieces: dict[str, torch.Tensor]
     wholes: dict[str, tuple[int, ...]]
     objects: dict[str, Any]
     tier: Tier
     reseed: int | None
+    shards: tuple[Kept, ...] | None
 
 
 @dataclass
@@ -164,7 +183,7 @@ def restore(
     )
     seconds = time.monotonic() - begin
     job.event("restored", step=plan.step, tier=loaded.tier, seconds=seconds, reason=plan.reason)
-    return Restored(plan.step, loaded.tier, seconds, plan.reason)
+    return Restored(plan.step, loaded.tier, seconds, plan.reason, loaded.shards)
 
 
 class _Load:
@@ -176,7 +195,7 @@ class _Load:
         reader: Reader,
         program: state.State,
         plan: RestorePlan,
-        sizes: dict[tuple[str, int | None], tuple[int, str, str]],
+        sizes: _Sizes,
         rng: bool,
     ) -> None:
         assert plan.step is not None
@@ -185,6 +204,8 @@ class _Load:
         self._step, self._world, self._sizes = plan.step, plan.world, sizes
         self._sources = {shard: list(sources) for shard, sources in plan.sources}
         self._layouts: dict[str, Layout] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._kept: dict[str, Kept] = {}
         self._tier: Tier = "memory"
 
     def run(self) -> _Loaded:
@@ -219,8 +240,14 @@ class _Load:
                 found = snapshot.get_objects(layout, data)
                 objects.update({name: found[name] for name in owed if name in found})
             self._take(moves.get(shard, []), pieces, data)
+        shards = None
+        if self._world == self._job.world:
+            for shard in near:
+                if shard not in self._kept:
+                    self._fetch(shard)
+            shards = tuple(self._kept[shard] for shard in near)
         reseed = rank if rank >= self._world else None
-        return _Loaded(pieces, needs.wholes, objects, self._tier, reseed)
+        return _Loaded(pieces, needs.wholes, objects, self._tier, reseed, shards)
 
     def _choose(self, shards: Sequence[str]) -> _Needs:
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]
@@ -267,7 +294,7 @@ class _Load:
 
     def _layout(self, shard: str) -> None:
         for source in self._sources.get(shard, []):
-            nbytes, _, wanted = self._sizes[shard, source.place]
+            nbytes, _, wanted, _ = self._sizes[shard, source.place]
             try:
                 blob = self._reader.layout(source, self._step, shard, wanted)
             except CopyError:
@@ -282,13 +309,13 @@ class _Load:
                     f"checkpoint of step {self._step}: shard {shard} has {nbytes} bytes, its layout says "
                     f"{layout.nbytes}"
                 )
-            self._layouts[shard] = layout
+            self._layouts[shard], self._blobs[shard] = layout, blob
             return
         raise _Missing(shard)
 
     def _fetch(self, shard: str) -> memoryview:
         for source in list(self._sources[shard]):
-            nbytes, checksum, _ = self._sizes[shard, source.place]
+            nbytes, checksum, _, generation = self._sizes[shard, source.place]
             data = memoryview(np.empty(nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
             try:
                 found = self._reader.fetch(source, self._step, shard, self._world, data)
@@ -299,6 +326,9 @@ class _Load:
                 self._strike(source, shard)
                 continue
             self._tier = max(self._tier, source.tier, key=_TIERS.index)
+            if shard in (f"rank{self._job.rank}", SHARED):
+                about = (self._world, SHARED in self._sources, generation, source.tier == "memory")
+                self._kept[shard] = Kept(shard, data, checksum, self._blobs[shard], *about)
             return data
         raise _Missing(shard)
 
@@ -307,18 +337,17 @@ class _Load:
         self._sources[shard].remove(source)
 
 
-def _sizes(
-    copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePlan
-) -> dict[tuple[str, int | None], tuple[int, str, str]]:
-    """(bytes, checksum, digest of the layout) by shard and place, None for storage, of the plan's step."""
-    out: dict[tuple[str, int | None], tuple[int, str, str]] = {}
+def _sizes(copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePlan) -> _Sizes:
+    """(bytes, checksum, digest of the layout, generation) by shard and place, None for storage, of the plan's
+    step."""
+    out: _Sizes = {}
     for copy in sorted(copies, key=lambda copy: copy.generation):
         if copy.step == plan.step and copy.world == plan.world:
-            out[copy.shard, copy.place] = copy.nbytes, copy.checksum, copy.layout
+            out[copy.shard, copy.place] = copy.nbytes, copy.checksum, copy.layout, copy.generation
     for step in there:
         if step.step == plan.step and step.world == plan.world:
             for shard in step.shards:
-                out[shard.shard, None] = shard.nbytes, shard.checksum, shard.layout
+                out[shard.shard, None] = shard.nbytes, shard.checksum, shard.layout, step.generation
     return out
 
 

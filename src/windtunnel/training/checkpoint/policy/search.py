@@ -11,8 +11,9 @@ and not older than the newest committed one.
 
 The job goes on after a death (``failures`` times): a replacement with empty memory, everybody back to the
 newest complete step R, half-written slots lost. ``remake`` says what then happens to copies of R that are
-missing: made again first (no second loss inside the sets of the replaced machine is survived until then, any
-other is), or left until the next commit (then only another loss of the replacement itself is).
+missing: made again first, and nobody saves before R is committed once more (no second loss inside the sets of
+the replaced machine is survived until then, any other is), or left until the next commit (then only another
+loss of the replacement itself is).
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class _Rank:
 
 
 @dataclass(frozen=True)
-class _State:
+class State:
     ranks: tuple[_Rank, ...]
     committed: int = -1
     base: int = -1  # the step of the last restore
     course: int = 0
+    agreed: int = -1  # the newest step committed since, which ranks hear of
     impaired: int = -1  # the place that was replaced and has not got all its copies
 
 
@@ -72,19 +74,21 @@ def search(
     copies: int = 2,
     failures: int = 0,
     remake: bool = False,
+    wait: bool = True,
     overlap: bool = True,
+    start: State | None = None,
 ) -> Counterexample | None:
     """The shortest way to an unrecoverable (or stuck) state, None if there is none.
 
     ``steps``: saves after the start and after each restore. ``failures``: after how many losses the job goes
-    on; one more is then checked in every state. ``overlap``: a rank may save again while its previous save
-    is still being replicated.
+    on; one more is then checked in every state. ``wait``: with ``remake``, for the commit. ``overlap``: a
+    rank may save again while its previous save is still being replicated. ``start``: the state to begin
+    with, as `lead` gives it.
     """
-    world = _World(
-        slots, placements.place(ranks, copies, "mixed"), rule, choose, steps, failures, remake, overlap
-    )
-    start = _State(tuple(_Rank((None,) * slots, ((None,) * slots,) * (copies - 1)) for _ in range(ranks)))
-    came: dict[_State, tuple[_State, str] | None] = {start: None}
+    placement = placements.place(ranks, copies, "mixed")
+    world = _World(slots, placement, rule, choose, steps, failures, remake, remake and wait, overlap)
+    start = start or world.empty
+    came: dict[State, tuple[State, str] | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
@@ -104,7 +108,29 @@ def search(
     return None
 
 
-def _trace(came: dict[_State, tuple[_State, str] | None], state: _State) -> tuple[str, ...]:
+def lead(
+    slots: int, ranks: int, told: Sequence[str], *, copies: int = 2, remake: bool = False, wait: bool = True
+) -> State:
+    """The state after the happenings ``told``, in the words of a trace.
+
+    Raises:
+        ValueError: one of them cannot happen.
+    """
+    placement, rules = (
+        placements.place(ranks, copies, "mixed"),
+        (slot_rules.may_overwrite, slot_rules.slot_for),
+    )
+    world = _World(slots, placement, *rules, len(told), len(told), remake, remake and wait, True)
+    state = world.empty
+    for text in told:
+        moves = dict((*world.moves(state), *world.deaths(state)))
+        if text not in moves:
+            raise ValueError(f"{text!r} cannot happen now; what can: {', '.join(moves)}")
+        state = moves[text]
+    return state
+
+
+def _trace(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
     told = []
     while (step := came[state]) is not None:
         state, text = step
@@ -121,24 +147,32 @@ class _World:
     steps: int
     failures: int
     remake: bool
+    wait: bool
     overlap: bool
 
-    def moves(self, state: _State) -> Iterator[tuple[str, _State]]:
+    @property
+    def empty(self) -> State:
+        """Nothing was saved yet."""
+        none: tuple[Slot, ...] = (None,) * self.slots
+        copies = self.placement.copies - 1
+        return State(tuple(_Rank(none, (none,) * copies) for _ in self.placement.holders))
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """All that may happen next if no machine dies."""
         for r, rank in enumerate(state.ranks):
             yield from self._save(state, r, rank)
             yield from self._replicate(state, r, rank)
-            if rank.seen < state.committed:
-                told = f"rank {r} hears that step {state.committed} is committed"
-                yield told, _with(state, r, replace(rank, seen=state.committed))
+            if rank.seen < state.agreed:
+                told = f"rank {r} hears that step {state.agreed} is committed"
+                yield told, _with(state, r, replace(rank, seen=state.agreed))
 
-    def deaths(self, state: _State) -> Iterator[tuple[str, _State]]:
+    def deaths(self, state: State) -> Iterator[tuple[str, State]]:
         """The losses after which the job goes on."""
         if state.course < self.failures:
             for dead in self.may_die(state):
                 yield f"machine {dead} dies and is replaced", self._regrouped(state, dead)
 
-    def _save(self, state: _State, r: int, rank: _Rank) -> Iterator[tuple[str, _State]]:
+    def _save(self, state: State, r: int, rank: _Rank) -> Iterator[tuple[str, State]]:
         step = rank.written
         if rank.writing >= 0:
             own = _put(rank.own, rank.writing, (step, state.course))
@@ -146,6 +180,8 @@ class _World:
             yield f"rank {r} has saved step {step}", _with(state, r, after)
             return
         if step > state.base + self.steps or any(other.written < step for other in state.ranks):
+            return
+        if self.wait and rank.seen < state.base:
             return
         if not self.overlap and rank.sent < step:
             return
@@ -155,7 +191,7 @@ class _World:
             after = replace(rank, own=_put(rank.own, slot, None), writing=slot)
             yield f"rank {r} begins to save step {step}", _with(state, r, after)
 
-    def _replicate(self, state: _State, r: int, rank: _Rank) -> Iterator[tuple[str, _State]]:
+    def _replicate(self, state: State, r: int, rank: _Rank) -> Iterator[tuple[str, State]]:
         step = rank.sent
         if step >= rank.written:
             return
@@ -180,7 +216,7 @@ class _World:
         after = replace(rank, replicas=replicas, sending=False, sent=step + 1)
         yield f"step {step} of rank {r} is replicated", self._commit(state, r, after, step)
 
-    def _commit(self, state: _State, r: int, rank: _Rank, step: int) -> _State:
+    def _commit(self, state: State, r: int, rank: _Rank, step: int) -> State:
         """``step`` is committed if with this all its copies are complete."""
         state = _with(state, r, rank)
         # What is left of an abandoned course of the job is no copy of this step.
@@ -188,10 +224,11 @@ class _World:
             *(set(slots) for one in state.ranks for slots in (one.own, *one.replicas))
         )
         if any(kept is not None and kept[0] == step for kept in everywhere):
-            return replace(state, committed=max(state.committed, step), impaired=-1)
+            committed, agreed = max(state.committed, step), max(state.agreed, step)
+            return replace(state, committed=committed, agreed=agreed, impaired=-1)
         return state
 
-    def may_die(self, state: _State) -> Iterator[int]:
+    def may_die(self, state: State) -> Iterator[int]:
         if state.committed < 0 and state.base < 0:
             return
         for place in range(len(state.ranks)):
@@ -201,7 +238,7 @@ class _World:
             if self.remake or len(lost) == 1:
                 yield place
 
-    def _alive(self, state: _State, dead: Collection[int]) -> list[set[tuple[int, int]]]:
+    def _alive(self, state: State, dead: Collection[int]) -> list[set[tuple[int, int]]]:
         """The complete copies of each shard on machines that are left."""
         return [
             {
@@ -214,11 +251,11 @@ class _World:
             for r, rank in enumerate(state.ranks)
         ]
 
-    def recovered(self, state: _State, dead: int) -> int | None:
+    def recovered(self, state: State, dead: int) -> int | None:
         whole = set.intersection(*self._alive(state, {dead}))
         return max(whole)[0] if whole else None
 
-    def _regrouped(self, state: _State, dead: int) -> _State:
+    def _regrouped(self, state: State, dead: int) -> State:
         """The job after the loss of ``dead``: all back to the newest complete step, half-written slots
         lost."""
         restored = max(set.intersection(*self._alive(state, {dead})))
@@ -236,16 +273,16 @@ class _World:
                 wiped if holder == dead else slots
                 for holder, slots in zip(self.placement.holders[r][1:], rank.replicas, strict=True)
             )
-            sent, seen = (base, min(rank.seen, base)) if self.remake else (base + 1, base)
+            sent = base if self.remake else base + 1
+            seen = -1 if self.remake and (self.wait or r == dead) else min(rank.seen, base)
             ranks.append(
-                _Rank(
-                    own, replicas, written=base + 1, sent=sent, seen=-1 if r == dead and self.remake else seen
-                )
+                _Rank(own, replicas, written=base + 1, sent=sent, seen=seen if self.remake else base)
             )
-        return _State(tuple(ranks), state.committed, base, state.course + 1, dead)
+        agreed = -1 if self.wait else state.committed
+        return State(tuple(ranks), state.committed, base, state.course + 1, agreed, dead)
 
 
-def _with(state: _State, r: int, rank: _Rank) -> _State:
+def _with(state: State, r: int, rank: _Rank) -> State:
     return replace(state, ranks=(*state.ranks[:r], rank, *state.ranks[r + 1 :]))
 
 

@@ -17,10 +17,10 @@ counterexamples to everything weaker.
 After a regrouping that restored step R, R need not have all its copies. Taken for committed at once, it lets
 older steps go that have: with groups {0,1} and {2,3} and machine 0 just replaced, rank 1 overwrites the last
 committed step while R of rank 2 lies with machine 2 alone, and the loss of machine 2 is then fatal, though
-no group is gone. So either ``committed`` stays what it was until R's copies are made again and committed (a
-save with two slots waits for that), or until the next commit only another loss of the replacement itself is
-survived. A copy left over from an abandoned course of a step does not count as a copy of it. Steps at or
-after the one being saved are of an abandoned course and may go at once.
+no group is gone. So nothing counts as committed until R's copies are made again, the replacement's own among
+them, and R is committed once more; the first save waits for that. A copy left over from an abandoned course
+of a step does not count as a copy of it. Steps at or after the one being saved are of an abandoned course
+and may go at once.
 """
 
 from __future__ import annotations

@@ -112,14 +112,13 @@ class LocalMemory:
         """
         return int(self._ask("saved", shard=shard, slot=slot, step=step, replicate=replicate)["committed"])
 
-    def restored(self, step: int) -> int:
-        """All ranks go on from ``step`` (-1: from the beginning), which is where the commits of this
-        generation begin. What copies it lacks are sent; how many."""
-        return int(self._ask("restored", step=step)["copies"])
+    def restored(self, step: int) -> None:
+        """All ranks go on from ``step`` (-1: from the beginning). It counts as committed when it has been
+        `saved` again by all: whoever holds a copy already is sent nothing."""
+        self._ask("restored", step=step)
 
     def committed(self) -> int:
-        """The newest step that is committed or that all went back to, -1 for none. Does not ask the
-        service."""
+        """The newest step that is committed in this generation, -1 for none. Does not ask the service."""
         return self._board.read()
 
     def wait_committed(self, step: int, timeout: float) -> bool:

@@ -38,7 +38,6 @@ class Owner:
     def __init__(self, state: State, pacer: Pacer, outgoing: str) -> None:
         self._state, self._pacer, self._outgoing = state, pacer, outgoing
         self._senders: dict[int, Sender] = {}
-        self._reserved: dict[tuple[int, str], Message] = {}  # by rank and shard; also of earlier generations
         self._traffic: dict[int, list[int]] = {}
         self.handlers: dict[str, Handler] = {
             op: self._told(handler)
@@ -127,8 +126,6 @@ class Owner:
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
-            for shard in nbytes:
-                self._reserved[rank, shard] = message
         return {"paths": paths, "holders": list(holders)}
 
     def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
@@ -271,7 +268,7 @@ class Owner:
             while len(self._traffic) > TRAFFIC_KEPT:
                 del self._traffic[min(self._traffic)]
             state.ledger.arrived(delivery.rank, header.step, header.shard, node)
-            if header.step == state.committed and header.shard in state.holders:
+            if header.step == max(state.committed, state.base) and header.shard in state.holders:
                 state.holders[header.shard] |= {node}
             state.changed.notify_all()
         self._post_if_done(delivery.rank, header.step)
@@ -297,22 +294,10 @@ class Owner:
             return {"committed": state.committed >= step}
 
     def _restored(self, message: Message) -> Message:
-        """All ranks go on from a step: what its copies lack is sent again, before the next save."""
-        state, rank, step = self._state, message["rank"], message["step"]
-        state.require(message["generation"])
-        state.go_back(step)
-        count = 0
-        with state.changed:
-            for (at, shard), asked in self._reserved.items():
-                shelf = state.folder.shelf(shard, state.world)
-                found = shelf.find(step) if shelf else None
-                if at != rank or shelf is None or found is None:
-                    continue  # of another world, or this machine is new
-                for node in self._holders(rank, asked):
-                    delivery = self._delivery(found[0].path, found[1], len(shelf.slots), rank, shelf)
-                    self._send(node, delivery)
-                    count += 1
-        return {"copies": count}
+        """All ranks go on from a step, and save it again as it is, so that it gets its copies again."""
+        self._state.require(message["generation"])
+        self._state.go_back(message["step"])
+        return {}
 
     def _window(self, message: Message) -> None:
         with contextlib.suppress(KeyError, TypeError):

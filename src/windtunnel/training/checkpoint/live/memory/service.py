@@ -5,9 +5,9 @@ other nodes' services and restoring trainers on a TCP port (`holder`). The agent
 membership and of each agreement; it tells the agent of copies that have arrived, and of events.
 
 On a new membership all slots stay, and what was being sent or received is given up. The ranks agree on a step
-that they all go back to (`restored`); what its copies lack is sent again at once, and the next saves go to
-the new holders: so after one checkpoint every shard has its wanted copies again. Slots of a job of another
-size are deleted when a step of the new one is committed, not before.
+that they all go back to (`restored`) and save it again as it is: what copies it lacks are made, and it is
+committed once more, before anything older may be overwritten. Slots of a job of another size are deleted
+when a step of the new one is committed, not before.
 """
 
 from __future__ import annotations

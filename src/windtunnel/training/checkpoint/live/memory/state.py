@@ -162,12 +162,16 @@ class State:
         return True
 
     def go_back(self, step: int) -> None:
-        """All ranks go on from ``step``: whatever lies after it is of an abandoned course."""
+        """All ranks go on from ``step``: whatever lies after it is of an abandoned course.
+
+        Nothing is committed until a step has all its copies in this generation, ``step`` itself first: it
+        may have been complete without having been committed, and what held copies of it may be lost.
+        """
         with self.changed:
             self.base = step
             if step != self.committed:
                 self.holders = {}
-                self._set(step, None if step < 0 else time.time())
+            self._set(-1, None)
 
     def health(self) -> Health:
         """How well the present state is kept, as far as it is known here."""
@@ -175,7 +179,8 @@ class State:
             alive = [node.id for node in self.membership.nodes] if self.membership else []
             wanted = max((spec.copies for spec in self.specs.values()), default=0)
             age = None if self.committed_at is None else max(0.0, time.time() - self.committed_at)
-            return Health(self.committed, replication(self.holders, alive), wanted, self.folder.nbytes, age)
+            step = max(self.committed, self.base)
+            return Health(step, replication(self.holders, alive), wanted, self.folder.nbytes, age)
 
     def _set(self, step: int, at: float | None) -> None:
         self.committed, self.committed_at = step, at
