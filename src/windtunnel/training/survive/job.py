@@ -10,7 +10,16 @@ from windtunnel.errors import UserError
 from windtunnel.training.survive.faults import parse
 from windtunnel.training.survive.policy import Policy, Replace
 
-PRELOAD = ("torch", "torch.distributed", "windtunnel.training.survive.live.run")
+# What a trainer will import anyway; torch._dynamo is imported by the first optimizer of a process.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "windtunnel.training.checkpoint.live.checkpointer",
+    "windtunnel.training.survive.live.run",
+)
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,10 @@ class Launched:
     def _environment(self) -> dict[str, str]:
         env = {**os.environ, **self.job.env, orphans.TOKEN: self.token}
         env.setdefault("OMP_NUM_THREADS", "1")
+        # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
+        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        # each cut of a group would print a stack of C++ otherwise
+        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if self.network is None and self.job.listen is None:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         elif self.network is not None:

@@ -175,7 +175,11 @@ class CuttableGroup:
             _current = None
             c10d.ProcessGroupGloo = _Gloo  # type: ignore[misc]
             if dist.is_initialized():
+                # gloo's destructor joins its threads, and one that was cut in the middle of a ring may wait in
+                # vain until the group's timeout: that must not keep the next generation waiting.
+                held = list(c10d._world.pg_map)
                 dist.destroy_process_group()
+                threading.Thread(target=held.clear, daemon=True, name="windtunnel-leave").start()
             # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
             # while it formed must not leave this process a number ahead of those that are new.
             c10d._world.group_count = 0
