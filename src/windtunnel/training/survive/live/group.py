@@ -175,8 +175,8 @@ class CuttableGroup:
             _current = None
             c10d.ProcessGroupGloo = _Gloo  # type: ignore[misc]
             if dist.is_initialized():
-                # gloo's destructor joins its threads, and one that was cut in the middle of a ring may wait in
-                # vain until the group's timeout: that must not keep the next generation waiting.
+                # gloo's destructor joins its threads, and one that was cut in the middle of a ring may wait
+                # in vain until the group's timeout: that must not keep the next generation waiting.
                 held = list(c10d._world.pg_map)
                 dist.destroy_process_group()
                 threading.Thread(target=held.clear, daemon=True, name="windtunnel-leave").start()
