@@ -74,10 +74,10 @@ class Replace:
     def decide(self, now: Snapshot) -> Decision:
         if now.own_failures > self.max_own_failures:
             return _given_up(now, self.max_own_failures)
-        missing = now.places.count(None) - len(now.spares)
+        taken = now.places.count(None)
+        missing = taken - len(now.spares)
         if missing <= 0:
             spares = iter(now.spares)
-            taken = now.places.count(None)
             filled = (
                 tuple(next(spares) if node is None else node for node in now.places) if taken else now.places
             )
@@ -85,7 +85,8 @@ class Replace:
             return Decision("form", tuple(filled), restart_all=self.restart_all, reason=reason)  # type: ignore[arg-type]
         if missing > now.coming and not self.order:
             return Decision("fail", reason=f"{missing} machines too few, and none can be ordered")
-        return Decision("wait", order=max(0, missing - now.coming), reason=f"{missing} machines are missing")
+        reason = f"{missing} of {len(now.places)} machines missing"
+        return Decision("wait", order=max(0, missing - now.coming), reason=reason)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,5 @@ class Shrink:
 
 
 def _given_up(now: Snapshot, allowed: int) -> Decision:
-    return Decision(
-        "fail", reason=f"the program ended by itself {now.own_failures} times; {allowed} are allowed"
-    )
+    times = "once" if now.own_failures == 1 else f"{now.own_failures} times"
+    return Decision("fail", reason=f"the program ended by itself {times}; restarts allowed: {allowed}")

@@ -15,19 +15,18 @@ class Members:
         self.policy = policy
         self.places: list[int | None] = list(range(machines))
         self.spares = [machines + index for index in range(spares)]
-
-    @property
-    def missing(self) -> int:
-        return self.places.count(None)
+        self.missing = 0  # kept, since it is asked for at every step of a flight
 
     def lose(self, machines: Sequence[int]) -> None:
         for place in machines:
+            self.missing += self.places[place] is not None
             self.places[place] = None
 
     def come(self, machine: int) -> None:
         """A machine for ``machine`` has come: into its place if that is free, else it is a spare."""
         if self.places[machine] is None:
             self.places[machine] = machine
+            self.missing -= 1
         else:
             self.spares.append(self.machines + len(self.spares))
 
@@ -41,4 +40,5 @@ class Members:
         if taken and len(decision.places) == self.machines:
             del self.spares[:taken]
             self.places = list(decision.places)
+            self.missing = 0
         return True
