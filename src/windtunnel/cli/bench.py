@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-CAPABILITIES = ("training.emulate", "training.pipelines", "agents.sandbox")
+CAPABILITIES = ("training.emulate", "training.checkpoint", "training.pipelines", "agents.sandbox")
 
 
 def register(app: typer.Typer) -> None:
