@@ -1,0 +1,131 @@
+"""The bench of pipelines: its second exact method, its arithmetic, and the rows that cost little."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.training.pipelines.bench import SECTIONS, run
+from windtunnel.training.pipelines.bench import planner as planner_section
+from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
+from windtunnel.training.pipelines.bench.fidelity import reached
+from windtunnel.training.pipelines.bench.flights import NODES, Flown
+from windtunnel.training.pipelines.bench.measured import random_losses, regular_losses
+from windtunnel.training.pipelines.bench.replay import TRACES, twin_flights
+from windtunnel.training.pipelines.bench.schemes import GoOnOnFewer, RestartOnFewer
+from windtunnel.training.survive.failures import regular
+from windtunnel.training.survive.twin.fly import fly
+from windtunnel.training.survive.twin.model import Costs, Flight, Job
+
+
+def test_the_second_method_equals_brute_force() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        layers = draw.randint(1, 9)
+        stages = draw.randint(1, layers)
+        times = [draw.randint(1, 6) for _ in range(layers)]  # many equal stages: ties count
+        assert certificate(times, stages) == brute_force(times, stages)
+
+
+def test_the_known_case() -> None:
+    times, stages = planner_section.KNOWN_CASE
+    assert certificate(times, stages) == brute_force(times, stages) == 268
+    assert planner_section.planned(times, stages) == 268
+
+
+def test_too_few_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 layers make no 3 stages"):
+        certificate([1, 1], 3)
+
+
+def test_even_cuts_differ_by_one_layer_at_most() -> None:
+    cuts = even_cuts(96, 32)
+    assert {b - a for a, b in pairwise(cuts)} == {3}
+    assert {b - a for a, b in pairwise(even_cuts(10, 4))} == {2, 3}
+    assert formula([1, 1, 1, 1], (0, 2, 4)) == 4 + (8 - 2 + 1 - 1) * 2 + 2
+
+
+def test_histogram_counts_everything_once() -> None:
+    shares = planner_section.histogram([0.0, 0.0, 0.005, 0.02, 0.05, 3.0])
+    assert [share * 6 for _, share in shares] == pytest.approx([2, 1, 1, 1, 1])
+
+
+def test_losses_leave_enough_machines_and_time() -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        losses = random_losses(draw, 3)
+        assert [step for step, _ in losses] == sorted({step for step, _ in losses})
+        assert all(0 <= place < NODES - index for index, (_, place) in enumerate(losses))
+        assert [step for step, _ in regular_losses(draw, 3, 10, True)] == [5, 15, 25]
+
+
+def test_a_run_is_read_from_its_events() -> None:
+    steps = [
+        {"kind": "step", "generation": 1, "step": 8, "t": 1.0},
+        {"kind": "step", "generation": 1, "step": 9, "t": 2.0},
+        {"kind": "step", "generation": 1, "step": 10, "t": 3.5},  # a save before it
+        {"kind": "step", "generation": 2, "step": 10, "t": 6.0},
+        {"kind": "step", "generation": 2, "step": 11, "t": 6.5},
+    ]
+    decided = [
+        {"kind": "decided", "generation": g, "membership": {"nodes": [0] * n}} for g, n in ((1, 6), (2, 5))
+    ]
+    events = (decided[0], *steps[:3], decided[1], *steps[3:])
+    flown = Flown("warm restart", 12, events, {}, {})
+    assert flown.step_times() == {6: [1.0], 5: [0.5]}
+    assert flown.saves() == [1.5]
+    assert flown.times()[10] == 3.5
+    assert replace(flown, scheme="templates").step_times() == {6: [1.0, 1.5], 5: [0.5]}
+
+
+def test_when_the_twin_was_done() -> None:
+    series = ((0.0, 0.0), (10.0, 5.0), (10.0, 3.0), (20.0, 3.0), (30.0, 13.0))
+    flight = Flight("x", 30.0, {}, 13.0, 2.0, 1, 1, series)
+    assert reached(flight, 4.0) == 21.0  # the first time it was taken back
+    assert reached(flight, 3.0) == 6.0
+    assert reached(flight, 14.0) == math.inf
+
+
+def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
+    costs = Costs(detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf, storage_bandwidth=1.0)
+    costs = replace(costs, blocking_save=True)
+    job = Job(2, 1.0, 0.0)  # saves and loads take no time
+    trace = regular(2, 25.5, 1)
+    flight = fly(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    assert flight.steps == 20 + 5 and flight.redone == 5
+    ours = fly(GoOnOnFewer(2, 10.0, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    assert ours.steps == 25 + 5 and ours.redone == 0
+
+
+def test_published_rows() -> None:
+    rows = run(("published",))
+    assert len(rows) == 2 * len(TRACES)
+    headline = next(row for row in rows if "10 min" in row.name and "artifact" in row.name)
+    assert headline.emulated == pytest.approx(13.903, abs=0.001) and headline.met
+    ours, theirs = twin_flights(TRACES["10 min"][0])
+    assert ours.steps > 0 and theirs.steps == 0
+
+
+def test_sections_are_known() -> None:
+    assert list(SECTIONS) == ["planner", "recovery", "rates", "published", "twin", "fidelity"]
+    with pytest.raises(UserError, match="is no section"):
+        run(("nothing",))
+
+
+@pytest.mark.slow
+def test_planner_rows() -> None:
+    rows = run(("planner",), quick=True)
+    assert not [row for row in rows if "failed" in row.name]
+    assert all(row.met for row in rows if row.target == "all")
+
+
+@pytest.mark.slow
+def test_twin_rows() -> None:
+    rows = run(("twin",), quick=True)
+    assert rows[0].measured and rows[0].met is None
+    assert {"goodput: templates", "goodput: peer memory"} <= {row.name.split(", ", 1)[1] for row in rows}
