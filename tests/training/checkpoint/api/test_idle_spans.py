@@ -15,32 +15,82 @@ from windtunnel.training.checkpoint.live import spans
 from windtunnel.training.checkpoint.live.settings import Settings
 
 
-def look(profile: spans.Profile, begin: float, idle: list[float], busy: float = 0.02) -> float:
-    """A step: busy, idle, busy, idle, …, busy, looked at each millisecond."""
-    now = begin
-    for number in range(2 * len(idle) + 1):
-        length = busy if number % 2 == 0 else idle[number // 2]
-        for _ in range(round(length * 1000)):
-            now += 0.001
-            profile.look(now, number % 2 == 0)
-    profile.step(now)
-    return now
+class Course:
+    """Steps looked at each millisecond: busy, idle, busy, idle, …, busy."""
+
+    def __init__(self, profile: spans.Profile) -> None:
+        self.profile, self.now, self.count = profile, 0.0, 0
+
+    def step(self, idle: list[float], busy: float = 0.02, wait: float = 0.0) -> None:
+        for number in range(2 * len(idle)):
+            self.go(busy if number % 2 == 0 else idle[number // 2], number % 2 == 0)
+        self.profile.step(self.now)
+        self.go(wait, False)
+        if wait:
+            self.profile.resume()
+
+    def go(self, seconds: float, busy: bool) -> None:
+        for _ in range(round(seconds * 1000)):
+            self.now += 0.001
+            self.count += 1_000_000 if busy else 0
+            self.profile.look(self.now, busy, self.count)
 
 
-def test_the_profile_is_the_shortest_of_each_span_of_the_usual_steps() -> None:
+def found(profile: spans.Profile) -> list[float]:
+    assert profile.expected is not None
+    return [span.seconds for span in profile.expected]
+
+
+def test_the_profile_is_a_short_one_of_each_span_that_most_steps_have() -> None:
     profile = spans.Profile(steps=4, shortest=0.003)
-    now = look(profile, 0.0, [0.5])  # the first step is not looked at
+    course = Course(profile)
+    course.step([0.5])  # the first step is not looked at
     for idle in ([0.040, 0.090], [0.050, 0.080], [0.2], [0.045, 0.085]):
         assert profile.expected is None
-        now = look(profile, now, idle)
-    assert profile.expected == pytest.approx([0.040, 0.080], abs=0.0025)
+        course.step(idle)
+    assert found(profile) == pytest.approx([0.045, 0.080], abs=0.0025)
+
+
+def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
+    profile = spans.Profile(steps=1, shortest=0.003)
+    course = Course(profile)
+    for _ in range(3):
+        course.step([0.04, 0.09])
+    course.go(0.02, True)
+    course.go(0.01, False)
+    here = profile.here()
+    assert here is not None and here.seconds == pytest.approx(0.04, abs=0.0025)
+    course.go(0.01, True)
+    course.go(0.02, False)
+    assert profile.here() is None
+    course.go(0.01, True)
+    course.go(0.01, False)
+    here = profile.here()
+    assert here is not None and here.seconds == pytest.approx(0.09, abs=0.0025)
 
 
 def test_gaps_too_short_to_use_are_no_spans() -> None:
     profile = spans.Profile(steps=1, shortest=0.003)
-    now = look(profile, 0.0, [0.001, 0.05])
-    look(profile, now, [0.001, 0.05])
-    assert profile.expected == pytest.approx([0.05], abs=0.0025)
+    course = Course(profile)
+    for _ in range(2):
+        course.step([0.001, 0.05])
+    assert found(profile) == pytest.approx([0.05], abs=0.0025)
+
+
+def test_a_wait_between_two_steps_is_in_no_span() -> None:
+    profile = spans.Profile(steps=3, shortest=0.003)
+    course = Course(profile)
+    for _ in range(4):
+        course.step([0.03, 0.05], wait=0.5)
+    assert found(profile) == pytest.approx([0.03, 0.05], abs=0.0025)
+
+
+def test_the_profile_follows_the_training() -> None:
+    profile = spans.Profile(steps=3, shortest=0.003)
+    course = Course(profile)
+    for idle in [0.05] * 10 + [0.02] * 10:
+        course.step([idle])
+    assert found(profile) == pytest.approx([0.02], abs=0.0025)
 
 
 class Memory:
@@ -68,14 +118,16 @@ def sender(folder: Path, memory: Memory, expected: list[float], **options: Any) 
     """One that has its profile already; traffic is what ``marked`` says."""
     job = FakeJob(Cluster(folder, 1), 0)
     made = spans.IdleSender(job, memory, Settings(**options), 1000, sockets=list)
-    made._profile.expected = expected
-    made._plan(expected)
+    usual = [spans.Span(n * 1_000_000, seconds) for n, seconds in enumerate(expected)]
+    made._profile.expected = usual
+    made._plan(usual)
     return made
 
 
 def test_a_window_opens_when_the_network_falls_quiet_and_closes_with_traffic(folder: Path) -> None:
     memory = Memory()
     one = sender(folder, memory, [100.0], bandwidth=1e6)
+    one._profile.expected = [spans.Span(1 << 20, 100.0)]
     one.mark(True)
     memory.wait(lambda told: told[-1] == 0.0)
     one.mark(False)

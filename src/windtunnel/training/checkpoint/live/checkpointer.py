@@ -157,9 +157,12 @@ class PeerCheckpointer:
         else:
             self._copy(tensors, packed, slot, step)
             self._pending = self._pool.submit(self._finish, slot, step)
-        if chosen.mode == "blocking":
+        learning = self._idle is not None and self._idle.learning
+        if chosen.mode == "blocking" or learning:
             self._settle()
             self._wait_committed(step)
+        if self._idle is not None and learning:
+            self._idle.resume()
 
     def before_update(self) -> None:
         """Wait until the state is copied: the optimizer is about to change it (with ``overlap`` only)."""

@@ -1,13 +1,16 @@
 """Idle mode: checkpoints go to peers while training does not use the network (GEMINI, section 5).
 
 A training step uses the network the same way each time. A thread reads the byte counters of the process
-group's sockets (TCP_INFO) every millisecond or two; the first steps give a profile: how long each of the idle
-spans of a step lasts. From then on, when the network falls quiet for the i-th time in a step, the agent is
-given a window of the safe part of what the i-th span is expected to last, and it is closed as soon as traffic
-is seen. Before the profile is known, windows are open all the time.
+group's sockets (TCP_INFO) every millisecond or two. The first steps give a profile: after how many bytes of a
+step the network falls quiet, and for how long. These first checkpoints are waited for, so that none of their
+own traffic is in it. From then on, when the network falls quiet at a place that is in the profile, the agent
+is given a window of the safe part of that span, and it is closed as soon as traffic is seen. A pause in the
+middle of a collective is at no such place. When the network stays quiet for much longer than any span, a
+window is open until it no longer is: then training waits, perhaps for this very checkpoint.
 
 Whether a checkpoint fits the spans of a step is the chunk plan's word (`policy.spans`). Where it does not,
-checkpoints are made every so many steps instead, and the run's events say so once.
+checkpoints are made every so many steps instead, and the run's events say so. The ranks agree on it, now and
+then anew: a step that only some of them save is never committed.
 
 Traffic that is not TCP of this process (NCCL over InfiniBand) is not seen: mark it, see `IdleSender.mark`.
 """
@@ -15,20 +18,27 @@ Traffic that is not TCP of this process (NCCL over InfiniBand) is not seen: mark
 from __future__ import annotations
 
 import socket
-import statistics
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from windtunnel.training.checkpoint.live.memory.pacing import LONGEST
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
 
 PERIOD = 0.0015  # seconds between two looks at the sockets
 _OPEN = 3600.0  # a window without an end
 _QUIET = 2  # looks without traffic that make an idle span
+_STALLED = 1.5  # times the longest span: no idle span of training any more
+_WINDOW = 16  # newest steps that the profile is made of
+_NEAR = 0.01  # of the bytes of a step: places so close are the same one
+_NEAREST = 4096  # bytes
+_MARK = 1 << 20  # bytes that communication which the sockets do not show counts for
 # struct tcp_info of Linux: bytes_acked and bytes_received, 64 bit each, since 4.1
 _COUNTERS = struct.Struct("@QQ")
 _COUNTERS_AT = 120
@@ -44,49 +54,87 @@ class Windows(Protocol):
     def committed(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class Span:
+    """The network is idle for ``seconds`` after ``place`` bytes of a step."""
+
+    place: int
+    seconds: float
+
+
 class Profile:
     """Idle spans, step by step, from looks at the network. Pure: times are given.
 
-    ``expected``: seconds of each span, once ``steps`` steps were seen; the shortest of what was seen, of the
-    steps that have the usual number of spans.
+    ``expected``: the spans that most steps have, in order, once ``steps`` steps were seen; each as short as a
+    short one of those seen last.
     """
 
     def __init__(self, steps: int, shortest: float) -> None:
-        self.expected: list[float] | None = None
+        self.expected: list[Span] | None = None
         self._steps, self._shortest = steps, shortest
-        self._seen: list[list[float]] = []
-        self._spans: list[float] = []
+        self._seen: deque[list[Span]] = deque(maxlen=_WINDOW)
+        self._count = -1  # the first began anywhere
+        self._spans: list[Span] = []
         self._since: float | None = None
+        self._begin = self._place = self._since_place = 0
+        self._near = _NEAREST
 
     @property
-    def index(self) -> int:
-        """Which idle span of the step this is, or the next one will be."""
-        return len(self._spans)
+    def complete(self) -> bool:
+        """Whether all steps of the profile are new ones since the last time that this was so."""
+        return self._count >= self._steps and (self._count - self._steps) % _WINDOW == 0
 
     @property
     def idle_since(self) -> float | None:
-        """When the present span began, None in traffic."""
+        """When the present span began, None in traffic. An acknowledgement that comes late ends no span."""
         return self._since
 
-    def look(self, now: float, busy: bool) -> None:
-        """There was traffic since the last look, or not."""
-        if not busy:
-            self._since = now if self._since is None else self._since
-            return
-        if self._since is not None and now - self._since >= self._shortest:
-            self._spans.append(now - self._since)
-        self._since = None
+    def look(self, now: float, busy: bool, count: int) -> None:
+        """There was traffic since the last look, or not; ``count``: bytes so far."""
+        self._place = count - self._begin
+        if self._since is not None and self._place - self._since_place > self._near:
+            self._end_span(now)
+        if not busy and self._since is None:
+            self._since, self._since_place = now, self._place
 
     def step(self, now: float) -> None:
-        """A step ended. An idle span that goes on into the next step counts as the next one's."""
-        self._seen.append(self._spans)
-        self._spans = []
-        if self.expected is None and len(self._seen) > self._steps:
-            usual = statistics.mode(len(spans) for spans in self._seen[1:])  # the first began anywhere
-            alike = [spans for spans in self._seen[1:] if len(spans) == usual]
-            self.expected = [min(durations) for durations in zip(*alike, strict=True)]
-        if self.expected is not None:
-            self._seen.clear()
+        """A step ended, and with it an idle span."""
+        self._end_span(now)
+        self._near = max(_NEAREST, int(_NEAR * self._place))
+        if self._count >= 0:
+            self._seen.append(self._spans)
+        self._count += 1
+        self._begin, self._place, self._spans = self._begin + self._place, 0, []
+        if self._count >= self._steps:
+            self.expected = self._usual()
+
+    def resume(self) -> None:
+        """A wait between two steps ended, which no other step will have."""
+        self._since = None
+
+    def here(self) -> Span | None:
+        """The expected span at the present place."""
+        return next((s for s in self.expected or () if abs(s.place - self._place) <= self._near), None)
+
+    def _end_span(self, now: float) -> None:
+        if self._since is not None and now - self._since >= self._shortest:
+            self._spans.append(Span(self._since_place, now - self._since))
+        self._since = None
+
+    def _usual(self) -> list[Span]:
+        found: list[list[Span]] = []
+        for span in sorted((s for spans in self._seen for s in spans), key=lambda s: s.place):
+            if found and span.place - found[-1][0].place <= self._near:
+                found[-1].append(span)
+            else:
+                found.append([span])
+        usual = []
+        for alike in found:
+            if 2 * len(alike) > len(self._seen):
+                lengths = sorted(span.seconds for span in alike)
+                # One may be short by chance; a window that is open too long does little harm.
+                usual.append(Span(alike[0].place, lengths[len(lengths) // 4]))
+        return usual
 
 
 def traffic(fds: Iterable[int]) -> int:
@@ -135,15 +183,19 @@ class IdleSender:
         self._job, self._memory, self._settings, self._nbytes = job, memory, settings, nbytes
         self._sockets, self._clock = sockets, clock
         self._profile = Profile(settings.profile, 2 * PERIOD)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._marks = 0
         self._marked = False
-        self._count = 0
+        self._marked_so_far = 0
         self._quiet = 0
         self._opened = True  # until the profile is known
+        self._stalled = False  # and opened for that
         self._always = False
         self._rates: list[float] = []
         self._sent: tuple[int, float] | None = None
+        serials = job.keep("idle", dict)
+        self._plans = 0
+        self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
         self._stop = threading.Event()
         memory.open_window(_OPEN)
         self._thread = threading.Thread(target=self._run, name="windtunnel-idle", daemon=True)
@@ -154,17 +206,36 @@ class IdleSender:
         with self._lock:
             self._marks += 1 if busy else -1
             self._marked = True
-        if busy and self._profile.expected is not None:
-            self._close()
+            self._marked_so_far += _MARK if busy else 0
+            if busy and self._profile.expected is not None:
+                self._close()
 
     def step_ended(self) -> None:
-        """A step of training ended; once the profile is known, decide how often to save."""
+        """A step of training ended; once the profile is known, and now and then, decide how often to save.
+        All ranks call it.
+
+        Raises:
+            Regroup: the membership changed.
+        """
         with self._lock:
             known = self._profile.expected is not None
             self._profile.step(self._clock())
             expected = self._profile.expected
-        if expected is not None and not known:
+            self._quiet = 0
+            if known:
+                self._close()
+        if expected is not None and self._profile.complete:
             self._plan(expected)
+
+    @property
+    def learning(self) -> bool:
+        """Whether checkpoints are to be waited for, and `resume` called then."""
+        return self._profile.expected is None
+
+    def resume(self) -> None:
+        """The wait is over."""
+        with self._lock:
+            self._profile.resume()
 
     def saved(self, step: int) -> None:
         """``step`` is being sent from now on."""
@@ -177,29 +248,36 @@ class IdleSender:
         with suppress(OSError):
             self._memory.close_window()
 
-    def _plan(self, expected: list[float]) -> None:
+    def _plan(self, expected: list[Span]) -> None:
         chosen = self._settings
-        bandwidth = chosen.bandwidth or (statistics.median(self._rates) if self._rates else None)
-        if bandwidth is None or not self._nbytes or chosen.copies < 2:
+        if not self._nbytes or chosen.copies < 2:
             return
-        plan = plan_chunks(
-            expected,
-            self._nbytes,
-            chosen.copies,
-            chosen.buffer,
-            chosen.parts,
-            bandwidth,
-            chosen.startup,
-            chosen.safety,
-        )
-        idle = sum(expected)
+        bandwidth = chosen.bandwidth or max(self._rates, default=None)
+        if bandwidth is not None:
+            plan = plan_chunks(
+                [span.seconds for span in expected],
+                self._nbytes,
+                chosen.copies,
+                min(chosen.buffer, chosen.parts * max(1, int(LONGEST * bandwidth))),
+                chosen.parts,
+                bandwidth,
+                chosen.startup,
+                chosen.safety,
+            )
+        every = plan.every if bandwidth is not None else 1
+        self._plans += 1
+        said = self._job.agree(f"idle/{self._serial}.{self._plans}", every)
+        before = self.every, self._always
+        self._always = 0 in said.values()
+        self.every = 1 if self._always else max(said.values())
+        if bandwidth is None or (self._plans > 1 and before == (self.every, self._always)):
+            return
+        idle = sum(span.seconds for span in expected)
         told = f"{len(expected)} idle spans of {idle:.3g} s a step; {self._nbytes} bytes at {bandwidth:.3g}/s"
-        if plan.every > 1:
-            self.every = plan.every
-            told += f": a checkpoint takes {plan.every} steps, so one is made every {plan.every} steps"
-        elif plan.every == 0:
-            self._always = True
+        if self._always:
             told += ": no span has room, so checkpoints are sent beside the training's traffic"
+        elif self.every > 1:
+            told += f": a checkpoint takes {every} steps, so one is made every {self.every} steps"
         self._job.event("note", text=f"network profile: {told}")
 
     def _run(self) -> None:
@@ -209,7 +287,7 @@ class IdleSender:
             with self._lock:
                 busy = total != last or self._marks > 0 or self._marked
                 self._marked = False
-                self._profile.look(self._clock(), busy)
+                self._profile.look(self._clock(), busy, total + self._marked_so_far)
             last = total
             self._rate()
             with suppress(OSError):  # the agent is gone: the job will be told by others
@@ -226,24 +304,28 @@ class IdleSender:
             self._sent = None
 
     def _window(self, busy: bool) -> None:
-        expected, now = self._profile.expected, self._clock()
-        if expected is None or self._always:
-            return
-        if busy:
-            self._quiet = 0
-            self._close()
-            return
-        self._quiet += 1
-        since, index = self._profile.idle_since, self._profile.index
-        if self._opened or self._quiet < _QUIET or since is None:
-            return
-        if index < len(expected):
-            left = self._settings.safety * expected[index] - (now - since)
-            if left > self._settings.startup:
-                self._opened = True
-                self._memory.open_window(left)
+        with self._lock:
+            expected, since = self._profile.expected, self._profile.idle_since
+            if expected is None or self._always:
+                return
+            if busy:
+                self._quiet = 0
+                self._close()
+                return
+            self._quiet += 1
+            if since is None or self._quiet < _QUIET:
+                return
+            idle, here = self._clock() - since, self._profile.here()
+            if here is not None and not self._opened:
+                left = self._settings.safety * here.seconds - idle
+                if left > self._settings.startup:
+                    self._opened = True
+                    self._memory.open_window(left)
+            if not self._stalled and idle > _STALLED * max((span.seconds for span in expected), default=0.0):
+                self._opened = self._stalled = True
+                self._memory.open_window(_OPEN)
 
     def _close(self) -> None:
         if self._opened and not self._always:
-            self._opened = False
+            self._opened = self._stalled = False
             self._memory.close_window()

@@ -2,10 +2,10 @@
 
 In mode ``idle`` bytes go only while a *window* is open (GEMINI, section 5: the network idle spans of a
 training step, which the trainer opens and closes), in chunks that end before the window does: a chunk of s
-bytes takes
-``startup + s / bandwidth``. After each chunk the link is taken to be busy for that long (a token bucket of
-one chunk), so that nothing of ours queues in front of the training's own traffic. Other modes send at once,
-slowed down only by a ``bandwidth`` where one is given.
+bytes takes ``startup + s / bandwidth``. Nor does a chunk take longer than `LONGEST`: a window that closes
+before its time is not heard of in the middle of one. After each chunk the link is taken to be busy for that
+long (a token bucket of one chunk), so that nothing of ours queues in front of the training's own traffic.
+Other modes send at once, slowed down only by a ``bandwidth`` where one is given.
 
 All senders of a node share one `Pacer`, since they share its network card; so do its ranks: a window is open
 while it is open for every rank that has ever opened one.
@@ -23,6 +23,8 @@ SMALLEST = 16 << 10
 """No chunk is cut below this, unless it is the last: its fixed cost would be most of it."""
 ENDLESS = 600.0
 """A window of so many seconds is no idle span, but leave to send the rest."""
+LONGEST = 0.02
+"""Seconds."""
 _LEARNING = 0.3
 _FIRST_GUESS = 50e6
 
@@ -90,10 +92,12 @@ class Pacer:
         most = min(left, pace.chunk)
         if pace.mode != "idle":
             return most, 0.0
+        bandwidth = pace.bandwidth or self._measured or _FIRST_GUESS
+        most = min(most, max(SMALLEST, int(LONGEST * bandwidth)))
         room = min(self._until.values(), default=0.0) - now
         if room > ENDLESS:
             return most, 0.0
-        fits = int((room - pace.startup) * (pace.bandwidth or self._measured or _FIRST_GUESS))
+        fits = int((room - pace.startup) * bandwidth)
         size = min(most, fits)
         return (size, 0.0) if size >= min(left, SMALLEST) else (0, math.inf)
 
