@@ -138,9 +138,10 @@ def _free_net() -> str:
 
 
 def _bucket(rate: float) -> list[str]:
-    """A token bucket of 20 ms, and a queue of 200 ms."""
+    """A token bucket of 2 ms, and a queue of 200 ms. A network card saves up nothing: with a large bucket,
+    what is sent in a pause would be paid for by what follows it."""
     bits = max(8000, int(rate * 8))
-    burst = max(16_000, int(rate * 0.02))
+    burst = max(16_000, int(rate * 0.002))
     return ["root", "tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms"]
 
 
