@@ -55,12 +55,7 @@ def calibrate(found: Recoveries) -> Calibration:
     ours = [recovery for _, recovery in found.recoveries("templates")]
     theirs = [recovery for _, recovery in found.recoveries("warm restart")]
     back = [pair for scheme in SCHEMES for pair in found.recoveries(scheme, True)]
-    joins = [
-        recovery.phases
-        for flown in found.flown["templates", True]
-        for recovery in flown.recoveries()
-        if recovery.kind == "join"
-    ]
+    joins = [join.phases for flown in found.flown["templates", True] for join in flown.joins()]
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
     job = Job(NODES, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
@@ -232,9 +227,7 @@ def _phases(
         for recovery in flown.recoveries()
         if recovery.kind == "loss" and recovery.complete
     ]
-    joins = [
-        recovery for _, flown, _ in flights for recovery in flown.recoveries() if recovery.kind == "join"
-    ]
+    joins = [join for _, flown, _ in flights for join in flown.joins()]
     for name, (live, emulated) in COMPARED.items():
         measured = sum(_of(recovery.phases, live) for recovery in losses)
         if name == "copy":

@@ -78,6 +78,10 @@ class Flown:
     def recoveries(self) -> list[Recovery]:
         return recoveries(self.events)
 
+    def joins(self) -> list[Recovery]:
+        """Pauses in which a machine was taken in (a rank that is cut off may suspect its peers first)."""
+        return [recovery for recovery in self.recoveries() if recovery.kind != "loss" and recovery.complete]
+
     def regained(self, recovery: Recovery) -> float | None:
         """Seconds from the loss until the job was further than before it."""
         if recovery.injected is None or recovery.newest is None:

@@ -21,7 +21,7 @@ from windtunnel.training.pipelines.live.layers import LayerSpec
 from windtunnel.training.pipelines.live.trainer import PipelineTrainer
 
 LAYERS, WIDTH = 8, 256
-FORWARD = 0.002  # seconds a layer and microbatch
+FORWARD = 0.004  # seconds a layer and microbatch
 MICROBATCHES, MICROBATCH_SIZE = 12, 4
 SAMPLES = 960
 N0, LARGEST = 2, 3

@@ -22,8 +22,8 @@ from windtunnel.training.survive.events import Recovery
 
 SCHEMES: tuple[Scheme, ...] = ("templates", "warm restart")
 SEED = 5
-FIRST, GAP = 6, 12  # no loss before this step, and at least about so many between two
-TAIL = 12  # steps after the last loss: a checkpoint and more
+FIRST, GAP = 6, 10  # no loss before this step, and at least about so many between two
+TAIL = 8  # steps after the last loss
 MULTIPLES = {2: 3, 5: 2, 10: 1, 30: 1}  # mean time between losses in warm restarts, and losses of such a run
 LONGEST = 40.0  # seconds that a run's steps may take; of its losses, one stays
 SPEEDED = 0.0  # seconds of a layer where only the numbers matter
