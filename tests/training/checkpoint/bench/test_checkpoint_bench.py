@@ -1,0 +1,249 @@
+"""The comparison's own arithmetic, its plans, and its smallest jobs; what it measures is not tested."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.training.checkpoint import bench
+from windtunnel.training.checkpoint.bench import cost, ground, recovery, savers, timeline, wasted
+from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, Flown, Stroke, Truth
+from windtunnel.training.checkpoint.bench.timeline import Save
+from windtunnel.training.survive.events import Event
+
+
+def event(kind: str, t: float, generation: int = 1, **fields: object) -> Event:
+    return {"kind": kind, "t": t, "generation": generation, **fields}
+
+
+def membership(generation: int, t: float) -> Event:
+    return event("decided", t, generation, membership={"generation": generation})
+
+
+# --- sections -----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_section_is_refused() -> None:
+    with pytest.raises(UserError, match="'recover' is no section; accepted are recovery, wasted, cost"):
+        bench.run(["recover"])
+
+
+def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ground.Failed("the job ended (a reason) before a commit")
+
+    monkeypatch.setattr(cost, "flown", broken)
+    monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
+    rows = bench.run(["cost"], quick=True)
+    assert [row.name for row in rows] == [f"{mode} (failed)" for mode in cost.QUICK_MODES]
+    assert all("a reason" in row.note for row in rows)
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    values = [3.0, 1.0, 2.0, 4.0]
+    assert [ground.quantile(values, share) for share in (0.0, 0.25, 0.5, 0.95, 1.0)] == [1, 1, 2, 4, 4]
+    assert math.isnan(ground.quantile([], 0.5))
+
+
+# --- recovery -----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(0, 1000))
+def test_strokes_never_take_both_copies(count: int, seed: int) -> None:
+    strokes = recovery.plan(count, seed)
+    assert len(strokes) == count
+    assert strokes == recovery.plan(count, seed)
+    counts = [sum(stroke.kind == kind for stroke in strokes) for kind in KINDS]
+    assert max(counts) - min(counts) <= 1
+    assert not strokes[0].within
+    for before, stroke in pairwise(strokes):
+        assert 0 <= stroke.rank < RANKS
+        if stroke.within:
+            assert not before.within
+            assert stroke.rank // GROUP != before.rank // GROUP
+
+
+def test_all_kills_are_at_least_thirty() -> None:
+    assert recovery.JOBS * recovery.KILLS >= 30
+
+
+def test_a_job_is_settled_when_the_newest_generation_stepped_and_committed() -> None:
+    events = [membership(1, 0.0), event("step", 1.0, step=0)]
+    assert not recovery.settled(events, 0)
+    events.append(event("committed", 1.1, step=0))
+    assert recovery.settled(events, 0)
+    struck = len(events)
+    assert not recovery.settled(events, struck)
+    events += [membership(2, 2.0), event("committed", 2.5, 2, step=0), event("step", 3.0, 2, step=1)]
+    assert not recovery.settled(events, struck)  # what was committed is what it came back to
+    events.append(event("committed", 3.1, 2, step=1))
+    assert recovery.settled(events, struck)
+    assert not recovery.settled([*events, membership(3, 4.0)], struck)
+
+
+def a_run(losses: dict[int, str]) -> list[Event]:
+    """Rank 1 is killed after step 1; step 1 is done again."""
+    return [
+        membership(1, 0.0),
+        event("step", 1.0, step=0, loss=losses[0]),
+        event("step", 2.0, step=1, loss=losses[1]),
+        event("injected", 2.5, fault="kill_worker(1)", place=1, rank=1),
+        event("lost", 2.6, what="worker", place=1, rank=1, evidence="exit"),
+        membership(2, 2.7),
+        *(event("grouped", 3.0, 2, rank=rank) for rank in range(RANKS)),
+        *(event("restored", 3.2, 2, rank=rank, step=0, tier="memory", seconds=0.1) for rank in range(RANKS)),
+        event("step", 3.5, 2, step=1, loss=losses[1]),
+    ]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> None:
+    truth = Truth({0: (1.0).hex(), 1: (2.0).hex()}, {rank: {"1": "state"} for rank in range(RANKS)})
+    losses = {**truth.losses, **({} if right else {1: math.nextafter(2.0, 3.0).hex()})}
+    flown = Flown(
+        [Stroke("worker killed", 1, 0.0, False)], 1, 1, a_run(losses), dict.fromkeys(range(RANKS), "state")
+    )
+    rows = {row.name: row for row in recovery.result_rows([flown], truth, "")}
+    assert rows["kills survived"].met
+    assert rows["finished steps lost by a failure, most"].measured == 1
+    assert rows["losses as in a run that nothing disturbed"].met is right
+    assert rows["final states as in a run that nothing disturbed"].met
+    phases = {row.name: row.measured for row in recovery.phase_rows([flown], "")}
+    assert phases["worker killed: to the first new step"] == pytest.approx(1.0)
+    assert phases["worker killed: detect"] == pytest.approx(0.1)
+    assert phases["machine killed: recovery"] is None
+
+
+def test_two_strokes_in_one_recovery_are_several_at_once() -> None:
+    events = a_run({0: "", 1: ""})
+    events.insert(5, event("injected", 2.65, fault="kill_node(2)", place=2, rank=None))
+    strokes = [Stroke("worker killed", 1, 0.0, False), Stroke("machine killed", 2, 0.0, True)]
+    assert list(recovery.kinds_of([Flown(strokes, 2, 1, events)])) == [recovery.SEVERAL]
+
+
+# --- wasted -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 5.0), st.integers(1, 20), st.floats(0.01, 3.0), st.integers(0, 9))
+def test_what_instants_lose_is_what_the_formula_says(
+    step: float, every: int, share: float, seed: int
+) -> None:
+    interval = every * step
+    complete = min(share, 1.0) * interval
+    saves = [Save(n * every, n * interval, n * interval + complete) for n in range(6)]
+    assert timeline.complete(saves) == pytest.approx(complete)
+    assert timeline.interval(saves) == pytest.approx(interval)
+    lost = [timeline.lost_work(saves, at) for at in timeline.instants(saves, 4000, seed)]
+    assert all(complete - 1e-9 <= one <= complete + interval + 1e-9 for one in lost)
+    assert sum(lost) / len(lost) == pytest.approx(complete + interval / 2, rel=0.05)
+
+
+def test_a_save_counts_when_the_last_rank_has_it() -> None:
+    events = [event("step", 1.0, step=0, ended=0.9), event("step", 2.0, step=1, ended=1.9)]
+    events += [event("saved", 1.5 + rank, rank=rank, step=0) for rank in range(4)]
+    events += [event("saved", 2.5, rank=rank, step=1) for rank in range(3)]
+    assert timeline.saves_of(events, 4) == [Save(0, 0.9, 4.5)]
+    events.append(event("committed", 2.2, step=1))
+    assert [save.step for save in timeline.saves_of(events, 4)] == [1, 0]
+    # an older one that becomes whole later changes nothing
+    assert timeline.lost_work(timeline.saves_of(events, 4), 5.0) == pytest.approx(3.1)
+
+
+def test_the_store_takes_as_many_steps_as_published() -> None:
+    assert RANKS * wasted.MIB * 2**20 / wasted.rate(False) == pytest.approx(8 * wasted.COMPUTE)
+    published = (8 + 8 / 2 + 8) / (1 + 1 / 2)
+    assert published == pytest.approx(13.3, abs=0.04)
+    assert len({way.name for way in wasted.WAYS}) == len(wasted.WAYS)
+
+
+def test_a_real_kill_loses_what_came_after_the_state_that_was_read() -> None:
+    events = a_run({0: "", 1: ""})
+    for one in events:
+        if one["kind"] == "step":
+            one["ended"] = one["t"] - 0.1
+    (killed,) = wasted.killed(events)
+    assert killed.lost == pytest.approx(2.5 - 0.9)
+    assert killed.load == pytest.approx(0.1)
+    assert killed.whole == pytest.approx(1.6 + 1.0)
+
+
+# --- savers -------------------------------------------------------------------------------------------------
+
+
+def test_the_shared_store_keeps_its_rate_over_all_who_write(tmp_path: Path) -> None:
+    one, other = (savers.Bucket(tmp_path / "bucket", 1e6) for _ in range(2))
+    begin = time.monotonic()
+    for _ in range(5):
+        one.take(10_000)
+        other.take(10_000)
+    assert time.monotonic() - begin >= 0.0999
+    savers.Bucket(tmp_path / "none", None).take(1 << 60)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = savers.Bucket(tmp_path / "bucket", None)
+    data = memoryview(os.urandom(savers.PIECE + 5))
+    savers.write(tmp_path / "rank0.3.pt", data, bucket)
+    assert savers.read(tmp_path / "rank0.3.pt", bucket) == data
+
+    def broken(_: int) -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError):
+        savers.write(tmp_path / "rank0.4.pt", data, bucket)
+    assert savers.steps_in(tmp_path, "rank0.*.pt") == [3]
+
+
+def test_the_newest_files_stay(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        (tmp_path / f"rank0.{step}.pt").touch()
+    savers.keep_newest(tmp_path, "rank0.*.pt")
+    assert savers.steps_in(tmp_path, "rank0.*.pt") == [10, 100]
+
+
+def test_saved_values_come_back_into_the_same_tensors() -> None:
+    state = {"a": torch.zeros(3)}
+    savers.put(state, {"a": torch.ones(3)})
+    assert state["a"].tolist() == [1, 1, 1]
+
+
+# --- cost ---------------------------------------------------------------------------------------------------
+
+
+def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
+    everything, part = list(cost.persist_rows(tmp_path, 64))
+    assert everything.measured == pytest.approx(1.0, abs=0.01)
+    assert part.measured is not None
+    assert cost.CHANGED < part.measured < 0.5
+
+
+@pytest.mark.slow
+def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
+    strokes = [Stroke("machine killed", 1, 0.1, False)]
+    flown = recovery.fly(tmp_path / "struck", strokes)
+    assert not flown.failure
+    truth = recovery.undisturbed(tmp_path / "calm", [flown.last])
+    assert all(row.met for row in recovery.result_rows([flown], truth, "") if row.target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saver", list(savers.SAVERS))
+def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"QUICK_MIB": 0.5, "QUICK_COMPUTE": 0.02, "QUICK_STEPS": 4}.items():
+        monkeypatch.setattr(wasted, name, value)
+    measured = wasted.measure(wasted.Way("tried", saver), tmp_path, True, seed=1)
+    assert len(measured.saves) >= wasted.QUICK_SAVES
+    assert [kill.recovery.complete for kill in measured.kills] == [True]
+    assert len(list(wasted.way_rows(measured, True))) == 3
