@@ -45,13 +45,19 @@ class Phase:
     steps: int
     every: int = 1
 
-    def plain(self) -> dict[str, Any]:
-        """For the program."""
+    @property
+    def nbytes(self) -> int:
+        """Of one rank's state."""
+        return max(4096, int(self.ratio * IDLE * RATE) // 4096 * 4096)
+
+    def plain(self, number: int) -> dict[str, Any]:
+        """For the program, as its phase ``number``."""
         settle = SETTLE[self.mode]
         options = None
         if self.mode != "none":
             options = {"mode": self.mode, "overlap": self.mode != "blocking", "every": self.every}
-        nbytes = max(4096, int(self.ratio * IDLE * RATE) // 4 * 4)
+        # Each phase has slots of its own: by their size.
+        nbytes = self.nbytes + 4096 * number
         return {"options": options, "nbytes": nbytes, "steps": settle + self.steps, "settle": settle}
 
 
@@ -133,7 +139,7 @@ def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
         "layers": LAYERS,
         "message": MESSAGE,
         "compute": COMPUTE,
-        "phases": [phase.plain() for phase in phases],
+        "phases": [phase.plain(number) for number, phase in enumerate(phases)],
     }
     options: dict[str, Any] = {"nodes": 2, "network": "netns", "rate": RATE}
     # A host that is slow for a moment is no failure here.
@@ -164,7 +170,6 @@ def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
     name = f"image {phase.ratio:g} of idle time: {mode}{often}"
     middle, high = _over(outcome.seconds, alone)
     checked = phase.mode == "idle" and phase.ratio <= FITS
-    image = phase.plain()["nbytes"] / 1e6
     yield Row(
         "idle",
         f"{name}, median step over none",
@@ -173,7 +178,7 @@ def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
         source=f"{SOURCE}, section 5 (no loss of throughput)" if checked else "",
         target=f"at most {ALLOWED:g} %" if checked else "",
         met=middle <= ALLOWED if checked else None,
-        note=f"{len(outcome.seconds)} steps, {image:.1f} MB a rank every {_steps(outcome.every)}",
+        note=f"{len(outcome.seconds)} steps, {phase.nbytes / 1e6:.1f} MB a rank every {_steps(outcome.every)}",
     )
     yield Row("idle", f"{name}, p95 step over p95 of none", "%", high)
     if outcome.inside is not None:
