@@ -13,7 +13,7 @@ from windtunnel.errors import UserError
 from windtunnel.training.pipelines.bench import SECTIONS, run
 from windtunnel.training.pipelines.bench import planner as planner_section
 from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
-from windtunnel.training.pipelines.bench.fidelity import reached
+from windtunnel.training.pipelines.bench.fidelity import Calibration, reached, replay
 from windtunnel.training.pipelines.bench.flights import NODES, Flown
 from windtunnel.training.pipelines.bench.measured import random_losses, regular_losses
 from windtunnel.training.pipelines.bench.replay import TRACES, twin_flights
@@ -89,6 +89,25 @@ def test_when_the_twin_was_done() -> None:
     assert reached(flight, 4.0) == 21.0  # the first time it was taken back
     assert reached(flight, 3.0) == 6.0
     assert reached(flight, 14.0) == math.inf
+
+
+def test_the_twin_replays_the_losses_of_a_run() -> None:
+    job = Job(6, 0.2, 8e6, 2, 12, 8)
+    costs = Costs(detect=0.1, regroup=0.1, regroup_growth=0, start=0.4, replace=1.5, join=0.15)
+    costs = replace(costs, storage_bandwidth=80e6, blocking_save=True)
+    calibration = Calibration(job, costs, 0.02, {2: 0.6, 3: 0.4, 4: 0.3, 5: 0.25, 6: 0.2})
+    steps = [{"kind": "step", "generation": 1, "step": i, "t": 100 + 0.2 * (i + 1)} for i in range(30)]
+    lost = {"kind": "injected", "t": 102.5, "place": 3}
+    flown = Flown("templates", 30, (*steps, lost), {}, {})
+    flight, end = replay(calibration, "templates", flown, back=False)
+    assert flight.redone == 0 and flight.phases["detect"] == 0.1 and flight.phases["join"] == 0
+    assert 7 < end < 8 and sum(flight.phases.values()) == pytest.approx(end)
+    taken, _ = replay(calibration, "templates", flown, back=True)
+    assert taken.phases["join"] == 0.15
+    fewer, later = replay(calibration, "warm restart", flown, back=False)
+    assert fewer.redone == 2 and fewer.phases["wait"] == 0 and later > end
+    whole, _ = replay(calibration, "warm restart", flown, back=True)
+    assert whole.phases["wait"] == 1.5 and whole.phases["slow"] == 0
 
 
 def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:

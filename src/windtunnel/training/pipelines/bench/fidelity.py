@@ -143,20 +143,27 @@ def replay(calibration: Calibration, scheme: Scheme, flown: Flown, back: bool) -
                 # a restart waits and fills the place, shrinking takes the new machine in as the last one
                 alive.insert(len(alive) if scheme == "templates" else event["place"], machine)
             trace.append(Change(event["t"] - start, (machine,)))
-    made: Templates | StorageRestart
-    if scheme == "templates":
-        made = Templates(job, costs, CHECKPOINT_EVERY)
-        made.storage.stall = 0.0  # the live run writes no checkpoints
-    elif back:
-        made = StorageRestart(job, costs, CHECKPOINT_EVERY)
-        made.stall = calibration.stall
-    else:
-        made = RestartOnFewer(job, costs, CHECKPOINT_EVERY, calibration.step_times)
-        made.stall = calibration.stall
     horizon = 3.0 * (flown.seconds + flown.steps * job.step_time)
-    whole = twin.fly(made, job, costs, trace, horizon)
-    end = reached(whole, flown.steps)
-    return whole, end
+    end = reached(twin.fly(_made(calibration, costs, scheme, back), job, costs, trace, horizon), flown.steps)
+    # again up to its end, since what comes later is in no phase of the live run
+    until = min(end, horizon)
+    return twin.fly(_made(calibration, costs, scheme, back), job, costs, trace, until), end
+
+
+def _made(calibration: Calibration, costs: Costs, scheme: Scheme, back: bool) -> Templates | StorageRestart:
+    """The twin's scheme for a live one."""
+    job = calibration.job
+    if scheme == "templates":
+        templates = Templates(job, costs, CHECKPOINT_EVERY)
+        templates.storage.stall = 0.0  # the live run writes no checkpoints
+        return templates
+    restart = (
+        StorageRestart(job, costs, CHECKPOINT_EVERY)
+        if back
+        else RestartOnFewer(job, costs, CHECKPOINT_EVERY, calibration.step_times)
+    )
+    restart.stall = calibration.stall
+    return restart
 
 
 def reached(flight: Flight, steps: float) -> float:
@@ -196,9 +203,10 @@ def fidelity_rows(quick: bool) -> Iterator[Row]:
             errors[scheme] += [] if row.error is None else [row.error]
             yield row
         yield from _phases(scheme, flights, calibration)
-    for scheme in SCHEMES:
+    for scheme, known in errors.items():
         yield Row(
-            "fidelity", f"{scheme}: mean error of the time of a run", "", measured=mean(errors[scheme]) if errors[scheme] else None,
+            "fidelity", f"{scheme}: mean error of the time of a run", "",
+            measured=mean(known) if known else None,
             note=f"costs from other runs: {told}",
         )  # fmt: skip
     yield from _paces(found, calibration)
