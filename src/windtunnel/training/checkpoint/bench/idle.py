@@ -178,15 +178,15 @@ def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
         source=f"{SOURCE}, section 5 (no loss of throughput)" if checked else "",
         target=f"at most {ALLOWED:g} %" if checked else "",
         met=middle <= ALLOWED if checked else None,
-        note=f"{len(outcome.seconds)} steps, {phase.nbytes / 1e6:.1f} MB a rank every {_steps(outcome.every)}",
+        note=f"{len(outcome.seconds)} steps; {phase.nbytes / 1e6:.1f} MB a rank {_often(outcome.every)}",
     )
     yield Row("idle", f"{name}, p95 step over p95 of none", "%", high)
     if outcome.inside is not None:
         yield Row("idle", f"{name}, bytes sent within predicted spans", "%", 100 * outcome.inside)
 
 
-def _steps(every: int) -> str:
-    return "step" if every == 1 else f"{every} steps"
+def _often(every: int) -> str:
+    return "each step" if every == 1 else f"each {every} steps"
 
 
 def _over(seconds: list[float], alone: list[float]) -> tuple[float, float]:

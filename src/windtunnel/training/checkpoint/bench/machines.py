@@ -1,0 +1,214 @@
+"""Machines that hold checkpoints and are killed: memory services as processes, without trainers.
+
+`Machines` starts them, is their control plane (it decides a key when all ranks posted it), saves steps as the
+ranks of a job do, kills services with their memory, and reads back what is left, over the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from windtunnel.training.checkpoint.bench.ground import PROGRAMS, Failed
+from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
+from windtunnel.training.survive import orphans
+from windtunnel.training.survive.model import Membership, Node
+
+LAYOUT = b'{"bench": "placement"}'
+DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
+PATIENCE = 30.0
+
+
+class Machine:
+    """One process. ``posted`` gets what it posts, from a thread."""
+
+    def __init__(self, node: int, folder: Path, posted: Any) -> None:
+        self.node, self.folder = node, folder
+        command = [sys.executable, str(PROGRAMS / "memory_host.py"), str(folder)]
+        env = {**os.environ, orphans.TOKEN: folder.parent.name}
+        self.process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failed("a memory service did not start")
+        self.address, self.path = json.loads(line)
+        self.ready = threading.Event()
+        self._posted = posted
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def tell(self, *told: Any) -> None:
+        """One line; a machine that is gone does not hear it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(json.dumps(told) + "\n")
+            self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL, and its memory is lost."""
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            if told[0] == "ready":
+                self.ready.set()
+            else:
+                self._posted(*told[1:])
+
+
+class Machines:
+    """``count`` machines of one rank each. A context manager: at its end all is gone."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._folder = orphans.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
+        self._lock = threading.Lock()
+        self._posts: dict[str, dict[int, Any]] = {}
+        self._next = self._generation = 0
+        self._ranks: list[LocalMemory] = []
+        self._slots: list[list[Slot]] = []
+        self._machines: list[Machine] = []
+        self.step = -1
+        try:
+            self._machines = [self._start() for _ in range(count)]
+        except BaseException:
+            self.close()
+            raise
+
+    def save(self, copies: int, kind: str, domains: Sequence[str] = ()) -> None:
+        """A new generation of all machines, those that were killed replaced, saves a step with ``copies``
+        copies placed as ``kind`` says; returns when it is committed.
+
+        Raises:
+            Failed: it was not.
+        """
+        self._machines = [m if m.process.poll() is None else self._start() for m in self._machines]
+        self._form()
+        self.step += 1
+        placement = {"kind": kind, "domains": list(domains) or None}
+        threads = [
+            threading.Thread(target=self._save, args=(rank, copies, placement))
+            for rank in range(len(self._machines))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        for memory in self._ranks:
+            if not memory.wait_committed(self.step, PATIENCE):
+                raise Failed(f"step {self.step} is not committed after {PATIENCE:g} s")
+
+    def kill(self, places: Collection[int]) -> None:
+        """These machines are gone, with their memory."""
+        for place in places:
+            self._machines[place].kill()
+
+    def readable(self) -> bool:
+        """Whether every shard of the newest step can be read from a machine that is left, and is right."""
+        left = [place for place, m in enumerate(self._machines) if m.process.poll() is None]
+        held = {place: self._ranks[place].copies() for place in left}
+        reader = self._ranks[left[0]]
+        into = memoryview(bytearray(self._nbytes))
+        for rank in range(len(self._machines)):
+            shard = f"rank{rank}"
+            for place in left:
+                if not any((copy.shard, copy.step) == (shard, self.step) for copy in held[place]):
+                    continue
+                with contextlib.suppress(OSError, CopyError):
+                    reader.fetch(self._machines[place].address, shard, self.step, into)
+                    if bytes(into) == _content(rank, self.step, self._nbytes):
+                        break
+            else:
+                return False
+        return True
+
+    def close(self) -> None:
+        """End all processes, remove all memory."""
+        self._let_go()
+        for machine in self._machines:
+            machine.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> Machine:
+        node, self._next = self._next, self._next + 1
+        return Machine(node, self._folder / f"node{node}", self._posted)
+
+    def _form(self) -> None:
+        self._let_go()
+        self._generation += 1
+        nodes = tuple(Node(machine.node, "127.0.0.1", machine.address) for machine in self._machines)
+        membership = Membership(self._generation, 1, nodes, 1, "", "bench")
+        with self._lock:
+            self._posts = {}
+        for place, machine in enumerate(self._machines):
+            machine.ready.clear()
+            machine.tell("membership", membership.plain(), place)
+        for machine in self._machines:
+            if not machine.ready.wait(PATIENCE):
+                raise Failed("a memory service does not answer")
+        self._ranks = [
+            LocalMemory(machine.path, rank, self._generation, PATIENCE)
+            for rank, machine in enumerate(self._machines)
+        ]
+        self._slots = [[] for _ in self._machines]
+
+    def _let_go(self) -> None:
+        for slots in self._slots:
+            for slot in slots:
+                slot.close()
+        for memory in self._ranks:
+            memory.close()
+        self._slots, self._ranks = [], []
+
+    def _save(self, rank: int, copies: int, placement: dict[str, Any]) -> None:
+        memory, shard = self._ranks[rank], f"rank{rank}"
+        memory.restored(self.step - 1)
+        slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, placement=placement)[shard]
+        self._slots[rank] = slots
+        index = self.step % len(slots)
+        about: dict[str, Any] = {"world": len(self._machines), "generation": self._generation}
+        slots[index].begin(self.step, nbytes=self._nbytes, has_shared=False, layout=DIGEST, **about)
+        data = slots[index].data
+        data[:] = _content(rank, self.step, self._nbytes)
+        slots[index].complete(checksum_of(data))
+        memory.saved(shard, index, self.step)
+
+    def _posted(self, key: str, rank: int, value: Any) -> None:
+        with self._lock:
+            if key.rpartition("/")[2] != str(self._generation):
+                return
+            values = self._posts.setdefault(key, {})
+            values[rank] = value
+            if len(values) < len(self._machines):
+                return
+        for machine in self._machines:
+            machine.tell("decided", key, values)
+
+
+def _content(rank: int, step: int, nbytes: int) -> bytes:
+    """What a shard consists of at a step: different everywhere."""
+    seed = f"{rank}/{step}/".encode()
+    return (seed * (nbytes // len(seed) + 1))[:nbytes]

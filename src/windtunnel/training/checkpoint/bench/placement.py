@@ -1,0 +1,141 @@
+"""Which losses of several machines at once do checkpoints in memory survive (GEMINI, section 4)?
+
+Three answers side by side. The paper's formula, a lower bound by the union of the fatal losses; the exact
+probability (`policy.probability`), held against every choice of machines; and real kills: memory services
+that hold real shards are killed, k at once with their memory, and the newest step is read back from the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from itertools import combinations
+
+from windtunnel.report.bench_rows import Row
+from windtunnel.training.checkpoint.bench.ground import SOURCE
+from windtunnel.training.checkpoint.bench.machines import Machines
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy.placement import Kind, copy_sets, place, survives
+from windtunnel.training.checkpoint.policy.probability import (
+    enumerate_recovery,
+    recovery,
+    recovery_of_domains,
+)
+
+PUBLISHED = {2: 93.3, 3: 80.0}  # %, 16 machines, 2 copies, by machines lost
+PLACES, COPIES = 8, 2  # of the real kills
+SHARD = 64 << 10  # bytes
+SEED = 20230923
+RACKS = tuple(f"rack{at // 4}" for at in range(16))
+KINDS: tuple[Kind, ...] = ("group", "ring", "mixed", "domains")
+
+
+def union_bound(places: int, copies: int, lost: int) -> float:
+    """The paper's corollary 1 for placement "group", in [0, 1]."""
+    if lost < copies:
+        return 1.0
+    fatal = places / copies * math.comb(places - copies, lost - copies) / math.comb(places, lost)
+    return max(0.0, 1.0 - fatal)
+
+
+def placement_rows(quick: bool) -> Iterator[Row]:
+    """The rows of this section."""
+    yield from _published()
+    yield from _mixed()
+    yield from _racks()
+    yield from _killed(quick)
+
+
+def _exact(name: str, placement: Placement, lost: int, **fields: object) -> Row:
+    found = recovery(placement, lost).exact
+    agrees = found == enumerate_recovery(placement, lost)
+    value = 100 * float(found) if found is not None else None
+    target = "exact: as every choice counted"
+    return Row("placement", name, "%", emulated=value, target=target, met=agrees, **fields)  # type: ignore[arg-type]
+
+
+def _published() -> Iterator[Row]:
+    for lost in (2, 3, 4):
+        bound = 100 * union_bound(16, 2, lost)
+        published = PUBLISHED.get(lost, round(bound, 1))
+        about = f"{SOURCE}, corollary 1 ({'worked example' if lost in PUBLISHED else 'a lower bound'})"
+        yield _exact(
+            f"16 machines, 2 copies, {lost} lost: group, recovered from memory",
+            place(16, 2, "group"),
+            lost,
+            published=published,
+            source=about,
+            note=f"the paper's formula gives at least {bound:.1f} %",
+        )
+        yield _exact(f"16 machines, 2 copies, {lost} lost: ring", place(16, 2, "ring"), lost)
+
+
+def _mixed() -> Iterator[Row]:
+    places, copies = 7, 2
+    placement = place(places, copies, "mixed")
+    fewest = -(-places // copies)
+    gap = 100 * (len(copy_sets(placement)) - fewest) / math.comb(places, copies)
+    bound = 100 * (2 * copies - 3) / math.comb(places, copies)
+    yield Row(
+        "placement",
+        f"{places} machines, {copies} copies, {copies} lost: mixed, distance from any placement's best",
+        "%",
+        emulated=gap,
+        published=bound,
+        source=f"{SOURCE}, theorem 1: (2m - 3) / C(N, m) at most",
+        target="at most as published",
+        met=gap <= bound + 1e-9,
+        note=f"{len(copy_sets(placement))} copy sets, no placement has fewer than {fewest}",
+    )
+
+
+def _racks() -> Iterator[Row]:
+    for lost in (1, 2):
+        for kind in KINDS:
+            placement = place(16, 2, kind, RACKS if kind == "domains" else ())
+            yield Row(
+                "placement",
+                f"16 machines in 4 racks, 2 copies, {lost} of the racks lost: {kind}",
+                "%",
+                emulated=100 * recovery_of_domains(placement, RACKS, lost).value,
+                target="100 % for one rack" if kind == "domains" and lost == 1 else "",
+                met=recovery_of_domains(placement, RACKS, lost).value == 1.0
+                if kind == "domains" and lost == 1
+                else None,
+            )
+
+
+def trials(lost: int, quick: bool) -> list[tuple[int, ...]]:
+    """Which machines are killed: every choice of two, a sample of larger ones."""
+    every = list(combinations(range(PLACES), lost))
+    draw = random.Random(SEED + lost)
+    if quick:
+        return draw.sample(every, 5)
+    return every if lost == 2 else draw.sample(every, 24)
+
+
+def _killed(quick: bool) -> Iterator[Row]:
+    plan: list[tuple[Kind, int]] = [("group", 2), ("group", 3), ("group", 4), ("ring", 2)]
+    with Machines(PLACES, SHARD) as machines:
+        for kind, lost in plan[:2] if quick else plan:
+            placement = place(PLACES, COPIES, kind)
+            chosen = trials(lost, quick)
+            recovered = expected = agreed = 0
+            for gone in chosen:
+                machines.save(COPIES, kind)
+                machines.kill(gone)
+                found, said = machines.readable(), survives(placement, gone)
+                recovered, expected, agreed = recovered + found, expected + said, agreed + (found == said)
+            every = len(chosen) == math.comb(PLACES, lost)
+            yield Row(
+                "placement",
+                f"{PLACES} memory services, {COPIES} copies, {lost} killed and wiped: {kind}, step read back",
+                "%",
+                measured=100 * recovered / len(chosen),
+                emulated=100 * recovery(placement, lost).value,
+                target="each kill ends as the placement says",
+                met=agreed == len(chosen),
+                note=f"{recovered} of {len(chosen)} kills survived, {expected} should "
+                + ("(every choice)" if every else f"(a sample of {math.comb(PLACES, lost)} choices)"),
+            )
