@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 group = typer.Typer(
     no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
 )
+
+MOST_FAILURES = 100_000
 
 
 def register(app: typer.Typer) -> None:
@@ -135,7 +138,13 @@ def resilience(
         domains,
         software,
         spares,
+        leaf_share,
     )
+    if horizon / question.mtbf > MOST_FAILURES:
+        raise UserError(
+            f"plan: --mtbf {mtbf} over --days {days:g} gives {horizon / question.mtbf:.0f} failures;"
+            f" at most {MOST_FAILURES} are taken"
+        )
     failures = poisson(
         what.hosts,
         question.mtbf,
@@ -145,11 +154,6 @@ def resilience(
         domain_size=leaf,
         domain_share=leaf_share,
     )
-    if len(failures) > 100_000:
-        raise UserError(
-            f"plan: --mtbf {mtbf} over --days {days:g} gives {len(failures)} failures;"
-            " at most 100000 are taken"
-        )
     with shown_progress("plan") as progress:
         advice = advise(question, failures, progress)
     if html is not None:
@@ -186,8 +190,9 @@ def measured_costs(path: Path, given: Costs) -> Costs:
     for name, value in found.items():
         if isinstance(value, bool) != isinstance(known[name], bool) or not isinstance(value, int | float):
             raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number is accepted")
-        if value < 0:
-            raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number from 0 up is accepted")
+        if not value >= 0 or (name.endswith("bandwidth") and not 0 < value < math.inf):
+            least = "above 0" if name.endswith("bandwidth") else "from 0 up"
+            raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number {least} is accepted")
     return replace(given, **found)
 
 

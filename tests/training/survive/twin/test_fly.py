@@ -135,6 +135,26 @@ def test_a_loss_in_a_recovery_begins_it_anew() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["storage", "memory"])
+def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
+    """What was gone back to is whole: the next loss does not go back to the checkpoint before it."""
+    first, *others = (Change(700.0 + 8 * index, (1,), software=name == "storage") for index in range(5))
+    once = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first,), 760.0)
+    often = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first, *others), 760.0)
+    assert often.redone == once.redone <= 5 + 2 * (name == "storage")
+
+
+def test_a_machine_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
+    costs = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
+    trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
+    for name in ("storage", "memory", "rerouting", "redundant", "drop"):
+        scheme = SCHEMES[name](JOB, costs)
+        flight = fly(scheme, JOB, costs, trace, 2000.0)
+        assert flight.failures == 2 and flight.from_storage == (2 if name == "storage" else 0), name
+        joins = 0 if name in ("storage", "memory") else 2
+        assert flight.phases["join"] == pytest.approx(5.0 * joins), name
+
+
 def test_machines_that_never_come_back() -> None:
     costs = Costs(replace=math.inf, storage_bandwidth=1e9)
     trace = (Change(700.0, (1,)),)

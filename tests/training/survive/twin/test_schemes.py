@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from windtunnel.cli.main import app
 from windtunnel.errors import UserError
+from windtunnel.training.checkpoint.policy.placement import survives
 from windtunnel.training.pipelines.bench.artifact import OOBLECK_SYSTEM, VARUNA_SYSTEM, published_throughput
 from windtunnel.training.pipelines.policy.compose import compose
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
@@ -22,6 +23,7 @@ from windtunnel.training.survive.twin import templates as twin_templates
 from windtunnel.training.survive.twin.advise import Question, advise
 from windtunnel.training.survive.twin.fly import fly
 from windtunnel.training.survive.twin.model import Costs, Job
+from windtunnel.training.survive.twin.restart import regroup_time
 from windtunnel.training.survive.twin.templates import Templates, neighbourhood
 
 JOB = Job(machines=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
@@ -104,6 +106,36 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     )
     assert advice.scheme == best.scheme
     assert any("failure domains" in reason for reason in advice.reasons)
+
+
+def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:
+    """Losses drawn for long: how often all holders of a shard are lost within one window."""
+    asked = question(domains=("",) * 24, mtbf=1500.0, horizon=4e6)
+    choices = advise(asked, ()).choices
+    for copies, off in ((2, 0.1), (3, 0.25)):
+        choice = choices[copies - 1]
+        costs = asked.costs
+        window = costs.detect + costs.replace + costs.start + regroup_time(costs, 24)
+        window += JOB.state_bytes / 24 / costs.peer_bandwidth + choice.every * JOB.step_time
+        fatal = 0
+        away: dict[int, float] = {}
+        times = 20
+        for change in poisson(24, asked.mtbf, times * asked.horizon, np.random.default_rng(1)):
+            away = {machine: since for machine, since in away.items() if since > change.time - window}
+            (machine,) = change.lost
+            if machine in away:
+                continue
+            fatal += survives(choice.placement, away) and not survives(choice.placement, [*away, machine])
+            away[machine] = change.time
+        assert choice.fallbacks == pytest.approx(fatal / times, rel=off)
+
+
+def test_a_domain_that_holds_all_copies_falls_to_storage_with_it() -> None:
+    within = question(domains=("one",) * 24, domain_share=0.25)
+    hardware = within.horizon / within.mtbf
+    assert advise(within, ()).choices[1].fallbacks == pytest.approx(0.25 * hardware, rel=0.2)
+    across = question(domain_share=0.25)
+    assert advise(across, ()).choices[1].fallbacks < 0.1 * hardware
 
 
 def test_memory_that_does_not_fit_is_refused_with_the_sum() -> None:

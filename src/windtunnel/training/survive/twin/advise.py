@@ -9,6 +9,7 @@ same trace.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from windtunnel.errors import UserError
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.fit import amount, explain, needed
 from windtunnel.training.checkpoint.policy.interval import best_every
-from windtunnel.training.checkpoint.policy.placement import Kind, place, weakest_domain
+from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import recovery, recovery_given
 from windtunnel.training.survive.failures import Change
 from windtunnel.training.survive.twin.fly import Scheme, fly
@@ -42,8 +43,9 @@ class Question:
     """A job on machines that fail.
 
     ``mtbf``: mean seconds between failures of the whole job. ``software``: part of them that leaves the
-    machine alive. ``host_memory``: bytes of a machine that checkpoints may take. ``domains``: failure domain
-    of every machine. ``horizon``: seconds to look ahead.
+    machine alive; ``domain_share``: part of the others that takes all machines of a domain. ``host_memory``:
+    bytes of a machine that checkpoints may take. ``domains``: failure domain of every machine. ``horizon``:
+    seconds to look ahead.
     """
 
     job: Job
@@ -54,11 +56,17 @@ class Question:
     domains: tuple[str, ...]
     software: float = 0.0
     spares: int = 0
+    domain_share: float = 0.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One number of copies. ``fallbacks``: expected recoveries from storage within the horizon."""
+    """One number of copies.
+
+    ``memory``: bytes of a machine. ``every``, ``storage_every``: steps between checkpoints to memory and to
+    storage. ``pair``: probability to recover from memory when two machines are lost at once. ``fallbacks``:
+    expected recoveries from storage within the horizon. ``waste``: seconds in it that depend on the choice.
+    """
 
     copies: int
     placement: Placement
@@ -111,7 +119,7 @@ def advise(
             job, costs, chosen.placement, chosen.storage_every, 1, chosen.every, name=WITH_SPARE
         ),
         lambda: Templates(job, costs, to_storage),
-        lambda: Redundant(job, costs, to_storage),
+        *([lambda: Redundant(job, costs, to_storage)] if job.stages > 1 else []),
         lambda: Rerouting(job, costs, to_storage),
         lambda: ReplicaDrop(job, costs, to_storage),
     ]
@@ -145,18 +153,8 @@ def _choice(question: Question, copies: int) -> Choice:
     memory = needed(share, held, 2)
     replicate = held / costs.peer_bandwidth
     every = best_every(copy_time(job, costs), question.mtbf, job.step_time, replicate)
-    # losses count as simultaneous until the machine is replaced and its copies are made again
-    window = costs.detect + costs.replace * (question.spares == 0) + costs.start
-    window += regroup_time(costs, job.machines) + share / costs.peer_bandwidth + every * job.step_time
-    own = [str(index) for index in range(job.machines)]
-    hardware = question.horizon / question.mtbf * (1.0 - question.software)
-    rate = (1.0 - question.software) / question.mtbf / job.machines
-    chance = 1.0 - math.exp(-rate * window)
-    # given one loss, how likely others within the window make it fatal
-    together = recovery_given(placement, own, dict.fromkeys(own, chance)).value
-    windows = question.horizon / window
-    fallbacks = hardware if copies == 1 else min(hardware, windows * (1.0 - float(together)))
-    rest = question.mtbf if copies == 1 else question.horizon / max(fallbacks, 1e-9)
+    fallbacks = _fallbacks(question, placement, every)
+    rest = question.horizon / max(fallbacks, 1e-9)
     to_storage = storage_every(job, costs, min(rest, question.horizon))
     load = job.state_bytes / costs.storage_bandwidth
     waste = fallbacks * (to_storage * job.step_time / 2 + load)
@@ -176,6 +174,35 @@ def _choice(question: Question, copies: int) -> Choice:
         fallbacks,
         waste,
     )
+
+
+def _fallbacks(question: Question, placement: Placement, every: int) -> float:
+    """Recoveries from storage that are to be expected within the horizon.
+
+    Losses count as simultaneous from the first until the machine is replaced and its copies are made again,
+    the *window*. Machines that fail one by one are fatal when the last of a copy set falls within the windows
+    of the others. `recovery_given` says how likely that is among the losses of one window; with horizon /
+    window windows side by side a set of m machines is counted once in m times, since others lie across a
+    border. What takes a whole domain is fatal if all copies of a shard are in it.
+    """
+    job, costs, copies = question.job, question.costs, placement.copies
+    hardware = question.horizon / question.mtbf * (1.0 - question.software)
+    if copies == 1:
+        return hardware
+    window = costs.detect + costs.replace * (question.spares == 0) + costs.start
+    window += regroup_time(costs, job.machines) + every * job.step_time
+    window += job.state_bytes / job.machines / costs.peer_bandwidth
+    own = [str(index) for index in range(job.machines)]
+    alone = hardware * (1.0 - question.domain_share)
+    chance = -math.expm1(-alone / question.horizon / job.machines * window)
+    fatal = 1.0 - recovery_given(placement, own, dict.fromkeys(own, chance)).value
+    members = defaultdict(list)
+    for machine, domain in enumerate(question.domains):
+        members[domain].append(machine)
+    # a domain is struck by way of one of its machines: the larger, the oftener
+    struck = sum(len(inside) for inside in members.values() if not survives(placement, inside))
+    wide = hardware * question.domain_share * struck / job.machines
+    return min(hardware, copies * question.horizon / window * fatal + wide)
 
 
 def _reasons(

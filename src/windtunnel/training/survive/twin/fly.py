@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from windtunnel.training.survive.failures import Change
@@ -48,7 +48,8 @@ class Scheme(Protocol):
         ...
 
     def came(self, machine: int, running: bool) -> Setback | None:
-        """A machine has come. None: it is a spare, or still too few have come."""
+        """A machine has come. None: it is a spare, or still too few have come. ``running``: the job did not
+        wait for it; what follows then is done between two steps, or when the recovery under way is over."""
         ...
 
     def recovered(self) -> None:
@@ -159,9 +160,12 @@ class _Flying:
         self._begin(setback)
 
     def take_in(self, machine: int) -> None:
-        """A machine came: the job that waited for it recovers, one that runs pauses between two steps."""
-        setback = self.scheme.came(machine, not self.plan and not self.waits)
+        """A machine came: the job that waited for it recovers, one that runs pauses between two steps, one
+        that recovers takes it in afterwards."""
+        setback = self.scheme.came(machine, not self.waits)
         if setback is not None:
+            if not self.waits:
+                setback = replace(setback, phases=(*self.plan, *setback.phases))
             self._begin(setback)
 
     def _begin(self, setback: Setback) -> None:

@@ -1,6 +1,9 @@
 """Schemes that go on with what the other pipelines or replicas hold: redundant, rerouted, dropped.
 
-A machine that comes starts and copies its state beside the others; they stop only to take it into the group.
+A machine that comes starts beside the others; they stop to take it into the group and to give it the state,
+which changes with each step. Processes that end on a machine that lives come back so, too, a moment later:
+the others stop twice, and the little that is slower in between is left out. The work of a step is the same
+throughout, divided anew over what is left.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from collections.abc import Sequence
 from windtunnel.training.survive.twin.fly import Setback
 from windtunnel.training.survive.twin.model import Costs, Job
 from windtunnel.training.survive.twin.restart import StorageRestart, regroup_time
+
+Phases = tuple[tuple[str, float], ...]
 
 
 class _Grid:
@@ -46,12 +51,34 @@ class _Grid:
         self.dead_of_replica[machine // self.stages] += change
 
 
+def _out(job: Job, costs: Costs) -> Phases:
+    """Going on without a machine."""
+    return (("detect", costs.detect), ("regroup", regroup_time(costs, job.machines)))
+
+
+def _in(job: Job, costs: Costs, stages: int = 1) -> Phases:
+    """Taking in a machine that holds so many stages."""
+    share = stages * job.state_bytes / job.stages
+    return (("join", costs.join), ("load", share / costs.peer_bandwidth))
+
+
+def _anew(job: Job, costs: Costs, storage: StorageRestart, waited: bool) -> Phases:
+    """Every process from storage; while a machine was waited for, the loss has long been noticed."""
+    return (
+        ("detect", 0.0 if waited else costs.detect),
+        ("start", costs.start),
+        ("regroup", regroup_time(costs, job.machines)),
+        ("load", storage.upload),
+    )
+
+
 class Rerouting:
     """ReCycle (Gandhi et al., SOSP 2024): peers of the same stage take a lost machine's microbatches.
 
     No state is copied: every replica of the stage has it. With ``n`` microbatches a replica, ``S`` stages and
     ``d`` replicas of which ``l`` lost this stage, its peers have ``n d / (d - l)`` to do; what fits into the
-    ``S - 1`` bubbles of the pipeline costs nothing. All replicas of a stage gone: storage.
+    ``S - 1`` bubbles of the pipeline costs nothing (the most that its split backward and staggered optimizer
+    can gain). All replicas of a stage gone: storage.
     """
 
     def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
@@ -71,27 +98,25 @@ class Rerouting:
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
         used = self.grid.lose(machines)
+        uncovered = self._uncovered()
         if software:
             for machine in used:
                 self.grid.come(machine)
         if not used:
             return None
-        if self._uncovered():
-            return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
-        start = ("start", self.costs.start if software else 0.0)
-        return Setback((("detect", self.costs.detect), start, regroup))
+        if uncovered:
+            waits = self._uncovered()
+            phases = _anew(self.job, self.costs, self.storage, waits)
+            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
+        back = _in(self.job, self.costs) if software else ()
+        return Setback((*_out(self.job, self.costs), *back))
 
     def came(self, machine: int, running: bool) -> Setback | None:
         if not self.grid.come(machine) or self._uncovered():
             return None
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
         if running:
-            share = self.job.state_bytes / self.job.stages
-            return Setback((("join", self.costs.join), ("load", share / self.costs.peer_bandwidth)))
-        return Setback(
-            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
-        )
+            return Setback(_in(self.job, self.costs))
+        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
 
     def recovered(self) -> None:
         pass
@@ -104,8 +129,9 @@ class Redundant:
     """Bamboo (Thorpe et al., NSDI 2023): every machine also keeps, and forward computes, its successor's
     stage.
 
-    ``overhead``: the part by which that slows every step. A machine whose successor is gone does both stages,
-    so its pipeline runs at half the pace. Two neighbours gone: the pipeline is restored from storage.
+    ``overhead``: the part by which that slows every step, an assumption. A machine whose successor is gone
+    does both stages, so its pipeline runs at half the pace; the pipelines share the microbatches by their
+    pace. Two neighbours gone: all go back to storage. A pipeline needs two stages.
     """
 
     def __init__(self, job: Job, costs: Costs, storage_every: int, overhead: float = 0.2) -> None:
@@ -129,22 +155,19 @@ class Redundant:
                 self.grid.come(machine)
         if not used:
             return None
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
         if uncovered:
             waits = self._uncovered()
-            start = (("start", self.costs.start), regroup, ("load", self.storage.upload))
-            return Setback(start, self.storage.kept(steps), waits, from_storage=True)
-        return Setback((("detect", self.costs.detect), regroup))
+            phases = _anew(self.job, self.costs, self.storage, waits)
+            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
+        back = _in(self.job, self.costs, stages=2) if software else ()
+        return Setback((*_out(self.job, self.costs), *back))
 
     def came(self, machine: int, running: bool) -> Setback | None:
         if not self.grid.come(machine) or self._uncovered():
             return None
         if running:
-            return Setback((("join", self.costs.join),))
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
-        return Setback(
-            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
-        )
+            return Setback(_in(self.job, self.costs, stages=2))
+        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
 
     def recovered(self) -> None:
         pass
@@ -161,7 +184,8 @@ class Redundant:
 class ReplicaDrop:
     """torchft: a replica that lost a machine is left out until it is whole again; the others go on.
 
-    The step in flight counts without it. A replica that comes back copies the state of another one.
+    They do its samples, too (torchft's own steps get smaller instead, which is no faster). A replica that
+    comes back copies the state of another one, machine by machine.
     """
 
     def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
@@ -184,23 +208,20 @@ class ReplicaDrop:
                 self.grid.come(machine)
         if not used:
             return None
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
         if gone:
-            back = (("start", self.costs.start), regroup, ("load", self.storage.upload))
             waits = self._dropped() == self.grid.replicas
-            return Setback(back, self.storage.kept(steps), waits, from_storage=True)
-        return Setback((("detect", self.costs.detect), regroup))
+            phases = _anew(self.job, self.costs, self.storage, waits)
+            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
+        back = _in(self.job, self.costs) if software else ()
+        return Setback((*_out(self.job, self.costs), *back))
 
     def came(self, machine: int, running: bool) -> Setback | None:
         if not self.grid.come(machine) or self._dropped() == self.grid.replicas:
             return None
         if running:
             whole = self.grid.dead_of_replica[machine // self.grid.stages] == 0
-            return Setback((("join", self.costs.join),)) if whole else None
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
-        return Setback(
-            (("start", self.costs.start), regroup, ("load", self.storage.upload)), from_storage=True
-        )
+            return Setback(_in(self.job, self.costs)) if whole else None
+        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
 
     def recovered(self) -> None:
         pass

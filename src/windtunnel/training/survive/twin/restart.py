@@ -43,15 +43,18 @@ class StorageRestart:
         self.members = Members(job.machines, spares, Replace(restart_all=True))
         self.upload = job.state_bytes / costs.storage_bandwidth
         self.stall = self.upload if costs.blocking_save else copy_time(job, costs)
+        self.whole = 0.0  # the newest step that is known to be in storage
 
     def pace(self) -> tuple[float, float]:
         saving = self.stall / self.every
         return self.job.step_time + saving, saving
 
     def kept(self, steps: float) -> float:
-        """The newest step of which the upload was over."""
+        """The newest step of which the upload was over; one that was, still is after the job fell back to
+        it."""
         behind = 0.0 if self.costs.blocking_save else self.upload / self.pace()[0]
-        return max(0.0, math.floor((steps - behind) / self.every) * self.every)
+        self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        return self.whole
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
         if not software:
@@ -82,7 +85,10 @@ class PeerMemory:
     """GEMINI: a checkpoint in the memory of peers every few steps, storage for what that does not cover.
 
     ``placement``: where the copies lie. ``storage_every``: steps between two checkpoints to storage.
-    Survivors go on in their processes; only replaced machines start new ones.
+    Survivors go on in their processes; only replaced machines start new ones. A checkpoint is whole at home
+    at once, so processes that ended go on from the newest; in the memory of peers it is whole when it is
+    replicated, which begins with the next step. Copies that were lost are made again while the job trains;
+    they count as there when it runs again.
     """
 
     def __init__(
@@ -100,10 +106,11 @@ class PeerMemory:
         self.storage = StorageRestart(job, costs, storage_every)
         self.members = Members(job.machines, spares, Replace())
         self.share = job.state_bytes / job.machines
-        replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
+        self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
-        self.every = max(every, math.ceil(replicate / job.step_time))
+        self.every = max(every, math.ceil(self.replicate / job.step_time))
         self.stall = copy_time(job, costs)
+        self.whole = 0.0  # the newest step that is known to be in memory with all its copies
         self.gone: set[int] = set()  # places whose memory is empty since the last recovery
         self.fallen = False
 
@@ -117,9 +124,13 @@ class PeerMemory:
             self.gone.update(machines)
             self.fallen = self.fallen or not survives(self.placement, self.gone)
         waits = not self.members.go_on()
-        # the checkpoint that is being replicated may not be whole, the one before it is
-        keeps = self.storage.kept(steps) if self.fallen else steps - steps % self.every - (self.every - 1)
-        return Setback(self._phases(waits), max(0.0, keeps), waits, self.fallen)
+        if self.fallen:
+            self.whole = self.storage.kept(steps)
+        else:
+            # a checkpoint that is still being replicated is not whole, the one before it is
+            behind = 0.0 if software else self.replicate / self.pace()[0]
+            self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        return Setback(self._phases(waits), self.whole, waits, self.fallen)
 
     def came(self, machine: int, running: bool) -> Setback | None:
         self.members.come(machine)
