@@ -112,14 +112,13 @@ def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:
     """Losses drawn for long: how often all holders of a shard are lost within one window."""
     asked = question(domains=("",) * 24, mtbf=1500.0, horizon=4e6)
     choices = advise(asked, ()).choices
-    for copies, off in ((2, 0.1), (3, 0.25)):
+    for copies, times, off in ((2, 10, 0.1), (3, 100, 0.25)):
         choice = choices[copies - 1]
         costs = asked.costs
         window = costs.detect + costs.replace + costs.start + regroup_time(costs, 24)
         window += JOB.state_bytes / 24 / costs.peer_bandwidth + choice.every * JOB.step_time
         fatal = 0
         away: dict[int, float] = {}
-        times = 20
         for change in poisson(24, asked.mtbf, times * asked.horizon, np.random.default_rng(1)):
             away = {machine: since for machine, since in away.items() if since > change.time - window}
             (machine,) = change.lost
