@@ -71,7 +71,7 @@ class Forks:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, tuple[socket.socket, Answer]] = {}  # with where it was asked
         self._closed = False
 
     def ask(self, message: dict[str, Any], answer: Answer, fds: tuple[int, ...] = ()) -> None:
@@ -82,19 +82,17 @@ class Forks:
         """
         with self._lock:
             number = next(self._numbers)
-            self._answers[number] = answer
-            try:
-                for attempt in (1, 2):
-                    try:
-                        send_with_fds(self._connected(), message | {"id": number}, list(fds))
-                        return
-                    except OSError:  # the zygote of before is gone: try the one that replaced it
-                        self._sock = None
-                        if attempt == 2:
-                            raise
-            except OSError:
-                self._answers.pop(number, None)
-                raise
+            for attempt in (1, 2):
+                try:
+                    sock = self._connected()
+                    self._answers[number] = sock, answer
+                    send_with_fds(sock, message | {"id": number}, list(fds))
+                    return
+                except OSError:  # the zygote of before is gone: try the one that replaced it
+                    self._answers.pop(number, None)
+                    self._sock = None
+                    if attempt == 2:
+                        raise
 
     def start(self, wanted: dict[str, Any], out: int, err: int, answer: Answer) -> None:
         """Ask for a trainer: see the module `zygote`. Raises as `ask`."""
@@ -167,17 +165,17 @@ class Forks:
                 self._exited(message)
                 continue
             with self._lock:
-                answer = self._answers.pop(message["id"], None)
-            if answer is not None:
-                answer(message)
+                asked = self._answers.pop(message["id"], None)
+            if asked is not None:
+                asked[1](message)
         with self._lock:
             if self._sock is sock:
                 self._sock = None
-            unanswered = list(self._answers.values())
-            self._answers.clear()
+            unanswered = [number for number, (asked, _) in self._answers.items() if asked is sock]
+            answers = [self._answers.pop(number)[1] for number in unanswered]
             closed = self._closed
         sock.close()
-        for answer in unanswered:
+        for answer in answers:
             answer({"op": "failed", "error": "the zygote is gone"})
         if not closed:
             self._lost()
