@@ -35,6 +35,7 @@ from windtunnel.training.survive.live.sockets import ports as _ports
 from windtunnel.training.survive.model import Membership
 
 _Gloo = c10d.ProcessGroupGloo
+_CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
 _current: CuttableGroup | None = None  # whose subgroups are being recorded
 
 
@@ -45,7 +46,14 @@ class _Recording(type):
         group = _current
         if group is None:
             return _Gloo(store, rank, size, *args, **named)
-        return group.make(lambda: _Gloo(store, rank, size, *args, **named), store, rank, size)
+        if args or set(named) != {"timeout"}:  # not as torch itself calls it
+            return group.make(lambda: _Gloo(store, rank, size, *args, **named), store, rank, size)
+        limit = named["timeout"]
+        group.gather(store, rank, size)
+        within = min(limit, timedelta(seconds=_CONNECT + _CONNECT_A_RANK * size))
+        made = group.make(lambda: _Gloo(store, rank, size, timeout=within), store, rank, size)
+        made._set_default_timeout(limit)
+        return made
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Gloo)
@@ -116,6 +124,20 @@ class CuttableGroup:
             store = ahead.connect(address, self.timeout)
         self._choose({}, {int(address.rpartition(":")[2])})
         return store
+
+    def gather(self, store: Any, rank: int, size: int) -> None:
+        """Wait until all members have come. Whoever waits here can be cut; in gloo's constructor a rank that
+        waits for a connection from one that died has no socket of it to shut, and sits there until the
+        timeout. So it is entered when all are there, and given less time.
+
+        Raises:
+            ConnectionAbortedError: the group was cut before.
+            RuntimeError: it is cut now, or not all came within the timeout.
+        """
+        if self.is_cut:
+            raise ConnectionAbortedError("the process group was cut")
+        store.set(f"windtunnel/here/{rank}", "")
+        store.wait([f"windtunnel/here/{other}" for other in range(size)])
 
     def make(self, constructor: Any, store: Any, rank: int, size: int) -> Any:
         """What ``constructor`` makes, with the sockets that it opens recorded as this group's.
