@@ -242,7 +242,7 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         measured=stall,
         note=f"mean of {len(measured.stalls)} steps of {milliseconds(measured.step)} each without it "
         f"({stall / measured.step:.0%} more), median {milliseconds(median(measured.stalls))}; a save every "
-        f"{every / (measured.step + stall):.1f} steps",
+        f"{(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
     )
     phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
     yield Row(
