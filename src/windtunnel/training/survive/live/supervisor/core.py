@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windtunnel.training.survive.events import in_short
 from windtunnel.training.survive.live.supervisor.agreements import Agreements
 from windtunnel.training.survive.live.supervisor.machines import Machine, Machines
 from windtunnel.training.survive.live.supervisor.past import Past
@@ -67,6 +68,8 @@ class Core:
         self._own_failures = before.own_failures
         self.suspicions = self.formings = self.fruitless = 0
         self.progress = False
+        self.newest: int | None = None  # step that was ever reported
+        self.reached: int | None = None  # and in this generation
         self.cooperative = bool(before.grouped)  # workers speak to us: they are not plain scripts
         for node, pid in before.machines.values():
             self.machines.expect(node, pid, now + max(settings.lease, deadlines.back))
@@ -154,13 +157,12 @@ class Core:
             return
         self.suspected = None
         self.suspicions += 1
-        words = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(self.suspects.items()))
+        words = "; ".join(f"rank {rank}: {in_short(error)}" for rank, error in sorted(self.suspects.items()))
         if self.suspicions > self.settings.most_suspicions:
-            names = ", ".join(str(rank) for rank in sorted(self.suspects))
             self.finish(
                 1,
-                f"ranks {names} lost their peers {self.suspicions} times without a step in between, while "
-                f"all processes are there ({words})",
+                f"all processes are there, but waited for each other in vain {self.suspicions} times without "
+                f"a new step in between; does every rank enter the same collectives? ({words})",
                 now,
             )
             return
@@ -299,6 +301,7 @@ class Core:
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
         self._forced = self._hit = self._own = self.progress = False
+        self.reached = None
         for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
             forgotten.clear()
         for machine in live.values():
@@ -335,7 +338,7 @@ class Core:
         self._hit |= not own
         self._own |= own
         self._record_lost("worker", self.place(rank), rank, evidence, own, error)
-        self._causes.append(f"rank {rank} is lost, {error or evidence}")
+        self._causes.append(f"rank {rank} is lost, {in_short(error) or evidence}")
         self.change(now)
 
     def fence(self, machine: Machine, rank: int, pid: int | None) -> None:
@@ -345,6 +348,19 @@ class Core:
             self.send(machine.link, {"op": "fence", "rank": rank, "pid": pid})
 
     # progress
+
+    def stepped(self, step: int) -> None:
+        """A step was done. It is progress unless an earlier generation had done it already: else a program
+        that fails at the same step each time would be started anew for ever. Where the numbers fall within a
+        generation, the program counts each epoch from its beginning.
+        """
+        again = self.newest is not None and step <= self.newest
+        if again and (self.reached is None or step > self.reached):
+            self.reached = step
+            return
+        self.newest = self.reached = step
+        self.progress = True
+        self.suspicions = self.formings = self.fruitless = 0
 
     def is_done(self, rank: int, result: Any, now: float) -> None:
         membership = self.membership

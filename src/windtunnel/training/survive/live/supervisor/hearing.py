@@ -157,8 +157,7 @@ def _event(core: Core, machine: Machine, message: Message) -> None:
     elif kind in OURS:
         return
     elif kind == "step" and generation == core.generation:
-        core.progress = True
-        core.suspicions = core.formings = core.fruitless = 0
+        core.stepped(int(fields["step"]))
     fields.setdefault("node", machine.node.id)
     core.effects.record(kind, generation, t, **fields)
 
