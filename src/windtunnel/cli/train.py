@@ -53,7 +53,9 @@ def train(
     lease: Annotated[
         float, typer.Option(help="Seconds of silence after which a machine or worker is given up.")
     ] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds that a generation has to form.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that ranks have to form a group, and its operations to end.")
+    ] = 60.0,
     max_restarts: Annotated[int, typer.Option(help="How often the program may end by its own fault.")] = 3,
     replace_after: Annotated[
         float, typer.Option(help="Seconds until a machine that was ordered comes.")

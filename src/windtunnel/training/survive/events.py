@@ -6,7 +6,8 @@ generation supersedes the others. Phases, each in seconds:
 
 - detect: from the injection to the first evidence (unknown for a failure that nobody injected);
 - decide: until the last generation was decided (waiting for machines is in it);
-- regroup: until all ranks said that their new group works;
+- regroup: until all ranks said that their new group works (`Recovery.starting` says how much of it was the
+  wait for processes that start anew and for survivors to come out of the old group);
 - load: until all ranks have their state;
 - first step: until a step of the new generation is finished.
 
@@ -16,6 +17,7 @@ Phases are of one clock only as far as the machines' clocks agree. GEMINI's wast
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +25,7 @@ from statistics import median
 from typing import Any
 
 Event = dict[str, Any]
+_SOURCE = re.compile(r"\[/\S+\.(?:cc|cpp|hpp|h):\d+\] ?")
 PHASES = ("detect", "decide", "regroup", "load", "first_step")
 
 
@@ -34,7 +37,8 @@ class Recovery:
     that stood. ``generations``: how many were formed on the way. ``lost``: the losses' events. ``fault``:
     what was injected. ``newest``: the newest step that was reported before, ``resumed``: the step whose
     state was gone on from (-1: from the beginning), ``steps_lost``: how many were done again. ``tiers``:
-    where each rank read its state. ``complete``: a first step came.
+    where each rank read its state. ``complete``: a first step came. ``arrived``: when all ranks were in the
+    new generation and could begin to group.
     """
 
     kind: str
@@ -54,6 +58,7 @@ class Recovery:
     steps_lost: int | None
     tiers: dict[int, str] = field(default_factory=dict)
     complete: bool = False
+    arrived: float | None = None
 
     @property
     def phases(self) -> dict[str, float | None]:
@@ -67,6 +72,13 @@ class Recovery:
             found[name] = max(0.0, moment - before) if moment is not None and before is not None else None
             before = moment if moment is not None else before
         return found
+
+    @property
+    def starting(self) -> float | None:
+        """The part of the regroup phase in which processes started (seconds); None where no event tells."""
+        if self.arrived is None or self.decided is None:
+            return None
+        return max(0.0, self.arrived - self.decided)
 
     @property
     def seconds(self) -> float | None:
@@ -201,7 +213,22 @@ def _recovery(
         steps_lost=again,
         tiers={event["rank"]: event["tier"] for event in restored},
         complete=step is not None,
+        arrived=max((event["t"] for event in mine if event["kind"] == "arrived"), default=None),
     )
+
+
+def in_short(text: str) -> str:
+    """A failure in one line: what ended, and the last line of its traceback. Names of C++ files are left
+    out."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    head = lines[0]
+    for mark in ("Traceback (most recent call last)", 'File "'):
+        head = head.partition(mark)[0] if len(lines) > 1 else head
+    parts = [head.strip().rstrip(":"), lines[-1]] if len(lines) > 1 else [head]
+    short = _SOURCE.sub("", ": ".join(filter(None, parts)))
+    return short.partition(". This is typically caused by")[0]
 
 
 def _fits(injected: Event, lost: Sequence[Event]) -> bool:

@@ -30,7 +30,8 @@ class Job:
     each machine, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
     ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
     bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
-    that was ordered comes, ``orphan_after`` until an agent without supervisor ends. ``listen``: "host:port"
+    that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
+    of the process group where the program does not say. ``listen``: "host:port"
     where machines that are not ours ask for the job; then none are emulated.
     """
 
@@ -50,6 +51,7 @@ class Job:
     beat: float = 0.1
     replace_after: float = 0.0
     orphan_after: float = 60.0
+    timeout: float = 60.0
     deadlines: dict[str, float] = field(default_factory=dict)
     listen: str | None = None
     preload: tuple[str, ...] = PRELOAD
@@ -62,8 +64,7 @@ class Job:
         Raises:
             UserError: one sentence.
         """
-        if not self.script.is_file():
-            raise UserError(f"{self.script}: no such file; give a training script in Python")
+        self._check_script()
         for name, least in (("nodes", 1), ("per_node", 1), ("spares", 0)):
             value = getattr(self, name)
             if value < least:
@@ -85,3 +86,17 @@ class Job:
             raise UserError("rate: the loopback has no rate to set; give --network netns as well")
         if not 0 < 2 * self.beat <= self.lease:
             raise UserError(f"lease {self.lease:g} s: at least {2 * self.beat:g} s are needed")
+
+    def _check_script(self) -> None:
+        """What Python itself would refuse is refused once, and not by every rank."""
+        if not self.script.is_file():
+            what = "it is a folder" if self.script.is_dir() else "no such file"
+            raise UserError(f"{self.script}: {what}; give a training script in Python")
+        try:
+            compile(self.script.read_bytes(), str(self.script), "exec", dont_inherit=True)
+        except OSError as error:
+            raise UserError(f"{self.script}: it cannot be read ({error.strerror})") from error
+        except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            told = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise UserError(f"{self.script}{line}: no Python that can be run ({told})") from error

@@ -304,7 +304,7 @@ class Launched:
             preload=job.preload,
             env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
-            settings={"beat": min(0.2, job.frozen_after / 4)},
+            settings={"beat": min(0.2, job.frozen_after / 4), "timeout": job.timeout},
             name=f"machine-{number}",
             frozen_after=job.frozen_after,
             orphan_after=job.orphan_after,

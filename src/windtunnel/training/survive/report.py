@@ -6,9 +6,10 @@ All figures are measured: they are differences of the times in the run's event l
 from __future__ import annotations
 
 from dataclasses import asdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.training.survive.events import PHASES, Event, Recovery, goodput, recoveries
+from windtunnel.training.survive.events import PHASES, Event, Recovery, goodput, in_short, recoveries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,7 @@ class Narrator:
         self._began: float | None = None
         self._recovering = False
         self._restored: list[Event] = []
-        self._generation = 0
+        self._grouped = False
 
     def line(self, event: Event) -> str | None:
         """The line for ``event``, None for most."""
@@ -34,6 +35,8 @@ class Narrator:
         kind = event["kind"]
         if kind == "decided":
             return self._decided(event)
+        if kind == "grouped":
+            self._grouped = True
         if kind == "step":
             return self._step(event)
         if kind == "restored":
@@ -44,27 +47,38 @@ class Narrator:
         if kind == "lost":
             return _lost(event)
         if kind == "ordered":
-            return f"{_machines(event['count'])} ordered ({event.get('reason', 'one is missing')})"
+            return f"{_count(event['count'], 'machine')} ordered ({event.get('reason', 'one is missing')})"
         if kind == "note":
             return f"note: {event['text'].strip().splitlines()[-1]}"
         if kind == "finished":
-            return f"finished: {_short(event['reason'])}" if event["status"] == 0 else None
+            return f"finished: {in_short(event['reason'])}" if event["status"] == 0 else None
         return None
 
     def _decided(self, event: Event) -> str:
         membership = event["membership"]
-        self._recovering = membership["generation"] > 1
+        self._recovering = True
         self._restored = []
         nodes = ", ".join(str(node["id"]) for node in membership["nodes"])
         ranks = len(membership["nodes"]) * membership["per_node"]
-        how = ", every process anew" if membership["restart_all"] else ""
+        how = ", every process anew" if membership["restart_all"] else self._of_plain(membership)
         return f"generation {membership['generation']}: {ranks} ranks on machines {nodes}{how}"
+
+    def _of_plain(self, membership: dict[str, Any]) -> str:
+        if self._grouped or membership["generation"] == 1:
+            return ""
+        return ", every process anew, since the script does not call windtunnel.training.survive.run"
 
     def _step(self, event: Event) -> str | None:
         if not self._recovering:
             return None
         self._recovering = False
+        if event["generation"] == 1 and self._resumed is None:
+            return None
         return f"step {event['step']} is done, the first of generation {event['generation']}{self._tiers()}"
+
+    @property
+    def _resumed(self) -> int | None:
+        return self._restored[-1].get("step") if self._restored else None
 
     def _tiers(self) -> str:
         tiers: dict[str, list[int]] = {}
@@ -72,7 +86,7 @@ class Narrator:
             tiers.setdefault(str(event.get("tier")), []).append(event["rank"])
         if not tiers:
             return ""
-        step = self._restored[-1].get("step")
+        step = self._resumed
         parts = [f"ranks {_ranks(ranks)} from {tier}" for tier, ranks in sorted(tiers.items())]
         return f" (restored step {step}: {'; '.join(parts)})"
 
@@ -83,25 +97,18 @@ def _lost(event: Event) -> str:
         "connection": "its connection broke",
         "lease": "nothing came from it",
         "frozen": "it does not move",
-        "suspect": "its peers lost it",
     }.get(event["evidence"], event["evidence"])
+    if event["evidence"] == "suspect":
+        return f"rank {event['rank']} lost its peers: {in_short(event['error'])}"
     if event["what"] == "node":
         place = f" (place {event['place']})" if event.get("place") is not None else ""
         return f"lost machine {event['node']}{place}: {evidence}"
-    error = _short(event.get("error") or "")
+    error = in_short(event.get("error") or "")
     return f"lost rank {event['rank']}: {error or evidence}"
 
 
-def _short(text: str) -> str:
-    """A failure in one line: what ended, and the last line of its traceback."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    if len(lines) < 2:
-        return lines[0] if lines else ""
-    return f"{lines[0].partition(': Traceback')[0]}: {lines[-1]}"
-
-
-def _machines(count: int) -> str:
-    return "1 machine" if count == 1 else f"{count} machines"
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -122,36 +129,42 @@ def failed_rank(events: list[Event]) -> Event | None:
     return (own or losses)[-1] if losses else None
 
 
-def reason_in_short(reason: str) -> str:
-    """A reason that holds tracebacks, in one line."""
-    return _short(reason) if "\n" in reason else reason
-
-
 def print_end(events: list[Event], console: Console) -> None:
     """The table of recoveries and the line about goodput."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
-    found = recoveries(events)
+    found = [recovery for recovery in recoveries(events) if recovery.complete]
     if found:
         table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
         table.add_column("failure", overflow="fold", min_width=24)
-        for name in (*PHASES, "total", "steps lost"):
-            table.add_column(name.replace("_", " "), justify="right")
+        for name in (*PHASES, "total", "steps_lost"):
+            table.add_column(name.replace("_", "\n"), justify="right")
         for recovery in found:
             cells = [_seconds(recovery.phases[name]) for name in PHASES]
             lost = "–" if recovery.steps_lost is None else str(recovery.steps_lost)
-            table.add_row(_failure(recovery), *cells, _seconds(recovery.seconds), lost)
+            table.add_row(Text(_failure(recovery)), *cells, _seconds(recovery.seconds), lost)
         console.print(table)
+        starting = [recovery.starting for recovery in found if recovery.starting is not None]
+        if starting:
+            _say(
+                console,
+                f"Of regroup, {median(starting):.3f} s (median) was the wait until every process, the new ones "
+                f"too, was in the script's `run`",
+            )
     sums = goodput(events)
     if sums.steps > 1:
-        console.print(
+        _say(
+            console,
             f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
             f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into "
-            f"{sums.steps_redone} steps done again",
-            highlight=False,
-            soft_wrap=True,
+            f"{_count(sums.steps_redone, 'step')} done again",
         )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def summary(events: list[Event]) -> dict[str, Any]:
@@ -163,6 +176,7 @@ def summary(events: list[Event]) -> dict[str, Any]:
                 "generation": recovery.generation,
                 "phases": recovery.phases,
                 "seconds": recovery.seconds,
+                "starting": recovery.starting,
                 "steps_lost": recovery.steps_lost,
                 "tiers": recovery.tiers,
             }
@@ -175,7 +189,7 @@ def summary(events: list[Event]) -> dict[str, Any]:
 def _failure(recovery: Recovery) -> str:
     if recovery.fault is not None:
         return recovery.fault
-    return _lost(recovery.lost[0]) if recovery.lost else reason_in_short(recovery.cause)
+    return _lost(recovery.lost[0]) if recovery.lost else in_short(recovery.cause)
 
 
 def _seconds(value: float | None) -> str:

@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import ScriptError, UserError
+from windtunnel.training.checkpoint.live.files import open_files
+from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.survive import orphans, report
-from windtunnel.training.survive.job import Job
+from windtunnel.training.survive.events import in_short
+from windtunnel.training.survive.job import PRELOAD, Job
 from windtunnel.training.survive.launch import Launched
 from windtunnel.training.survive.live import offer
 from windtunnel.training.survive.policy import Policy, Replace, Shrink
 
+# What most scripts import first; each takes long, and would do so in every process that is started.
+WARM = (
+    *PRELOAD,
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "windtunnel.training.checkpoint.live.checkpointer",
+)
 CAPABILITY = "training.survive"
 CHOICES = {
     "on_loss": ("replace", "shrink", "restart"),
@@ -86,6 +96,9 @@ class Request:
             )
         if self.min_nodes > self.nodes:
             raise UserError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}")
+        domains = read_domains(self.domains, self.nodes)
+        settings = self._settings(domains)
+        place(self.nodes, settings["copies"], settings["placement"], domains)
         if self.external and not self.listen:
             raise UserError("--external-nodes: give --listen HOST:PORT, where the machines find this one")
         job = Job(
@@ -96,8 +109,8 @@ class Request:
             spares=self.spares,
             policy=self._policy(),
             faults=self.faults,
-            settings=self._settings(),
-            domains=read_domains(self.domains, self.nodes),
+            settings=settings,
+            domains=domains,
             network=self.network,
             rate=parse_rate(self.rate) if self.rate else None,
             lease=self.lease,
@@ -105,6 +118,8 @@ class Request:
             beat=min(0.1, self.lease / 4),
             replace_after=self.replace_after,
             deadlines={"form": self.timeout},
+            timeout=self.timeout,
+            preload=WARM,
             listen=self.listen if self.external else None,
         )
         job.check()
@@ -115,17 +130,17 @@ class Request:
             return Shrink(minimum=self.min_nodes, max_own_failures=self.max_restarts)
         return Replace(restart_all=self.on_loss == "restart", max_own_failures=self.max_restarts)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, domains: tuple[str, ...]) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "copies": min(2, self.nodes) if self.copies is None else self.copies,
             "placement": self.placement or ("domains" if self.domains else "mixed"),
             "mode": self.mode,
             "slots": self.slots,
         }
-        if self.domains:
-            settings["domains"] = list(read_domains(self.domains, self.nodes))
+        if domains:
+            settings["domains"] = list(domains)
         if self.persist:
-            settings |= {"persist": self.persist, "persist_every": self.persist_every}
+            settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
         return settings
 
 
@@ -181,12 +196,15 @@ def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
         console.width = max(console.width, 140)  # what is piped is searched, so it is not folded
     report.print_end(events, console)
     console.print(
-        f"Events {folder / 'events.jsonl'}, output {folder / 'logs'}", soft_wrap=True, highlight=False
+        f"More: events in {folder / 'events.jsonl'}, what each rank printed in {folder / 'logs'}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
     )
     if outcome.status != 0:
         lost = report.failed_rank(events)
         details = (lost or {}).get("error") or ""
-        raise ScriptError(f"the job failed: {report.reason_in_short(outcome.reason)}", details)
+        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", details)
     summary = {
         "status": outcome.status,
         "reason": outcome.reason,
@@ -233,6 +251,25 @@ def lend(address: str, host: str, domain: str) -> int:
         raise UserError(f"{config.script}: no such file on this machine; the job at {address} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
     return serve(replace(config, name=f"machine-{os.uname().nodename}-{os.getpid()}"))
+
+
+def writable(url: str) -> str:
+    """``url``, absolute where it is a path, once a file was written there and removed again.
+
+    Raises:
+        UserError: nothing can be written there; said now, not at the first checkpoint.
+    """
+    if "://" not in url:
+        url = str(Path(url).absolute())
+    files = open_files(url)
+    name = f"probe-{os.getpid()}"
+    try:
+        files.write(name, b"")
+        files.remove(name)
+    except Exception as error:  # whatever a library of object storage raises
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"--persist {url}: nothing can be written there ({why})") from error
+    return url
 
 
 def parse_rate(text: str) -> float:

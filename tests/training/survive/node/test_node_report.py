@@ -38,7 +38,7 @@ EVENTS = [
     event(
         "lost", 103.3, 1, what="node", node=1, place=1, rank=None, evidence="connection", own=False, error=""
     ),
-    event("ordered", 103.3, 1, count=1, reason="1 machines are missing"),
+    event("ordered", 103.3, 1, count=1, reason="1 of 2 machines missing"),
     decided(2, 104.0, (0, 2)),
     *(event("grouped", 104.5, 2, rank=rank) for rank in range(4)),
     *(restored(104.8, rank, "memory") for rank in (0, 1)),
@@ -56,7 +56,7 @@ def test_a_line_for_what_matters() -> None:
         "[    0.00 s] generation 1: 4 ranks on machines 0, 1",
         "[    3.10 s] injected: kill:node=1,step=2",
         "[    3.30 s] lost machine 1 (place 1): its connection broke",
-        "[    3.30 s] 1 machine ordered (1 machines are missing)",
+        "[    3.30 s] 1 machine ordered (1 of 2 machines missing)",
         "[    4.00 s] generation 2: 4 ranks on machines 0, 2",
         "[    6.00 s] step 2 is done, the first of generation 2 "
         "(restored step 1: ranks 0-1 from memory; ranks 2-3 from peer)",
@@ -94,3 +94,47 @@ def test_a_run_without_steps_or_failures_says_little() -> None:
     text = io.StringIO()
     report.print_end([EVENTS[0], EVENTS[-1]], Console(file=text))
     assert text.getvalue() == ""
+
+
+def test_text_with_brackets_and_narrow_terminals() -> None:
+    """gloo's messages hold what rich would take for markup; a failure's text is folded, never cut."""
+    error = "Traceback (most recent call last):\nRuntimeError: [/a/gloo/b.cc:78] Connection closed by [::1]:7"
+    suspect = event(
+        "lost", 103.2, 1, what="worker", node=1, place=1, rank=3, evidence="suspect", own=False, error=error
+    )
+    events = [*EVENTS[:8], suspect, *EVENTS[9:]]
+    text = io.StringIO()
+    report.print_end(events, Console(file=text, width=80))
+    assert "…" not in text.getvalue()
+    assert "rank 3 lost its peers" in text.getvalue()
+    line = report.Narrator().line(suspect)
+    assert line is not None
+    assert line.endswith("rank 3 lost its peers: RuntimeError: Connection closed by [::1]:7")
+
+
+def test_how_much_of_regroup_was_the_start_of_processes() -> None:
+    events = [*EVENTS]
+    at = next(i for i, e in enumerate(events) if e["kind"] == "grouped" and e["generation"] == 2)
+    events[at:at] = [event("arrived", 104.0 + 0.1 * rank, 2, rank=rank) for rank in range(4)]
+    (recovery,) = report.summary(events)["recoveries"]
+    assert round(recovery["starting"], 3) == 0.3
+    assert round(recovery["phases"]["regroup"], 3) == 0.5
+
+
+def test_a_run_that_goes_on_from_storage_says_so() -> None:
+    narrator = report.Narrator()
+    events = [
+        EVENTS[0],
+        *(event("restored", 100.4, 1, rank=rank, step=9, tier="storage", seconds=0.1) for rank in range(4)),
+        event("step", 101.0, 1, step=10, rank=0),
+    ]
+    lines = [line for line in map(narrator.line, events) if line]
+    said = "step 10 is done, the first of generation 1 (restored step 9: ranks 0-3 from storage)"
+    assert lines[1].endswith(said)
+
+
+def test_a_script_without_run_is_told_what_happens() -> None:
+    narrator = report.Narrator()
+    lines = [narrator.line(e) for e in (EVENTS[0], decided(2, 101.0, (0, 1)))]
+    assert lines[1] is not None
+    assert "every process anew, since the script does not call windtunnel.training.survive.run" in lines[1]

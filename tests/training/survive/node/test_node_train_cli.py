@@ -39,6 +39,9 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--external-nodes", "--listen", "here"], "accepted is HOST:PORT"),
         (["--timeout", "0"], "--timeout 0"),
         (["--lease", "0"], "lease 0 s"),
+        (["--nodes", "3", "--placement", "group"], "2 does not divide 3"),
+        (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
+        (["--persist", "nothing://x"], "Protocol not known"),
     ],
 )
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
@@ -47,6 +50,18 @@ def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: lis
     assert isinstance(found.exception, UserError), found.output
     assert said in str(found.exception)
     assert "\n" not in str(found.exception)
+
+
+@pytest.mark.parametrize("text", ["import os\ndef f(:\n    pass\n", "x = 1\0"])
+def test_a_script_that_is_not_python_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    path = script(tmp_path, text)
+    found = CliRunner().invoke(app, ["train", "--nodes", "2", str(path)])
+    assert isinstance(found.exception, UserError)
+    assert str(found.exception).startswith(str(path))
+    assert "no Python that can be run" in str(found.exception)
 
 
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:
@@ -153,7 +168,7 @@ def test_a_run_that_fails(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()
-    assert last[-1].startswith("windtunnel: the job failed: the program ended by itself 1 times")
+    assert last[-1].startswith("windtunnel: the job failed: the program ended by itself once")
     assert "ValueError: boom" in last[-2]
     assert "[rank 1] ValueError: boom" in last
 
@@ -175,3 +190,33 @@ def test_a_run_that_is_interrupted(tmp_path: Path, number: int) -> None:
     assert b"interrupted" in said
     assert b"Traceback" not in said
     assert not Path(f"/proc/{pid}").exists()
+
+
+HANGS = """
+import torch, torch.distributed as dist
+from windtunnel.training.survive import run
+def train(job):
+    for step in range(10):
+        if job.rank or step != 3:
+            dist.all_reduce(torch.ones(1))
+        job.step(step)
+run(train)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_waits_for_itself(tmp_path: Path) -> None:
+    """One rank leaves a collective out: steps that are done again are no progress, so it ends, and says
+    why."""
+    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--timeout", "3", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, str(script(tmp_path, HANGS))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "waited for each other in vain 4 times" in last
+    assert "not all ranks came to 'commit/end' within 3 s" in last

@@ -29,6 +29,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from windtunnel.errors import UserError
 from windtunnel.training.survive.live.group import CuttableGroup, cut_works
@@ -39,6 +40,7 @@ from windtunnel.training.survive.live.link import Link
 T = TypeVar("T")
 
 END = "commit/end"  # the key on which all ranks agree that training is over
+_TIMEOUT = 60.0  # seconds: of an operation, where nobody says
 _SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
 _PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (machines may be on order)
 
@@ -58,7 +60,7 @@ _OF_PEERS = (
 _LIBRARIES = ("windtunnel.training.", "torch.distributed")
 
 
-def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float = 60.0) -> T:
+def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float | None = None) -> T:
     """Call ``train`` under supervision, again after every failure elsewhere; its result.
 
     Started by ``windtunnel train`` this call does not return: the result is reported to the supervisor, the
@@ -66,7 +68,8 @@ def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float
     environment, and its result is returned.
 
     ``backend``: as for ``init_process_group`` ("nccl" where there is CUDA, else "gloo"). ``timeout`` (s):
-    for every operation of the group and every agreement under supervision.
+    for every operation of the group and every agreement under supervision; what ``windtunnel train`` was
+    given as ``--timeout`` where it is None.
 
     Raises:
         UserError: there is a process group already.
@@ -76,7 +79,7 @@ def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     address = os.environ.get("WINDTUNNEL_AGENT")
     if not address:
-        return _once(train, backend, timeout)
+        return _once(train, backend, timeout or _TIMEOUT)
     _supervised(train, backend, timeout, address)
 
 
@@ -84,20 +87,21 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
     rank = int(os.environ.get("RANK", "0"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    grouped = world > 1 or "RANK" in os.environ
-    if grouped:
+    if world > 1 or "RANK" in os.environ:
         dist.init_process_group(backend)
+    else:  # so that DDP and its like work in a process alone, too
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     place = int(os.environ.get("GROUP_RANK", "0"))
     result = train(Job(rank, world, local_rank, timeout=timeout, kept={}, place=place))
-    if grouped:
-        # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
-        dist.barrier()
-        dist.destroy_process_group()
+    # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
+    dist.barrier()
+    dist.destroy_process_group()
     return result
 
 
-def _supervised(train: Callable[[Job], Any], backend: str, timeout: float, address: str) -> NoReturn:
-    link = Link(address, int(os.environ["RANK"]), timeout, _agent_gone)
+def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
+    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone)
+    timeout = timeout or float(link.config.get("timeout", _TIMEOUT))
     if not cut_works():
         timeout = min(timeout, _SHORT)
         text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
@@ -127,6 +131,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float, addre
             link=link,
             injector=injector,
         )
+        job.event("arrived")
         group = CuttableGroup(backend, timeout)
         link.watch(membership.generation, group.cut)
         try:
@@ -155,7 +160,7 @@ def _after(
 ) -> None:
     """Come out of the failed generation; returns once a newer one is known, or ends the process."""
     group.cut()
-    text = "".join(traceback.format_exception(error))
+    text = _told(error)
     if not isinstance(error, Regroup) and not link.newer(generation):
         if not of_peers(error):
             _failed(link, text)
@@ -188,6 +193,14 @@ def _raised_in(error: BaseException) -> str:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     return str(at.tb_frame.f_globals.get("__name__", "")) if at is not None else ""
+
+
+def _told(error: BaseException) -> str:
+    """The traceback, from the program's own first frame on."""
+    at = error.__traceback__
+    if at is not None and at.tb_next is not None and at.tb_frame.f_code.co_filename == __file__:
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at))
 
 
 def _reported(result: Any) -> Any:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import array
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -53,6 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends everything in order
     for name in filter(None, options.preload.split(",")):
         importlib.import_module(name)
+    # What is there now stays in every child: none need look at it again when it collects garbage.
+    gc.collect()
+    gc.freeze()
     child = Zygote(listener, options.lifeline).serve()
     if child is not None:
         child()
