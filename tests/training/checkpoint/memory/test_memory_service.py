@@ -298,10 +298,15 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
     c = cluster(2, 2)
     c.reserve()
     url = str(tmp_path / "store")
-    for rank in (0, 2):
+    c.save(0, 0, ranks=[0, 1, 2])
+    for rank in (0, 1, 2):
         c.ranks[rank].persist(0, url)
-    c.save(0, 0)
+    c.save(0, 0, ranks=[3])
+    c.ranks[3].persist(0, url)
     c.wait(0)
+    for step in (1, 2):  # its slots are overwritten while storage is still busy
+        c.save(step, step % 2)
+        c.wait(step)
     eventually(lambda: any(kind == "persisted" for kind, _ in c.contexts[0].events))
     (step,) = storage.steps(url)
     assert (step.step, step.world, step.bad) == (0, 4, "")

@@ -131,6 +131,8 @@ class Access:
                 )
                 slots[index].data[:] = kept.data
                 slots[index].complete(kept.checksum)
+            elif there.generation != kept.generation:
+                slots[index].relabel(kept.generation)
             self.saved(kept.shard, index, step, kept.shard != SHARED)
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
@@ -170,7 +172,7 @@ class Access:
     def persist_due(self, step: int) -> None:
         """Have the agent write ``step`` to storage, if it is time to."""
         chosen = self._settings
-        if chosen.persist and (step + 1) % chosen.persist_every < chosen.every and self._job.local_rank == 0:
+        if chosen.persist and (step + 1) % chosen.persist_every < chosen.every:
             self._job.at("before_persist", step)
             self._memory.persist(step, chosen.persist)
 

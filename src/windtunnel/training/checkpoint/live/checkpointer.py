@@ -62,7 +62,6 @@ class PeerCheckpointer:
         before: PeerCheckpointer | None = kept.pop("current", None)
         if before is not None:
             before._end()  # its thread may still write into the slots that this one is about to use
-        kept["current"] = self
         serials = kept.setdefault("serials", {})
         self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
         self._memory: Access | None = attach(job, self.settings)
@@ -80,6 +79,7 @@ class PeerCheckpointer:
         self._restores = 0
         self._told: set[str] = set()
         self._idle: spans.IdleSender | None = None
+        kept["current"] = self
 
     def restore(self, state: State) -> int:
         """Put the newest state that all ranks can have into ``state``; the step to go on with, 0 if there was

@@ -66,7 +66,8 @@ class Reader(Protocol):
 @dataclass(frozen=True)
 class Kept:
     """A shard as it was saved: ``data`` with its checksum and the blob of its layout, of a job of ``world``
-    ranks in ``generation``. ``at_home``: this machine's memory has this very copy."""
+    ranks in ``generation``, the newest that a shard of the step is of. ``at_home``: this machine's memory
+    has this very copy."""
 
     shard: str
     data: memoryview
@@ -142,8 +143,8 @@ def restore(
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
         plan = plan_restore(copies, there, bad)
         if plan.step is None:
-            if copies or there:
-                job.event("note", text=plan.reason)
+            if copies or there or job.generation > 1:
+                job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
         load = _Load(job, reader, program, local_first(plan, job.place), _sizes(copies, there, plan), rng)
         loaded, error = None, None
@@ -203,6 +204,8 @@ class _Load:
         self._job, self._reader, self._program, self._rng = job, reader, program, rng
         self._step, self._world, self._sizes = plan.step, plan.world, sizes
         self._sources = {shard: list(sources) for shard, sources in plan.sources}
+        # Copies of several courses may serve if they agree, but that is seen only while they overlap.
+        self._course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
         self._layouts: dict[str, Layout] = {}
         self._blobs: dict[str, bytes] = {}
         self._kept: dict[str, Kept] = {}
@@ -315,7 +318,7 @@ class _Load:
 
     def _fetch(self, shard: str) -> memoryview:
         for source in list(self._sources[shard]):
-            nbytes, checksum, _, generation = self._sizes[shard, source.place]
+            nbytes, checksum, _, _ = self._sizes[shard, source.place]
             data = memoryview(np.empty(nbytes, np.uint8)).cast("B")  # type: ignore[arg-type]
             try:
                 found = self._reader.fetch(source, self._step, shard, self._world, data)
@@ -327,7 +330,7 @@ class _Load:
                 continue
             self._tier = max(self._tier, source.tier, key=_TIERS.index)
             if shard in (f"rank{self._job.rank}", SHARED):
-                about = (self._world, SHARED in self._sources, generation, source.tier == "memory")
+                about = (self._world, SHARED in self._sources, self._course, source.tier == "memory")
                 self._kept[shard] = Kept(shard, data, checksum, self._blobs[shard], *about)
             return data
         raise _Missing(shard)

@@ -228,6 +228,12 @@ class Slot:
             raise CopyError(f"no step is being written to {self.path}")
         self._put(replace(header, checksum=checksum, complete=True))
 
+    def relabel(self, generation: int) -> None:
+        """The complete step here is that of ``generation``, too, to the last bit."""
+        header = self.header
+        if header is not None and header.complete:
+            self._put(replace(header, generation=generation))
+
     def void(self) -> None:
         """What is here counts for nothing any more."""
         header = self.header

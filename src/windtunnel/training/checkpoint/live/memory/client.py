@@ -30,6 +30,9 @@ from windtunnel.training.survive.live import wire
 RESERVATION = 5e7
 """Bytes/s at which slots are made at the very least; `LocalMemory.reserve` waits that long."""
 
+COPYING = 600.0
+"""Seconds in which a copy for storage is made; `LocalMemory.persist` waits that long."""
+
 CONNECT = 5.0
 """Seconds until a peer's listener answers."""
 
@@ -188,8 +191,9 @@ class LocalMemory:
         return {step: (sent, inside) for step, sent, inside in self._ask("traffic")["steps"]}
 
     def persist(self, step: int, url: str) -> None:
-        """Have this node's shards of ``step`` written to storage once it is committed. Does not wait."""
-        self._ask("persist", step=step, url=url)
+        """Have this rank's shards of ``step``, which it has saved, written to storage once it is committed.
+        Waits for a copy to be made in memory, not for storage."""
+        self._ask("persist", None, COPYING, step=step, url=url)
 
     def close(self) -> None:
         """End the connections. Slots stay mapped until they are closed."""

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import time
 from dataclasses import asdict
+from typing import Any
 
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -96,7 +97,7 @@ class Holder:
         if state.folder.layout(layout) is None:
             return {"answer": "layout"}
         shelf = self._ensure(shard, world, message["capacity"], message)
-        if self._verified(shelf, step, checksum):
+        if self._verified(shelf, step, (world, has_shared, layout, nbytes, checksum), born):
             return {"answer": "have"}
         if state.saves(shard) and world == state.world:
             return {"answer": "wait"}  # a rank of this node saves it itself, and will have it
@@ -154,14 +155,30 @@ class Holder:
                     return None
                 state.changed.wait(left)
 
-    def _verified(self, shelf: Shelf, step: int, checksum: str) -> bool:
-        """Whether that very copy is here. It is read for this: what a peer counts on shall be true."""
-        with self._state.changed:
+    def _verified(self, shelf: Shelf, step: int, about: tuple[Any, ...], born: int) -> bool:
+        """Whether that very copy is here. It is read for this: what a peer counts on shall be true.
+
+        One of another course that is the same to the last bit counts from now on as one of this: a restore
+        takes the shards of a step from one course.
+        """
+        state = self._state
+        with state.changed:
             found = shelf.find(step)
-        if found is None or found[1].checksum != checksum:
+        if found is None:
             return False
-        with found[0].data as data:
-            return slots.checksum_of(data) == checksum and found[0].header == found[1]
+        slot, h = found
+        if (h.world, h.has_shared, h.layout, h.nbytes, h.checksum) != about:
+            return False
+        with slot.data as data:
+            if slots.checksum_of(data) != h.checksum:
+                return False
+        if h.generation == born:
+            return slot.header == h
+        with state.changed:
+            if shelf.writing or state.saves(shelf.shard) or slot.header != h:
+                return False
+            slot.relabel(born)
+            return True
 
     def cut(self) -> None:
         """Copies that are under way belong to a generation that is over."""

@@ -1,8 +1,8 @@
 """Writes shards of a committed step to storage, from the agent: training does not wait, nor end it by dying.
 
-The slot is copied first, verified on the way: storage may take longer than the slot is left alone. All ranks'
-nodes post ``persist/{step}/{generation}`` when their shards are there; then the service of place 0 completes
-the step.
+The slots are copied first, verified on the way: storage may take longer than they are left alone. For each
+rank ``persist/{step}/{generation}`` is posted when its shards are there; then the service of place 0
+completes the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT = 8
 
 
 class Persister:
-    """One thread for each step that is being written; of one step the node writes each shard once."""
+    """One thread for each step of each rank that is being written."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -34,14 +34,20 @@ class Persister:
         self._threads: list[threading.Thread] = []
 
     def asked(self, message: Message) -> Message:
-        """The request of a local rank: write this node's shards of a step, once it is committed."""
-        state, step, url = self._state, message["step"], message["url"]
+        """The request of a local rank that has saved a step: write its shards, once the step is committed.
+
+        They are copied before this answers: the rank does not overwrite the slots earlier, but may soon."""
+        state, rank, step, url = self._state, message["rank"], message["step"], message["url"]
         state.require(message["generation"])
         key = f"persist/{step}/{message['generation']}"
+        try:
+            copied = self._copied(rank, step)
+        except (UserError, CopyError, OSError) as error:
+            self._not_written(step, url, error)
+            return {"answer": "not begun"}
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if any(thread.name == key for thread in self._threads):
-            return {"answer": "begun before"}  # by another rank of this node
-        thread = threading.Thread(target=self._write, args=(key, step, url), name=key, daemon=True)
+        arguments = (key, rank, step, url, copied)
+        thread = threading.Thread(target=self._write, args=arguments, name=f"{key} {rank}", daemon=True)
         self._threads.append(thread)
         thread.start()
         return {"answer": "begun"}
@@ -60,33 +66,44 @@ class Persister:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _write(self, key: str, step: int, url: str) -> None:
+    def _copied(self, rank: int, step: int) -> list[tuple[Header, memoryview]]:
         state = self._state
-        generation = int(key.rpartition("/")[2])
-        if not self._committed(step, generation):
-            return
         with state.changed:
-            world = state.world
-            ranks = sorted(state.specs)
-            wanted = {rank: sorted(state.specs[rank].nbytes) for rank in ranks}
-        layouts: dict[int, list[str]] = {}
+            spec, world = state.specs.get(rank), state.world
+            shards = sorted(spec.nbytes) if spec else []
+        wanted = [shard for shard in shards if shard != SHARED or state.place == 0]
+        return [self._shard(shard, step, world) for shard in wanted]
+
+    def _write(
+        self, key: str, rank: int, step: int, url: str, copied: list[tuple[Header, memoryview]]
+    ) -> None:
+        from windtunnel.training.checkpoint.live import storage  # only here: it is slow to import
+
+        if not self._committed(step, int(key.rpartition("/")[2])):
+            return
         try:
-            for rank in ranks:
-                layouts[rank] = []
-                for shard in wanted[rank]:
-                    if shard == SHARED and state.place != 0:
-                        continue
-                    header = self._shard(url, shard, step, world)
-                    layouts[rank].append(header.layout)
-                    self._urls[key] = (url, header)
+            for header, data in copied:
+                storage.write_shard(
+                    url,
+                    step,
+                    header.shard,
+                    data,
+                    world=header.world,
+                    has_shared=header.has_shared,
+                    generation=header.generation,
+                    layout=header.layout,
+                    checksum=header.checksum,
+                )
+                self._urls[key] = (url, header)
         except Exception as error:  # storage has errors of many kinds; the run goes on without this one
-            text = f"step {step} is not written to {url}: {error}"
-            state.context.event("note", text=text)
+            self._not_written(step, url, error)
             return
         while len(self._urls) > KEPT:
             del self._urls[next(iter(self._urls))]
-        for rank in ranks:
-            state.context.post(key, rank, layouts[rank])
+        self._state.context.post(key, rank, [header.layout for header, _ in copied])
+
+    def _not_written(self, step: int, url: str, error: Exception) -> None:
+        self._state.context.event("note", text=f"step {step} is not written to {url}: {error}")
 
     def _committed(self, step: int, generation: int) -> bool:
         state = self._state
@@ -99,14 +116,12 @@ class Persister:
                 state.changed.wait(left)
         return True
 
-    def _shard(self, url: str, shard: str, step: int, world: int) -> Header:
-        from windtunnel.training.checkpoint.live import storage  # only here: it is slow to import
-
+    def _shard(self, shard: str, step: int, world: int) -> tuple[Header, memoryview]:
         state = self._state
         with state.changed:
             found = state.folder.find(shard, step, world)
         if found is None:
-            raise CopyError(f"{shard} of step {step} is not in memory any more")
+            raise CopyError(f"{shard} of step {step} is not in memory")
         one, header = found
         free, bound = room.free(state.folder.path)
         if header.nbytes > free:
@@ -114,19 +129,7 @@ class Persister:
             raise UserError(f"{told}, {fit.amount(free)} are {bound}")
         # Not the heap's: this goes back to the machine at once.
         data = memoryview(mmap.mmap(-1, max(1, header.nbytes)))[: header.nbytes]
-        slots.load(one.path, data, step=step)
-        storage.write_shard(
-            url,
-            step,
-            shard,
-            data,
-            world=header.world,
-            has_shared=header.has_shared,
-            generation=header.generation,
-            layout=header.layout,
-            checksum=header.checksum,
-        )
-        return header
+        return slots.load(one.path, data, step=step), data
 
     def _complete(self, key: str, values: dict[Any, Any]) -> None:
         from windtunnel.training.checkpoint.live import storage
