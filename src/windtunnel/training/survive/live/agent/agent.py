@@ -285,6 +285,11 @@ class Agent:
         if worker is None and any(other.pid is None for other in self.crew.living()):
             self._early.append((visitor, message))  # faster than the zygote's word that it was forked
             return
+        ended = next((w for w in self.crew.workers.values() if w.pid == visitor.pid and w.ended), None)
+        if ended is not None and not ended.stopped and message["op"] in ("event", "step"):
+            # Its last words, overtaken by the word of its end; what struck it may be among them.
+            self._event({"rank": ended.rank, **message, "kind": message.get("kind", message["op"])})
+            return
         if worker is None or worker.stopped:
             visitor.close()  # fenced: nobody of this generation
             return
