@@ -16,6 +16,7 @@ input and output embeddings of their own. Parallelism: "TorchTitan" (arXiv:2410.
 import argparse
 import os
 import time
+import warnings
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -89,6 +90,7 @@ def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> No
     pp_mesh = mesh["pp"] if args.pp > 1 else None
     pp_rank = pp_mesh.get_local_rank() if pp_mesh else 0
     torch.manual_seed(args.seed + dist.get_rank())  # each fills its own shards; DDP copies rank 0
+    warnings.filterwarnings("ignore", "DTensor random operators")  # which the line above makes do without
 
     stages = stages_of_rank(args.schedule, pp_rank, args.pp) if pp_mesh else [0]
     parts = [build_part(s, args.pp * len(stages), args, mesh, data_mesh, device) for s in stages]
