@@ -74,23 +74,38 @@ Outcomes = dict[Phase, Outcome]
 
 
 def plan(quick: bool) -> list[list[Phase]]:
-    """The phases of each job; one without checkpoints before and after its others."""
+    """The phases of each job, the ones without checkpoints between them.
+
+    Images grow from phase to phase: a smaller one would go to the slots of a larger one of before, which hold
+    steps that nobody went back to.
+    """
     if quick:
         return [
             [none(10), Phase("idle", 0.5, 24), none(10)],
             [none(6), Phase("concurrent", 0.5, 10), Phase("blocking", 0.5, 6)],
         ]
     return [
-        [none(30), Phase("idle", 0.5, 60), none(30), *(Phase("idle", ratio, 24) for ratio in (0.25, 1, 2))],
+        [
+            none(30),
+            Phase("idle", 0.25, 24),
+            Phase("idle", 0.5, 60),
+            none(30),
+            Phase("idle", FITS, 24),
+            Phase("idle", 1, 24),
+            Phase("idle", 2, 24),
+        ],
         [
             none(16),
+            Phase("concurrent", 0.25, 16),
             Phase("concurrent", 0.5, 60),
-            *(Phase("concurrent", ratio, 16) for ratio in (0.25, 1, 2)),
-            Phase("concurrent", 1, 16, every=2),
-            Phase("concurrent", 2, 18, every=3),
             none(16),
+            Phase("concurrent", 1, 16),
+            Phase("concurrent", 1, 16, every=2),
+            Phase("concurrent", 2, 16),
+            Phase("concurrent", 2, 18, every=3),
         ],
-        [none(8), *(Phase("blocking", ratio, 12) for ratio in (0.25, 0.5, 1, 2)), none(8)],
+        [none(8), *(Phase("blocking", ratio, 10) for ratio in (0.25, 0.5)), none(8)]
+        + [Phase("blocking", ratio, 10) for ratio in (1, 2)],
     ]
 
 
