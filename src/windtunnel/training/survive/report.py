@@ -87,7 +87,7 @@ class Narrator:
         if not tiers:
             return ""
         step = self._resumed
-        parts = [f"ranks {_ranks(ranks)} from {tier}" for tier, ranks in sorted(tiers.items())]
+        parts = [f"{_ranks(ranks)} from {tier}" for tier, ranks in sorted(tiers.items())]
         return f" (restored step {step}: {'; '.join(parts)})"
 
 
@@ -112,14 +112,15 @@ def _count(number: int, what: str) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """0, 1, 2, 5 as "0-2,5"."""
+    """0, 1, 2, 5 as "ranks 0-2,5"."""
     parts: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if parts and rank == parts[-1][-1] + 1:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    told = ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"rank {told}" if len(set(ranks)) == 1 else f"ranks {told}"
 
 
 def failed_rank(events: list[Event]) -> Event | None:
@@ -150,7 +151,7 @@ def print_end(events: list[Event], console: Console) -> None:
         if starting:
             _say(
                 console,
-                f"Of regroup, {median(starting):.3f} s (median) was the wait until every process, the new ones "
+                f"Of regroup, {median(starting):.3f} s (median) was the wait until every process, new ones "
                 f"too, was in the script's `run`",
             )
     sums = goodput(events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +17,11 @@ from windtunnel.training.checkpoint.live.files import open_files
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.survive import orphans, report
 from windtunnel.training.survive.events import in_short
-from windtunnel.training.survive.job import PRELOAD, Job
+from windtunnel.training.survive.job import Job
 from windtunnel.training.survive.launch import Launched
 from windtunnel.training.survive.live import offer
 from windtunnel.training.survive.policy import Policy, Replace, Shrink
 
-# What most scripts import first; each takes long, and would do so in every process that is started.
-WARM = (
-    *PRELOAD,
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "windtunnel.training.checkpoint.live.checkpointer",
-)
 CAPABILITY = "training.survive"
 CHOICES = {
     "on_loss": ("replace", "shrink", "restart"),
@@ -119,7 +113,6 @@ class Request:
             replace_after=self.replace_after,
             deadlines={"form": self.timeout},
             timeout=self.timeout,
-            preload=WARM,
             listen=self.listen if self.external else None,
         )
         job.check()
@@ -250,7 +243,14 @@ def lend(address: str, host: str, domain: str) -> int:
     if not Path(config.script).is_file():
         raise UserError(f"{config.script}: no such file on this machine; the job at {address} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
-    return serve(replace(config, name=f"machine-{os.uname().nodename}-{os.getpid()}"))
+    orphans.sweep()
+    memory = orphans.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
+    name = f"machine-{os.uname().nodename}-{os.getpid()}"
+    os.write(2, f"windtunnel this machine is lent to the job at {address} until that ends\n".encode())
+    try:
+        return serve(replace(config, name=name, memory_root=str(memory)))
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 def writable(url: str) -> str:

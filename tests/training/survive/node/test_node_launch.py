@@ -311,3 +311,16 @@ def test_machines_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
     assert {event["domain"] for event in kinds(launched.events(), "node.joined")} == {"rack"}
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
+    assert not list(orphans.MEMORY.glob(f"{launched.token}-node*"))
+
+
+def test_what_a_killed_lent_machine_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
+    launched = go(nodes=1, listen="127.0.0.1:0")
+    code = "import sys; from windtunnel.training.survive.session import lend; lend(sys.argv[1], '', '')"
+    lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
+    here(launched, 1, 1)
+    lent.kill()
+    lent.wait(30)
+    (left,) = orphans.MEMORY.glob(f"{launched.token}-node-*")
+    assert left.name in orphans.sweep()
+    assert not left.exists()
