@@ -128,7 +128,10 @@ def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
         core.is_done(rank, core.done.get(rank), now)
         return
     own = not killed and status is not None
-    words = f"killed by {_signal(killed)}" if killed else f"ended with status {status}"
+    if killed:
+        words = f"killed by {_signal(killed)}"
+    else:  # without a status: the zygote, which could have told, is gone as well
+        words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
     core.worker_lost(machine, rank, "exit", f"{words}: {error}" if error else words, own, now)
 
