@@ -38,6 +38,7 @@ from windtunnel.training.survive.model import Membership
 TICK = 0.05
 GRACE = 5.0  # seconds for workers to leave by themselves when the job is finished
 RUDE_GRACE = 1.0  # and when it failed
+LAST_WORDS = 1.0  # seconds that what a process said may arrive after the word of its end
 
 
 class Service(Protocol):
@@ -72,6 +73,7 @@ class Agent:
         self._results: dict[int, Message] = {}
         self._visitors: dict[int, Visitor] = {}
         self._early: list[tuple[Visitor, Message]] = []
+        self._ending: list[tuple[Worker, int, float]] = []  # with the generation and until when
         self._heard = time.monotonic()
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,6 +139,7 @@ class Agent:
         if self._keeper is not None:
             self._keeper.tend()
         self._hear_early()
+        self._end_waiting(now)
         self._reconcile()
         for worker in self.crew.living():
             self._check_beat(worker, now)
@@ -286,9 +289,8 @@ class Agent:
             self._early.append((visitor, message))  # faster than the zygote's word that it was forked
             return
         ended = next((w for w in self.crew.workers.values() if w.pid == visitor.pid and w.ended), None)
-        if ended is not None and not ended.stopped and message["op"] in ("event", "step"):
-            # Its last words, overtaken by the word of its end; what struck it may be among them.
-            self._event({"rank": ended.rank, **message, "kind": message.get("kind", message["op"])})
+        if ended is not None and not ended.stopped:
+            self._hear_last_words(ended, message)
             return
         if worker is None or worker.stopped:
             visitor.close()  # fenced: nobody of this generation
@@ -387,7 +389,33 @@ class Agent:
         for visitor, message in early:
             self._visit(visitor, message)
 
+    def _hear_last_words(self, worker: Worker, message: Message) -> None:
+        """They were overtaken by the word of its end; what struck it, or its result, may be among them."""
+        op = message["op"]
+        if op in ("event", "step"):
+            self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
+        elif op == "done" and any(other is worker for other, _, _ in self._ending):
+            self._done(worker, message.get("result"))
+            self._end_waiting(time.monotonic())
+
+    def _end_waiting(self, now: float) -> None:
+        """Report ends with which no more words can come."""
+        waiting, self._ending = self._ending, []
+        for worker, generation, until in waiting:
+            if generation != self.generation:
+                continue  # there it is started anew
+            if not worker.done and worker.pid in self._visitors and now < until:
+                self._ending.append((worker, generation, until))
+            else:
+                self._report_end(worker, 0, None)
+
     def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
+        if status == 0 and not worker.stopped and not worker.done and worker.pid in self._visitors:
+            self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS))
+            return
+        self._report_end(worker, status, number)
+
+    def _report_end(self, worker: Worker, status: int | None, number: int | None) -> None:
         self._visitors.pop(worker.pid or -1, None)
         if worker.stopped:
             self._reconcile()
