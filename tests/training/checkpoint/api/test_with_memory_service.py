@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoint_world import FakeJob, together
+from checkpoint_world import FakeJob, Regrouped, together
 from torch import nn
 
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import checkpointer
-from windtunnel.training.checkpoint.live.access import Access
+from windtunnel.training.checkpoint.live.access import Access, MemoryLost
 from windtunnel.training.checkpoint.live.memory import LocalMemory
+from windtunnel.training.checkpoint.live.memory.holder import Holder
 from windtunnel.training.checkpoint.live.slot import HEADER, read_header
 
 sys.path.append(str(Path(__file__).parent.parent / "memory"))
@@ -188,3 +192,57 @@ def test_what_does_not_fit_is_refused_with_the_sum(make: Any, monkeypatch: pytes
             ck.step(0, program(rank))
 
     together(2, one)
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_second_loss_while_the_restored_step_lacks_copies(
+    make: Any, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Step 2 is complete at home everywhere, but rank 2's copy does not get through; machine 0 is lost, all
+    go back to step 2. Nobody may overwrite step 1 before rank 2's copy is there: machine 2 is lost next."""
+    world = make(4)
+    put, blocked = Holder._put, threading.Event()
+
+    def held_up(self: Holder, sock: Any, message: dict[str, Any], following: int) -> Any:
+        if not blocked.is_set() and message["header"][:2] == ["rank2", 2]:
+            return {"answer": "wait"}
+        return put(self, sock, message, following)
+
+    for place in range(4):
+        service = world.machines.service(place)
+        for listener in (service._peers, service._ranks):
+            listener._handlers["put"] = functools.partial(held_up, service._holder)
+
+    def one(rank: int, steps: int) -> int:
+        state = program(rank)
+        ck = PeerCheckpointer(Job(world, rank), rng=False, patience=20.0, slots=slots)
+        start = ck.restore(state)
+        with contextlib.suppress(Regrouped, MemoryLost):
+            for step in range(start, steps):
+                train(state, step)
+                ck.step(step, state)
+            ck._settle()
+        ck._end()
+        return start
+
+    def kept() -> set[tuple[int, str, int]]:
+        return {(c.place, c.shard, c.step) for m in world.machines.ranks for c in m.copies()}
+
+    assert together(4, lambda r: one(r, 3)) == [0] * 4
+    assert {(r, f"rank{r}", 2) for r in range(4)} <= kept() and (3, "rank2", 2) not in kept()
+    world.lose(0)
+    jobs = [threading.Thread(target=one, args=(r, 5)) for r in range(4)]
+    for job in jobs:
+        job.start()
+    # The new machine has its copy again, all but rank 2's are there: they wait with the next save.
+    memory_cluster.eventually(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
+    time.sleep(0.3)  # room for a rank that does not wait
+    assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
+    assert all(memory.committed() == -1 for memory in world.machines.ranks)
+    world.lose(2)
+    for job in jobs:
+        job.join(30.0)
+    blocked.set()
+    out = together(4, lambda r: run(world, r, 6, slots=slots))
+    assert [start for start, _ in out] == [2] * 4
+    assert all(torch.equal(weight, straight(rank, 6)) for rank, (_, (weight, _)) in enumerate(out))

@@ -314,3 +314,22 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
     storage.read_shard(url, 0, "rank3", into)
     assert bytes(into) == content("rank3", 0, N)
     assert storage.layout(url, DIGEST) == LAYOUT
+
+
+def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(
+    cluster: Callable[..., Cluster],
+) -> None:
+    """Else a restore, which takes all shards from one course, would not find it when its owner is lost."""
+    c = cluster(2)
+    c.reserve()
+    c.save(0, 0)
+    c.wait(0)
+    c.save(1, 1, ranks=[0])
+    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    c.form(c.places)
+    c.go_back(0)
+    c.wait(0)
+    c.save(1, 1)
+    c.wait(1)
+    found = {(one.place, one.shard): one.generation for m in c.ranks for one in m.copies() if one.step == 1}
+    assert found == {(place, f"rank{rank}"): 2 for place in (0, 1) for rank in (0, 1)}

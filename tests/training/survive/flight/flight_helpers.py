@@ -113,7 +113,9 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
     try:
         os.close(os.open(kept.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        return until(lambda: json.loads(kept.read_text()) if kept.exists() else None, PATIENCE)
+        until(kept.exists, PATIENCE)
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
     (folder / kind).mkdir()
     with flight(folder / kind, "--bare", kind=kind, **options) as launched:
         results = end_well(launched)

@@ -61,11 +61,12 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     determinism.fix()
-    model: nn.Module = build(args.drop)
+    made = build(args.drop)
+    model: nn.Module = made
     if args.kind == "fsdp":
         mesh = init_device_mesh("cpu", (job.world,))
-        fully_shard(model[0], mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        fully_shard(made[0], mesh=mesh)
+        fully_shard(made, mesh=mesh)
     elif args.kind == "ddp":
         # Else DDP sorts its buckets anew after its first step, and sums in another order from then on.
         model = DistributedDataParallel(model, find_unused_parameters=True)
@@ -96,7 +97,7 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         dist.all_reduce(total)
         if keeper is not None:
             keeper.step(step, state)
-        job.step(step, loss=total.item().hex())
+        job.step(step, loss=float(total).hex())
     if keeper is not None:
         keeper.close()
     return {"digest": digest(state), "weights": whole(model)}

@@ -137,7 +137,7 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
 def test_two_ranks_a_machine_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
     """DDP, whose parameters are saved once; no machine can be had but the spare ones."""
     strikes = ("kill:rank=3,step=2", "kill:node=1,step=5", "kill:node=0,step=8")
-    options = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Replace(order=False)}
+    options: dict[str, Any] = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Replace(order=False)}
     with flight(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []
