@@ -125,10 +125,11 @@ class Agent:
         if message["op"] == "welcome":
             self.node = message["node"]
         elif message["op"] == "membership":
-            self.generation, self.place = message["membership"]["generation"], message["place"]
             restart = message["membership"]["restart_all"]
             kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
             self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
+            self.place = message["place"]
+            self.generation = message["membership"]["generation"]  # last: a test waits for it
             for rank in message["mine"] if self.groups else ():
                 self.say("event", kind="grouped", rank=rank, generation=self.generation)
         elif message["op"] == "fence":
