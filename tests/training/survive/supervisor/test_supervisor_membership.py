@@ -226,6 +226,14 @@ def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
         assert "ValueError: bad batch" in outcome.reason
 
 
+def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, Replace(max_own_failures=5)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].exit(1, status=2, error="--rate 'fast' is no number")
+        assert "refuses what it was given: --rate 'fast'" in run.outcome().reason
+
+
 def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: Path) -> None:
     with a_run(tmp_path, 2, Replace(max_own_failures=0), settle=0.05) as run:
         agents = run.add(2)

@@ -8,7 +8,8 @@
 3. An operation fails because a peer is gone, and nothing newer is known: the group is cut at once, which
    brings out the neighbours that wait for *this* rank; the supervisor is told (`suspect`); the newer
    generation is waited for.
-4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1.
+4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1 (with 2
+   for a `UserError`: another try would end alike, and the job ends).
 5. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
    step still brings everybody back): the result is reported and the process ends with status 0.
 
@@ -162,6 +163,8 @@ def _after(
     group.cut()
     text = _told(error)
     if not isinstance(error, Regroup) and not link.newer(generation):
+        if isinstance(error, UserError):
+            _failed(link, f"{error}\n", status=2)
         if not of_peers(error):
             _failed(link, text)
         link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
@@ -211,10 +214,10 @@ def _reported(result: Any) -> Any:
     return result
 
 
-def _failed(link: Link, text: str) -> NoReturn:
+def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
     sys.stderr.write(text)
     link.send("failed", error=text)
-    _end(1)
+    _end(status)
 
 
 def _agent_gone(reason: str) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from windtunnel.training.survive.events import in_short
 from windtunnel.training.survive.live.supervisor.agreements import DURABLE
 from windtunnel.training.survive.live.supervisor.core import Core, Message
 from windtunnel.training.survive.live.supervisor.machines import Machine
@@ -110,6 +111,10 @@ def _back(core: Core, machine: Machine, generation: int, workers: dict[int, int 
             machine.unseen[rank] = now + core.settings.deadlines.suspect
 
 
+# What argparse and `survive.run` end with where the input is wrong: another try would end alike.
+WRONG_USE = 2
+
+
 def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
     rank, pid, what = int(message["rank"]), message.get("pid"), message["what"]
     if not _mine(core, machine, message) or pid in machine.fenced:
@@ -134,6 +139,8 @@ def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
     core.worker_lost(machine, rank, "exit", f"{words}: {error}" if error else words, own, now)
+    if own and status == WRONG_USE:
+        core.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
 
 
 def _suspect(core: Core, machine: Machine, message: Message, now: float) -> None:
