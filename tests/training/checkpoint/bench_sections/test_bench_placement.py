@@ -26,7 +26,8 @@ def test_the_rows_without_machines_all_meet_what_they_are_held_against() -> None
     rows = [*placement._published(), *placement._mixed(), *placement._racks()]
     assert len(rows) == 15
     assert all(row.met is not False for row in rows)
-    assert {row.published for row in rows} >= {93.3, 80.0, 60.0}
+    published = {round(row.published, 1) for row in rows if row.published is not None}
+    assert published >= {93.3, 80.0, 60.0}
 
 
 def test_which_machines_are_killed() -> None:
