@@ -208,6 +208,9 @@ class FakeJob:
             self.kept[name] = make()
         return self.kept[name]
 
+    def at_end(self, call: Any) -> None:
+        self.kept.setdefault("endings", []).append(call)
+
     def at(self, point: str, step: int | None = None) -> None:
         self.points.append((point, step))
 

@@ -45,6 +45,7 @@ class Access:
         self._job, self._settings, self._memory = job, settings, memory
         self._stored = Stored(settings)
         self._slots: dict[str, list[Any]] = {}
+        self._due = -1
 
     def writes(self, shard: str) -> bool:
         """Whether this rank writes ``shard``: its own, and for its machine what all hold alike."""
@@ -175,6 +176,11 @@ class Access:
         if chosen.persist and (step + 1) % chosen.persist_every < chosen.every:
             self._job.at("before_persist", step)
             self._memory.persist(step, chosen.persist)
+            self._due = step
+
+    def stored_newest(self) -> bool:
+        """Whether the newest step that was due is a checkpoint in storage."""
+        return self._due < 0 or any(found.step >= self._due for found in self.stored())
 
     def copies(self) -> Sequence[Copy]:
         return self._memory.copies()

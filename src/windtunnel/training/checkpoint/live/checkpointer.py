@@ -42,6 +42,7 @@ from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, sl
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
 _PAUSE = 0.002
 _WORD = 10.0  # seconds until a rank hears of a new generation that its agent knows of
+_STORED = 60.0  # seconds that the end of a job waits for what is being written to storage
 _SLICE = 0.05  # seconds between two looks at the membership while waiting
 
 
@@ -74,12 +75,14 @@ class PeerCheckpointer:
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._hooked: dict[int, Any] = {}
         self._begun = False
+        self._ended = False
         self._base = -1  # what all went back to, where copies of it are still to be made
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
         self._told: set[str] = set()
         self._idle: spans.IdleSender | None = None
         kept["current"] = self
+        job.at_end(self._last)
 
     def restore(self, state: State) -> int:
         """Put the newest state that all ranks can have into ``state``; the step to go on with, 0 if there was
@@ -213,6 +216,19 @@ class PeerCheckpointer:
             self.flush()
         finally:
             self._end()
+
+    def _last(self) -> None:
+        """The training function has returned: what was due to storage is to be there when the job ends."""
+        if self._memory is None or self._ended:
+            return
+        self.flush()
+        end = time.monotonic() + _STORED
+        while not self._memory.stored_newest():
+            self.job.check()
+            if time.monotonic() > end:
+                self.job.event("note", text=f"the last checkpoint was not in storage after {_STORED:g} s")
+                return
+            time.sleep(_SLICE)
 
     # What follows is in the order of a save.
 
@@ -411,6 +427,7 @@ class PeerCheckpointer:
 
     def _end(self) -> None:
         """Let go of the slots; nothing of this object writes any more."""
+        self._ended = True
         self._pool.shutdown(wait=True)
         for hook in self._hooked.values():
             hook.remove()

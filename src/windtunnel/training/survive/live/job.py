@@ -62,6 +62,7 @@ class Job:
         self._kept = kept
         self._link = link
         self._injector = injector
+        self._endings: list[Callable[[], object]] = []
 
     def agree(self, key: str, value: Any = None, timeout: float | None = None) -> dict[int, Any]:
         """The values that all ranks give for ``key``, by rank; a barrier, too. Values are those of JSON.
@@ -114,6 +115,15 @@ class Job:
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called when the training function has returned, before the job may end."""
+        self._endings.append(call)
+
+    def ending(self) -> None:
+        """The training function has returned: what was registered for this is done, in order."""
+        for call in self._endings:
+            call()
 
     def at(self, point: str, step: int | None = None) -> None:
         """This rank passes a named point (`faults.POINTS`): the fault injector may strike here.

@@ -93,7 +93,9 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
     else:  # so that DDP and its like work in a process alone, too
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     place = int(os.environ.get("GROUP_RANK", "0"))
-    result = train(Job(rank, world, local_rank, timeout=timeout, kept={}, place=place))
+    job = Job(rank, world, local_rank, timeout=timeout, kept={}, place=place)
+    result = train(job)
+    job.ending()
     # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
     dist.barrier()
     dist.destroy_process_group()
@@ -140,6 +142,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
             job.event("grouped")
             job.at("regrouped")
             result = train(job)
+            job.ending()
             _all_ended(job)
         except BaseException as error:
             _after(error, link, group, membership.generation, rank, timeout)
