@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec
-from windtunnel.training.pipelines.live.sampling import SampleOrder, noise_seed
+from windtunnel.training.pipelines.live.sampling import SampleOrder
 from windtunnel.training.pipelines.live.trainer import PipelineTrainer
+from windtunnel.training.survive.live.determinism import seed_for
 
 WIDTH = 16
 SAMPLES = 40
@@ -139,7 +140,7 @@ def plain(problem: Problem) -> tuple[dict[int, float], dict[str, str]]:
             indices = order.microbatch(step, m)
             x: Any = (inputs[indices],)
             for i, layer in enumerate(layers):
-                torch.manual_seed(noise_seed(0, step, m, i))
+                torch.manual_seed(seed_for(0, step, m, i))
                 x = layer.module(*x)
                 x = x if isinstance(x, tuple) else (x,)
             loss = nn.functional.cross_entropy(x[0], targets[indices])

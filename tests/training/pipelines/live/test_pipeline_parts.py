@@ -21,10 +21,10 @@ from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, checksum
 from windtunnel.training.pipelines.live.reduce import Holders, Sums
 from windtunnel.training.pipelines.live.sampling import SampleOrder
-from windtunnel.training.pipelines.live.schedule import Action, one_forward_one_backward
 from windtunnel.training.pipelines.live.stage import Stage
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
+from windtunnel.training.pipelines.policy.schedule import Action, one_forward_one_backward
 from windtunnel.training.survive.live import determinism
 
 torch.set_num_threads(1)
@@ -70,9 +70,8 @@ def test_each_sample_once_an_epoch(samples: int, microbatches: int, size: int, s
     steps = -(-2 * samples // (microbatches * size))
     used = [i for s in range(steps) for m in range(microbatches) for i in order.microbatch(s, m)]
     assert sorted(used[:samples]) == sorted(used[samples : 2 * samples]) == list(range(samples))
-    # The same as the determinism kit's, for programs that look there
     whole = [i for m in range(microbatches) for i in order.microbatch(1, m)]
-    assert whole == determinism.samples(seed, samples, microbatches * size, 1)
+    assert whole == determinism.samples(seed, samples, microbatches * size, microbatches * size)
     # Whoever asks for another microbatch first gets the same
     again = SampleOrder(samples, microbatches, size, seed)
     assert again.microbatch(steps - 1, microbatches - 1) == order.microbatch(steps - 1, microbatches - 1)

@@ -49,8 +49,9 @@ def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
     check(world, problem)
     assert layouts(world)[0] == ("compose", [[0, 1], [2, 3], [4, 5, 6]], 0)
     assert [how for how, _, _ in layouts(world)] == [
-        "compose", "simple", "merge", "borrow", "merge", "join",
+        "compose", "simple", "merge", "borrow", "merge", "search",
     ]  # fmt: skip
+    assert sorted(len(pipeline) for pipeline in layouts(world)[-1][1]) == [2, 2]
 
 
 @pytest.mark.slow

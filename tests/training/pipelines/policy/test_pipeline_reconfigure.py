@@ -56,7 +56,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("lost", "how", "after"), EXAMPLES)
 def test_examples(lost: Collection[int], how: str, after: list[list[int]]) -> None:
-    change = by_rules(even_set(2, 4, 3), FOUR, lost)
+    change = by_rules(even_set(2, 4, 1), FOUR, lost)
     assert (change.how, sorted(machines(change))) == (how, sorted(after))
     assert sum(change.layout.microbatches) == 24
 
@@ -220,6 +220,14 @@ class Losses(RuleBasedStateMachine):
 
 Losses.TestCase.settings = settings(max_examples=120, stateful_step_count=15, deadline=None, derandomize=True)
 TestLosses = Losses.TestCase
+
+
+def test_a_machine_that_comes_after_a_merge_brings_the_copies_back() -> None:
+    made = even_set(2, 3, 2)
+    args = {"microbatches": 40, "layer_bytes": BYTES, "search": False}
+    merged = reconfigure(made, compose(made, range(6), 40), [0], **args)
+    assert merged.how == "merge" and len(merged.layout.pipelines) == 2
+    assert len(reconfigure(made, merged.layout, [], [6], **args).layout.pipelines) == 3
 
 
 def test_sources_share_the_load() -> None:

@@ -68,8 +68,7 @@ class Resolution:
 
     ``version``: steps applied, None where nobody holds anything. ``apply``: the step whose prepared gradients
     are to be applied now by those who have them, None for none. ``holders``: ranks that then hold each layer
-    at
-    ``version``, ascending.
+    at ``version``, ascending.
     """
 
     era: int

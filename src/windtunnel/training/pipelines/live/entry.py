@@ -5,11 +5,9 @@ All machines do the same calculation on the same data, which they agree on over 
 1. each says what it holds, which step it has prepared, and which layout it knows (`commit.Standing`);
 2. the step in doubt is settled: those who prepared it apply it, or all drop it;
 3. the newest layout that anybody knows, less the machines that are gone, plus those that came, gives the new
-one
-   (`policy.reconfigure`; `policy.compose` at the start);
-4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied
-yet; else all
-   go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
+   one (`policy.reconfigure`; `policy.compose` at the start);
+4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied yet;
+   else all go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
 5. when all have what they need they say so, and what is not needed any more is dropped: a failure before
    that leaves every layer where it was.
 """

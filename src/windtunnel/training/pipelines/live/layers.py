@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor, nn
 
 from windtunnel.errors import UserError
-from windtunnel.training.pipelines.live.sampling import build_seed
+from windtunnel.training.survive.live.determinism import seed_for
 
 _ALIGN = 16  # bytes: a tensor of any dtype may begin there
 
@@ -62,7 +62,7 @@ class Layer:
         self.index = index
         self.name = spec.name
         self.version = 0
-        torch.manual_seed(build_seed(seed, index))
+        torch.manual_seed(seed_for(seed, index))
         self.module = spec.build().to(device)
         for name, part in self.module.named_modules():
             if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from windtunnel.errors import UserError
 from windtunnel.training.pipelines.live.layers import Layer
-from windtunnel.training.pipelines.live.sampling import noise_seed
+from windtunnel.training.survive.live.determinism import seed_for
 
 Loss = Callable[[Any, Any], Tensor]
 Sink = Callable[[Layer, list[Tensor]], None]
@@ -54,7 +54,7 @@ class Stage:
         """Run all layers; the outputs are those of the last in ``layers``."""
         kept: list[Kept] = []
         for layer in self.layers:
-            torch.manual_seed(noise_seed(self.seed, step, microbatch, layer.index))
+            torch.manual_seed(seed_for(self.seed, step, microbatch, layer.index))
             fed = _cut(inputs)
             with self._precision(layer.device):
                 output = layer.module(*fed)

@@ -42,12 +42,13 @@ from windtunnel.training.pipelines.live.commit import commit_key
 from windtunnel.training.pipelines.live.exchange import Exchange
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
 from windtunnel.training.pipelines.live.reduce import SCALE, Reduction, Sums
-from windtunnel.training.pipelines.live.sampling import SampleOrder, noise_seed
-from windtunnel.training.pipelines.live.schedule import one_forward_one_backward
+from windtunnel.training.pipelines.live.sampling import SampleOrder
 from windtunnel.training.pipelines.live.stage import InFlight, Loss, Stage
 from windtunnel.training.pipelines.live.team import Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
+from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
 from windtunnel.training.pipelines.policy.templates import to_json
+from windtunnel.training.survive.live.determinism import seed_for
 
 if TYPE_CHECKING:
     from windtunnel.training.survive.live.job import Job
@@ -278,7 +279,7 @@ class PipelineTrainer:
         exchange.finish()
 
     def _load(self, step: int, microbatch: int) -> tuple[tuple[Tensor, ...], Any]:
-        torch.manual_seed(noise_seed(self.seed, step, microbatch, len(self.specs)))
+        torch.manual_seed(seed_for(self.seed, step, microbatch, len(self.specs)))
         inputs, target = self.batch(self.order.microbatch(step, microbatch))
         inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         return tuple(t.to(self.device) for t in inputs), _moved(target, self.device)

@@ -1,9 +1,8 @@
 """Which layers go from whom to whom, and the copying.
 
 The plan follows from what each machine holds in fact, not from the layout before: a recovery may have been
-broken off by the next failure. Layers go in order of falling size, each from the holder that has the least to
-send so far (Oobleck, section 5.3, broadcasts from the first holder, and parameters only; here the
-optimizer's state goes along, without which the trajectory would change). Sends do not block, and all
+broken off by the next failure. Sources are chosen by the policy that the twin asks (`policy.transfers`). A
+layer's whole state is sent: without the optimizer's the trajectory would change. Sends do not block, and all
 machines walk through the same list, so no order can deadlock.
 """
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from windtunnel.training.pipelines.live.layers import Layer, checksum
 from windtunnel.training.pipelines.model import Transfer
+from windtunnel.training.pipelines.policy.transfers import spread
 
 _TAG = 1 << 20  # above those of microbatches
 _HEAD = 40  # bytes: the length of the block, and its checksum
@@ -38,18 +38,13 @@ def plan_transfers(
     ``assigned``: layers of each rank; ``holders``: ranks that hold each layer now; both by rank numbers, as
     the result. Layers without a holder are left out.
     """
-    needed: list[tuple[int, int, int]] = []
-    for rank, layers in assigned.items():
-        for layer in layers:
-            if holders[layer] and rank not in holders[layer]:
-                needed.append((-nbytes.get(layer, 0), layer, rank))
-    sent: dict[int, int] = {}
-    found = []
-    for size, layer, target in sorted(needed):
-        source = min(holders[layer], key=lambda rank: (sent.get(rank, 0), rank))
-        sent[source] = sent.get(source, 0) - size
-        found.append(Transfer(layer, source, target, float(-size)))
-    return tuple(found)
+    wanted = [
+        (layer, rank)
+        for rank, layers in assigned.items()
+        for layer in layers
+        if holders[layer] and rank not in holders[layer]
+    ]
+    return tuple(spread(wanted, holders.__getitem__, lambda layer: float(nbytes.get(layer, 0))))
 
 
 def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Tensor]:

@@ -13,14 +13,14 @@ For a given time, a pipeline of some size has room for so many microbatches, and
 sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
 by bisection (times are whole femtoseconds):
 
-* `_exact`: a table over machines and pipelines. Optimal, for up to some dozens of machines.
-* `_periodic`: a table over machines only, for large jobs. Of any ``t`` pipelines, some have sizes that sum
-to a multiple
-  of ``t``; if ``t`` is the size with most room a machine, these are as well pipelines of that size. So fewer
-  than ``t`` pipelines have another size, and a short table is enough. Optimal for the slowest pipeline; the
-  reduction is left out, which is off by ``R / x`` at most, and a result with too few or too many pipelines
-  is not used.
-* `_two_sizes`: two neighbouring sizes for each number of pipelines. Not optimal; it always has a result.
+* `_Problem.exact`: a table over machines and pipelines. Optimal, for up to some dozens of machines.
+* `_Problem.periodic`: a table over machines only, for large jobs. Of any ``t`` pipelines, some have sizes
+  that sum to a multiple of ``t``; if ``t`` is the size with most room a machine, these are as well pipelines
+  of that size. So fewer than ``t`` pipelines have another size, and a short table is enough. Optimal for the
+  slowest pipeline; the reduction is left out, which is off by ``R / x`` at most, and a result with too few or
+  too many pipelines is not used.
+* `_Problem.two_sizes`: two neighbouring sizes for each number of pipelines. Not optimal; it always has a
+  result.
 
 Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); their number explodes.
 """

@@ -4,13 +4,15 @@ The published rules (Oobleck, Jang et al., SOSP 2023, section 5), for the pipeli
 
 1. *simple*: a pipeline that is left with ``n0`` machines or more takes the template of its new size;
 2. *borrow*: one that is shorter takes machines from the largest pipeline, as long as that one has more than
-``n0``; 3. *merge*: where nobody can yield, short pipelines are joined, and the last of them with a full one.
+   ``n0``;
+3. *merge*: where nobody can yield, short pipelines are joined, and the last of them with a full one.
 
 Machines that join (ours): first they replace what a pipeline has just lost, then make new pipelines of
 ``n0``, then lengthen the shortest pipelines. Beside these local rules, all machines are composed anew
 (`compose`), with as many pipelines left as they are as can be; of both, the layout with the shorter step is
 taken, and at equal steps the one that moves fewer bytes. ``seconds_per_byte`` lets bytes count against the
-time of a step.
+time of a step. A layout by the local rules does not count if it has fewer pipelines than ``f + 1`` where
+there are machines for so many.
 
 In each pipeline that changes, machines are put where they have most of the layers already (an assignment
 problem, solved exactly). Everything is deterministic: any process that knows the same finds the same.
@@ -68,7 +70,9 @@ def reconfigure(
         return Reconfiguration(Layout(layout.pipelines, share(set, sizes, microbatches)), "none")
     plans: list[tuple[list[list[int]], str]] = []
     local = _local(set, layout, dead, new)
-    if local is not None and len(local[0]) <= microbatches:
+    # f + 1 pipelines where there can be so many: joining may only lengthen the pipelines that losses left
+    fewest = min(set.failures + 1, len(alive) // set.n0, microbatches)
+    if local is not None and fewest <= len(local[0]) <= microbatches:
         plans.append(local)
     if search or not plans:
         plans.append((_anew(set, layout, dead, new, microbatches, reduce_seconds), "search"))

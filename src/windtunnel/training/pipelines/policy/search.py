@@ -44,10 +44,8 @@ def fill(
     """Fill both tables for the slowest time ``w``, for up to ``most`` stages.
 
     ``power``: devices that a stage may have. ``time[d * (layers + 1) + p]``: what the first ``p`` layers
-    take on
-    ``power[d]`` devices. ``state``, ``activation``: bytes of the first ``p`` layers. ``memory``: of one
-    device.
-    ``in_flight``: no stage holds more microbatches than that.
+    take on ``power[d]`` devices. ``state``, ``activation``: bytes of the first ``p`` layers. ``memory``: of
+    one device. ``in_flight``: no stage holds more microbatches than that.
     """
     width = layers + 1
     for i in range((devices + 1) * width):

@@ -7,7 +7,8 @@ send everything, and parameters only; what is sent here is a layer's whole state
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet, Transfer
 
@@ -87,14 +88,21 @@ def transfers(
         for node in pipeline
         for layer in new.layers_of(node) - old.layers_of(node) - lost
     ]
-    wanted.sort(key=lambda each: (-layer_bytes[each[0]], each))
-    holders: dict[int, list[int]] = {}
+    holders = cache(lambda layer: old.of(layer, living))
+    found = spread(wanted, holders, layer_bytes.__getitem__)
+    return tuple(sorted(found, key=lambda each: (each.target, each.layer))), tuple(sorted(lost))
+
+
+def spread(
+    wanted: Iterable[tuple[int, int]],
+    holders: Callable[[int], Sequence[int]],
+    nbytes: Callable[[int], float],
+) -> list[Transfer]:
+    """A source for each (layer, target), largest layers first. ``holders``, ``nbytes``: of a layer."""
     load: dict[int, float] = {}
     found = []
-    for layer, target in wanted:
-        if layer not in holders:
-            holders[layer] = old.of(layer, living)
-        source = min(holders[layer], key=lambda node: (load.get(node, 0.0), node))
-        load[source] = load.get(source, 0.0) + layer_bytes[layer]
-        found.append(Transfer(layer, source, target, layer_bytes[layer]))
-    return tuple(sorted(found, key=lambda each: (each.target, each.layer))), tuple(sorted(lost))
+    for layer, target in sorted(wanted, key=lambda each: (-nbytes(each[0]), each)):
+        source = min(holders(layer), key=lambda node: (load.get(node, 0.0), node))
+        load[source] = load.get(source, 0.0) + nbytes(layer)
+        found.append(Transfer(layer, source, target, nbytes(layer)))
+    return found
