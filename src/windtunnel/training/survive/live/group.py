@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from windtunnel.training.survive.live import ahead
+from windtunnel.training.survive.live import ahead, meshes
 from windtunnel.training.survive.live.sockets import Recorder
 from windtunnel.training.survive.live.sockets import ports as _ports
 from windtunnel.training.survive.model import Membership
@@ -205,6 +205,7 @@ class CuttableGroup:
             # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
             # while it formed must not leave this process a number ahead of those that are new.
             c10d._world.group_count = 0
+            meshes.part()
         gc.collect()
         self._recorder = Recorder()
 
