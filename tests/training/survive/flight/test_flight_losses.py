@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
     strikes = (
-        "kill:rank=1,step=1",
-        "kill:node=2,step=3",
-        "stop:rank=0,step=5",
+        "kill:rank=1,step=0",
+        "kill:node=2,step=2",
+        "stop:rank=0,step=4",
         "kill-agent:node=3,step=6",
         "raise:rank=2,step=8",
-        "exit:rank=1,step=9,status=3",
+        "exit:rank=1,step=10,status=3",
     )
     with flight(tmp_path, faults=strikes) as launched:
         found = same(launched, sharded)
