@@ -22,8 +22,8 @@ def test_a_process_that_goes_on_under_another_rank() -> None:
     meshes.part()
     before = piece(3)
     assert before.device_mesh == piece(3).device_mesh
-    assert torch.empty_like(before).device_mesh.get_coordinate() == [3]
+    assert [*torch.empty_like(before).device_mesh.get_coordinate() or ()] == [3]
     meshes.part()
     after = piece(2)
     assert after.device_mesh != before.device_mesh
-    assert torch.empty_like(after).device_mesh.get_coordinate() == [2]
+    assert [*torch.empty_like(after).device_mesh.get_coordinate() or ()] == [2]
