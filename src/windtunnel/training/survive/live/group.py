@@ -149,7 +149,7 @@ class CuttableGroup:
         with self._recorder.recording():
             before = dict(self._recorder.sockets)
             made = constructor()
-        ours = [_ports(fd) for fd in self._recorder.sockets if fd not in before]
+        ours = [_ports(fd) for fd, inode in self._recorder.sockets.items() if before.get(fd) != inode]
         store.set(f"windtunnel/{rank}", json.dumps([own for listens, own, _ in ours if listens]))
         keys = [f"windtunnel/{other}" for other in range(size)]
         self._choose(before, {port for text in store.multi_get(keys) for port in json.loads(text)})
