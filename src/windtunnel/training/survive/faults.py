@@ -61,9 +61,8 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)(bit|B)")
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that
-    the machine holds. ``text``: as it was
-    written."""
+    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that the machine
+    holds. ``text``: as it was written."""
 
     text: str
     action: str

@@ -8,8 +8,8 @@ them.
   percentages do not all fit the counts; the counts are used. Which cause takes more than one machine, or
   leaves its memory alive, is read from its name here, not published.
 - `spot`: what Oobleck's artifact (SOSP 2023) has of EC2: P3, 177 machines added and 167 removed at 79
-instants in
-  11.4 hours; g4dn, 79 added and 74 removed in 10.6 hours (its instants are not published: one removal each).
+  instants in 11.4 hours; g4dn, 79 added and 74 removed in 10.6 hours (its instants are not published: one
+  removal each).
 - `CONTROLLED`: Oobleck's rates: 30 machines, 15 single removals (`failures.regular`).
 """
 

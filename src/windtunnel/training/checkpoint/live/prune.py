@@ -5,9 +5,8 @@ again. So prune goes about it in this order, and the writer in its own:
 
 - prune: mark all chunks that manifests name (also those of steps that are not complete); move the others to a
   folder of this prune; mark again; move back what is named now; delete the rest;
-- writer: write the chunks that are missing; publish the shard's manifest; look whether all chunks are there,
-and
-  write again those that are not.
+- writer: write the chunks that are missing; publish the shard's manifest; look whether all chunks are
+  there, and write again those that are not.
 
 If the manifest was published before the second mark, the chunk is moved back. Else the writer looks after it
 was moved away, and writes it again. A reader meanwhile finds it in the folder. A prune that was killed
@@ -136,8 +135,7 @@ def _needed(files: Files) -> dict[str, ChunkFile]:
 
     Raises:
         StorageError: a manifest is of another version, so that what it needs is not known. (One that is
-        damaged
-            is of no use to anybody, and names nothing.)
+            damaged is of no use to anybody, and names nothing.)
     """
     needed: dict[str, ChunkFile] = {}
     for step in files.names(STEPS):

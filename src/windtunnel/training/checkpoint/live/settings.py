@@ -27,10 +27,10 @@ class Settings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
-    storage, written every ``persist_every`` steps.
-    ``every``: steps between checkpoints. ``late``: what to do with a step while the one before is not
-    committed: "wait" up to ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every
-    checkpoint). ``verify``: compare what all ranks should hold alike now and then, and check every copy.
+    storage, written every ``persist_every`` steps. ``every``: steps between checkpoints. ``late``: what to
+    do with a step while the one before is not committed: "wait" up to ``patience`` (s), or "skip" the
+    checkpoint (then all ranks agree on it at every checkpoint). ``verify``: compare what all ranks should
+    hold alike now and then, and check every copy.
     ``overlap``: copy the state in a thread while the next step's forward and backward run. ``rng``: save and
     restore the global generators. For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s,
     measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``:

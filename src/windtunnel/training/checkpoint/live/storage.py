@@ -6,8 +6,7 @@
     steps/<step>-<generation>/        one course's checkpoint of one step
         <shard>.shard                 which chunks it consists of, and the checksum of the whole
         <digest>.layout               what lies where in a shard
-        complete                      the shards and their seals; written last: without it there is no
-        checkpoint
+        complete                      the shards and their seals; written last, it makes the checkpoint
 
 Every rank's node writes its shards (`write_shard`), all agree, one writes ``complete`` (`complete_step`).
 What is killed on the way leaves the older checkpoints as they were, and pieces that the next save finds and
@@ -86,8 +85,7 @@ def write_shard(
 
     Raises:
         StorageError: there is no space, the store cannot be written, ``data`` does not fit its checksum, or
-        the
-            step is complete already with other content.
+            the step is complete already with other content.
     """
     files = _files(url)
     folder = _folder(step, generation)

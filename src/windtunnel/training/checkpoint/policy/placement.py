@@ -5,12 +5,11 @@ machines at once is survived iff no copy set lies wholly among them. The fewer d
 the fewer losses are fatal, so
 
 - ``group``: places in groups of ``copies``, each holds all shards of its group: N/m sets, the fewest
-possible;
+  possible;
 - ``ring``: each place also holds the shards of those before it: N sets, for any N;
 - ``mixed``: groups, and one ring of the last m + (N mod m) places where m does not divide N;
 - ``domains``: as few sets as may be, under the condition that what fails together (a rack, a power feed)
-holds
-  as few members of a copy set as possible.
+  holds as few members of a copy set as possible.
 
 Groups across domains: sort the places by domain and deal them out to the N/m groups like cards. A group gets
 two places of one domain only if that domain has more than N/m places, and a whole group falls into one domain

@@ -2,10 +2,9 @@
 
 A training step uses the network the same way each time: between its collectives lie *idle spans* of known
 length. The bytes of every copy that goes to a peer are cut into chunks, and each span takes as many as fit
-into its
-``safety`` share. A chunk of s bytes takes ``startup + s / bandwidth``. A chunk is at most one part of the
-receiver's staging buffer, so that the next one is received while one is copied away. What fits in no span
-goes after the last one, and may make the step longer; better spread the checkpoint over ``every`` steps.
+into its ``safety`` share. A chunk of s bytes takes ``startup + s / bandwidth``. A chunk is at most one part
+of the receiver's staging buffer, so that the next one is received while one is copied away. What fits in no
+span goes after the last one, and may make the step longer; better spread the checkpoint over ``every`` steps.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def plan_chunks(
 
     ``spans``: seconds. ``nbytes``: of one copy. ``copies``: with the one at home, which needs no network.
     ``buffer``: bytes of staging memory, in ``parts`` parts. ``bandwidth``: bytes/s. ``startup``: seconds a
-    chunk.
-    ``safety``: the share of a span that is used, in (0, 1].
+    chunk. ``safety``: the share of a span that is used, in (0, 1].
 
     Raises:
         ValueError: a number outside its range.

@@ -78,8 +78,8 @@ class LocalMemory:
 
         May be called again, for more shards or larger ones. ``copies``: with the one here; 1 for shards that
         are not sent anywhere. ``placement``: the arguments ``kind`` and ``domains`` of
-        `policy.placement.place`.
-        ``mode``: "blocking", "concurrent", or "idle": sent only while windows are open, in chunks of at most
+        `policy.placement.place`. ``mode``: "blocking", "concurrent", or "idle": sent only while windows are
+        open, in chunks of at most
         ``chunk`` bytes that take ``startup`` seconds and their bytes over ``bandwidth`` (bytes/s; None:
         measured). What was complete in the slots still is.
 

@@ -1,9 +1,8 @@
 """The bytes of a slot on a socket.
 
 A copy that is pushed (PUT) comes in chunks, each behind its length: a length of 0 says that the sender waits
-for its window and lives. A copy that is read (GET) comes as it lies in
-the file. Bulk bytes never become Python objects: ``sendfile`` on one side, ``recv_into`` the mapped slot on
-the other, hashed as they arrive.
+for its window and lives. A copy that is read (GET) comes as it lies in the file. Bulk bytes never become
+Python objects: ``sendfile`` on one side, ``recv_into`` the mapped slot on the other, hashed as they arrive.
 """
 
 from __future__ import annotations
