@@ -12,6 +12,9 @@ from typing import Literal
 
 Tier = Literal["memory", "peer", "storage"]
 
+SHARED = "shared"
+"""The shard of what all ranks hold alike."""
+
 
 @dataclass(frozen=True)
 class Copy:

@@ -15,6 +15,7 @@ from torch import nn
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp, objects, snapshot, storage
+from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.state import walk
 
 
@@ -36,7 +37,7 @@ def stored(url: str, state: dict[str, Any], step: int) -> None:
     snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
     told = {"world": 1, "has_shared": False, "generation": 1}
     digest = plan.digests["rank0"]
-    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=snapshot.checksum(data), **told)
+    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=checksum_of(data), **told)
     storage.complete_step(url, step, layouts={digest: plan.blobs["rank0"]}, **told)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from windtunnel.training.checkpoint.live import objects, snapshot, storage
-from windtunnel.training.checkpoint.live.layout import SHARED, digest
+from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.restore import Kept
 from windtunnel.training.checkpoint.live.settings import Settings
-from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.live.slot import CopyError, Header, checksum_of
 from windtunnel.training.checkpoint.live.snapshot import Plan, Tensors
-from windtunnel.training.checkpoint.model import Copy, Health, Source
+from windtunnel.training.checkpoint.model import SHARED, Copy, Health, Source
 from windtunnel.training.checkpoint.policy.restore import StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
 
@@ -255,7 +255,7 @@ def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any
     snapshot.put_objects(packed, layout.tail, data)
     snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
     told: dict[str, Any] = {"world": job.world, "has_shared": False, "generation": job.generation}
-    checksum = snapshot.checksum(data)
+    checksum = checksum_of(data)
     storage.write_shard(url, step, shard, data, layout=plan.digests[shard], checksum=checksum, **told)
     layouts = job.agree(f"stored/{serial}", plan.blobs[shard].decode())
     if job.rank == 0:

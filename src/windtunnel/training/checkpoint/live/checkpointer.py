@@ -31,12 +31,12 @@ from torch.optim import Optimizer
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
 from windtunnel.training.checkpoint.live.alike import agree_alike
-from windtunnel.training.checkpoint.live.layout import SHARED
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
+from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.state import State, walk
-from windtunnel.training.checkpoint.model import Health
+from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
@@ -342,7 +342,7 @@ class PeerCheckpointer:
         written = [shard for shard in self._plan.layouts if self._memory.writes(shard)]
         for shard in sorted(written, key=lambda name: name != SHARED):
             data = self._memory.data(shard, slot)
-            self._memory.complete(shard, slot, snapshot.checksum(data))
+            self._memory.complete(shard, slot, checksum_of(data))
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
         for shard in sorted(written, key=lambda name: name != SHARED):

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint.live import objects, reshard, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import Layout
+from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.state import RNG, Want
 
 OBJECTS = "windtunnel.objects"
@@ -142,7 +143,7 @@ def import_stored(
         has_shared=False,
         generation=0,
         layout=digest,
-        checksum=snapshot.checksum(data),
+        checksum=checksum_of(data),
     )
     storage.complete_step(
         url, step, world=1, has_shared=False, generation=0, layouts={digest: plan.blobs["rank0"]}

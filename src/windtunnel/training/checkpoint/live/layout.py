@@ -21,7 +21,6 @@ from windtunnel.errors import UserError
 VERSION = 1
 ALIGNMENT = 64
 FORMAT = "windtunnel checkpoint layout"
-SHARED = "shared"
 
 
 @dataclass(frozen=True)

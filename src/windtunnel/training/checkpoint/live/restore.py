@@ -20,9 +20,9 @@ import torch
 
 from windtunnel.errors import UserError
 from windtunnel.training.checkpoint.live import reshard, snapshot, state
-from windtunnel.training.checkpoint.live.layout import SHARED, Entry, Layout, digest
+from windtunnel.training.checkpoint.live.layout import Entry, Layout, digest
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import Copy, RestorePlan, Source, Tier
+from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source, Tier
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
     StoredShard,

@@ -17,9 +17,9 @@ import xxhash
 
 from windtunnel.training.checkpoint.live import objects as plain
 from windtunnel.training.checkpoint.live import reshard, state
-from windtunnel.training.checkpoint.live.layout import SHARED, Layout, arrange, digest
+from windtunnel.training.checkpoint.live.layout import Layout, arrange, digest
+from windtunnel.training.checkpoint.model import SHARED
 
-BLOCK = 4 << 20
 _LENGTH = struct.Struct("<Q")
 
 Tensors = Sequence[tuple[str, torch.Tensor]]
@@ -110,14 +110,6 @@ def get_objects(layout: Layout, data: memoryview) -> dict[str, object]:
         return {}
     (length,) = _LENGTH.unpack(data[: plain.LENGTH])
     return plain.unpack(bytes(data[plain.LENGTH : plain.LENGTH + min(length, layout.tail)]))
-
-
-def checksum(data: memoryview) -> str:
-    """xxh3_128, hexadecimal, in blocks; xxhash leaves the interpreter to others while it reads one."""
-    hasher = xxhash.xxh3_128()
-    for at in range(0, len(data), BLOCK):
-        hasher.update(data[at : at + BLOCK])
-    return hasher.hexdigest()
 
 
 def fingerprints(tensors: Tensors) -> dict[str, str]:

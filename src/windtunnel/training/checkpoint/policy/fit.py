@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-HEADER = 4096
-"""Bytes of a slot before its data."""
-
 
 def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
     """Bytes that a node's memory must have free for checkpoints.

@@ -17,9 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.training.checkpoint.model import Copy, RestorePlan, Source
-
-SHARED = "shared"
+from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source
 
 
 @dataclass(frozen=True)

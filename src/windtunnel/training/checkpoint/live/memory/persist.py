@@ -18,9 +18,9 @@ from windtunnel.training.checkpoint.live.memory import room, transfer
 from windtunnel.training.checkpoint.live.memory.serve import Message
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.checkpoint.policy import fit
 
-SHARED = "shared"
 COMMIT_PATIENCE = 600.0
 KEPT = 8
 
