@@ -75,6 +75,7 @@ class World:
         self.errors: list[str] = []
         self.memberships: list[Membership] = []
         self.script = Script()
+        self.coming: set[int] = set()
         self._form(list(range(nodes)))
         for node in range(nodes):
             self._start(node, node)
@@ -176,6 +177,7 @@ class World:
         self.links[node] = link
         self.selector.register(link, selectors.EVENT_READ, lambda: self._hear(node))
         joins = node not in self.members()
+        self.coming.discard(node)
         if joins:
             self._form([*(n.id for n in self.memberships[-1].nodes), node])
         membership = self.memberships[-1]
@@ -217,8 +219,8 @@ class World:
         posts = self.posts.setdefault(key, {})
         posts[rank] = message["value"]
         membership = self.memberships[-1]
-        if len(posts) < membership.world:
-            return
+        if len(posts) < membership.world or self.coming:
+            return  # a machine that is on its way comes before the job can end
         if key.startswith("commit/"):
             self.durable[key] = posts
         untold, victims = set[int](), []
@@ -237,6 +239,7 @@ class World:
         for node in self.script.kill_at.pop(step, []):
             self.kill(node)
         for node in self.script.join_at.pop(step, []):
+            self.coming.add(node)
             self._start(node, 0)
 
     def kill(self, node: int) -> None:
