@@ -74,7 +74,9 @@ def test_newer_generation_while_blocked(stage: Stage) -> None:
         assert result["sum"] == 1.0
         assert result["made"] == 1  # kept in the same process over the generations
     assert [stage.status(rank) for rank in range(3)] == [0, 0, 0]  # no place any more: a quiet end
-    assert not [message for _, message in agent.said if message["op"] in ("failed", "suspect")]
+    # Whoever is told last may see its neighbours leave first, and suspect them: of the first generation.
+    assert not [m for _, m in agent.said if m["op"] == "failed"]
+    assert {m["generation"] for _, m in agent.said if m["op"] == "suspect"} <= {1}
 
 
 def test_places_may_change(stage: Stage) -> None:
