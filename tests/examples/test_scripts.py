@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from conftest import EXAMPLES, losses, run
 
 pytest.importorskip("torch")
@@ -25,8 +26,8 @@ def test_loss_goes_down(script: str, world: int) -> None:
 
 
 def test_examples_need_nothing_of_windtunnel() -> None:
-    """They are what a user would bring; train_llama.py imports it only when `windtunnel train` started it. Two
-    show how a program survives failures, and need it."""
+    """They are what a user would bring; train_llama.py imports it only when `windtunnel train` started it.
+    Two show how a program survives failures, and need it."""
     for path in EXAMPLES.glob("*.py"):
         if path.name in ("survive_plain.py", "train_pipeline.py"):
             continue
