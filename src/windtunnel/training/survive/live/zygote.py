@@ -203,8 +203,10 @@ def _reply(client: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _kill_session(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    # the process itself, too: one that was just forked does not lead its session yet
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def run_script(wanted: dict[str, Any]) -> None:
