@@ -91,7 +91,8 @@ def turns(home: Path) -> None:
         box.run("setsid sleep 1000 </dev/null >/dev/null 2>&1 & disown")
         turn = box.end_turn().wait()
         judged(turn, TurnClass.FULL)
-        assert any("sleep 1000" in reason for reason in turn.reasons), turn.reasons
+        # a process that was just forked may not have become the sleep yet
+        assert any("started" in reason for reason in turn.reasons), turn.reasons
         manifest = box.checkpoint()
         assert manifest.image is None
         assert any("memory" in words and "without root" in words for words in manifest.not_covered)
