@@ -56,7 +56,7 @@ def _out(job: Job, costs: Costs) -> Phases:
     return (("detect", costs.detect), ("regroup", regroup_time(costs, job.machines)))
 
 
-def _in(job: Job, costs: Costs, stages: int = 1) -> Phases:
+def _in(job: Job, costs: Costs, stages: int) -> Phases:
     """Taking in a machine that holds so many stages."""
     share = stages * job.state_bytes / job.stages
     return (("join", costs.join), ("load", share / costs.peer_bandwidth))
@@ -72,7 +72,55 @@ def _anew(job: Job, costs: Costs, storage: StorageRestart, waited: bool) -> Phas
     )
 
 
-class Rerouting:
+class _OnGrid:
+    """What the schemes of this file share; each says how fast it is and what it does not survive.
+
+    ``holds``: stages of which a machine keeps the state.
+    """
+
+    holds = 1
+
+    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
+        self.job, self.costs = job, costs
+        self.storage = StorageRestart(job, costs, storage_every)
+        self.grid = _Grid(job)
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        used = self.grid.lose(machines)
+        uncovered = self._uncovered()
+        if software:
+            for machine in used:
+                self.grid.come(machine)
+        if not used:
+            return None
+        if uncovered:
+            waits = self._uncovered()
+            phases = _anew(self.job, self.costs, self.storage, waits)
+            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
+        back = _in(self.job, self.costs, self.holds) if software else ()
+        return Setback((*_out(self.job, self.costs), *back))
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        if not self.grid.come(machine) or self._uncovered():
+            return None
+        if running:
+            taken = self._usable(machine)
+            return Setback(_in(self.job, self.costs, self.holds)) if taken else None
+        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
+
+    def recovered(self) -> None:
+        pass
+
+    def _uncovered(self) -> bool:
+        """Whether what is left cannot go on."""
+        raise NotImplementedError
+
+    def _usable(self, machine: int) -> bool:
+        """Whether ``machine``, which has just come, is of use before others have."""
+        return True
+
+
+class Rerouting(_OnGrid):
     """ReCycle (Gandhi et al., SOSP 2024): peers of the same stage take a lost machine's microbatches.
 
     No state is copied: every replica of the stage has it. With ``n`` microbatches a replica, ``S`` stages and
@@ -81,11 +129,10 @@ class Rerouting:
     can gain). All replicas of a stage gone: storage.
     """
 
+    name = "rerouting"
+
     def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
-        self.name = "rerouting"
-        self.job, self.costs = job, costs
-        self.storage = StorageRestart(job, costs, storage_every)
-        self.grid = _Grid(job)
+        super().__init__(job, costs, storage_every)
         self.per_replica = max(1, job.microbatches // self.grid.replicas)
 
     def pace(self) -> tuple[float, float]:
@@ -96,36 +143,11 @@ class Rerouting:
         saving = self.storage.stall / self.storage.every
         return self.job.step_time / used * max(1.0, busy / slots) + saving, saving
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        used = self.grid.lose(machines)
-        uncovered = self._uncovered()
-        if software:
-            for machine in used:
-                self.grid.come(machine)
-        if not used:
-            return None
-        if uncovered:
-            waits = self._uncovered()
-            phases = _anew(self.job, self.costs, self.storage, waits)
-            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
-        back = _in(self.job, self.costs) if software else ()
-        return Setback((*_out(self.job, self.costs), *back))
-
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.grid.come(machine) or self._uncovered():
-            return None
-        if running:
-            return Setback(_in(self.job, self.costs))
-        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
-
-    def recovered(self) -> None:
-        pass
-
     def _uncovered(self) -> bool:
         return max(self.grid.dead_of_stage) >= self.grid.replicas
 
 
-class Redundant:
+class Redundant(_OnGrid):
     """Bamboo (Thorpe et al., NSDI 2023): every machine also keeps, and forward computes, its successor's
     stage.
 
@@ -134,11 +156,12 @@ class Redundant:
     pace. Two neighbours gone: all go back to storage. A pipeline needs two stages.
     """
 
+    name = "redundant computation"
+    holds = 2
+
     def __init__(self, job: Job, costs: Costs, storage_every: int, overhead: float = 0.2) -> None:
-        self.name = "redundant computation"
-        self.job, self.costs, self.overhead = job, costs, overhead
-        self.storage = StorageRestart(job, costs, storage_every)
-        self.grid = _Grid(job)
+        super().__init__(job, costs, storage_every)
+        self.overhead = overhead
 
     def pace(self) -> tuple[float, float]:
         halved = sum(count > 0 for count in self.grid.dead_of_replica)
@@ -146,31 +169,6 @@ class Redundant:
         speed = (self.grid.replicas - halved / 2) / self.grid.replicas
         saving = self.storage.stall / self.storage.every
         return self.job.step_time * (1.0 + self.overhead) / used / speed + saving, saving
-
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        used = self.grid.lose(machines)
-        uncovered = self._uncovered()
-        if software:
-            for machine in used:
-                self.grid.come(machine)
-        if not used:
-            return None
-        if uncovered:
-            waits = self._uncovered()
-            phases = _anew(self.job, self.costs, self.storage, waits)
-            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
-        back = _in(self.job, self.costs, stages=2) if software else ()
-        return Setback((*_out(self.job, self.costs), *back))
-
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.grid.come(machine) or self._uncovered():
-            return None
-        if running:
-            return Setback(_in(self.job, self.costs, stages=2))
-        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
-
-    def recovered(self) -> None:
-        pass
 
     def _uncovered(self) -> bool:
         for machine in self.grid.dead:
@@ -181,18 +179,14 @@ class Redundant:
         return False
 
 
-class ReplicaDrop:
+class ReplicaDrop(_OnGrid):
     """torchft: a replica that lost a machine is left out until it is whole again; the others go on.
 
     They do its samples, too (torchft's own steps get smaller instead, which is no faster). A replica that
     comes back copies the state of another one, machine by machine.
     """
 
-    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
-        self.name = "replica drop"
-        self.job, self.costs = job, costs
-        self.storage = StorageRestart(job, costs, storage_every)
-        self.grid = _Grid(job)
+    name = "replica drop"
 
     def pace(self) -> tuple[float, float]:
         left = self.grid.replicas - self._dropped()
@@ -200,31 +194,11 @@ class ReplicaDrop:
         saving = self.storage.stall / self.storage.every
         return self.job.step_time / used * self.grid.replicas / max(1, left) + saving, saving
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        used = self.grid.lose(machines)
-        gone = self._dropped() == self.grid.replicas
-        if software:
-            for machine in used:
-                self.grid.come(machine)
-        if not used:
-            return None
-        if gone:
-            waits = self._dropped() == self.grid.replicas
-            phases = _anew(self.job, self.costs, self.storage, waits)
-            return Setback(phases, self.storage.kept(steps), waits, from_storage=True)
-        back = _in(self.job, self.costs) if software else ()
-        return Setback((*_out(self.job, self.costs), *back))
+    def _uncovered(self) -> bool:
+        return self._dropped() == self.grid.replicas
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.grid.come(machine) or self._dropped() == self.grid.replicas:
-            return None
-        if running:
-            whole = self.grid.dead_of_replica[machine // self.grid.stages] == 0
-            return Setback(_in(self.job, self.costs)) if whole else None
-        return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
-
-    def recovered(self) -> None:
-        pass
+    def _usable(self, machine: int) -> bool:
+        return self.grid.dead_of_replica[machine // self.grid.stages] == 0
 
     def _dropped(self) -> int:
         return sum(count > 0 for count in self.grid.dead_of_replica)
