@@ -15,6 +15,8 @@ import signal
 import time
 from pathlib import Path
 
+from windtunnel.training.survive.live.processes import start_time
+
 TOKEN = "WINDTUNNEL_LAUNCH"
 MEMORY = Path("/dev/shm")
 OWNER = "owner"
@@ -30,7 +32,7 @@ def claim(token: str) -> Path:
     """Make the folder in memory of the run ``token``, owned by this process."""
     folder = MEMORY / token
     folder.mkdir(mode=0o700)
-    (folder / OWNER).write_text(f"{os.getpid()} {_began(os.getpid())}\n")
+    (folder / OWNER).write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
     return folder
 
 
@@ -40,7 +42,7 @@ def sweep() -> list[str]:
     for folder in MEMORY.glob("windtunnel-*"):
         with contextlib.suppress(OSError, ValueError):
             pid, began = (folder / OWNER).read_text().split()
-            if _began(int(pid)) != began:
+            if str(start_time(int(pid))) != began:
                 kill_marked(folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
                 swept.append(folder.name)
@@ -84,12 +86,3 @@ def reap(pids: set[int]) -> set[int]:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 reaped.add(pid)
     return reaped
-
-
-def _began(pid: int) -> str:
-    """When a process began (clock ticks since boot), "" if it is gone: a process id alone may be reused."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

@@ -17,8 +17,9 @@ import supervised_process
 from fake_agents import Agent, Run, a_run, until
 
 from windtunnel.errors import UserError
+from windtunnel.training.survive.live.processes import start_time
 from windtunnel.training.survive.live.supervisor import Deadlines, log
-from windtunnel.training.survive.live.supervisor.stores import Adopted, start_time
+from windtunnel.training.survive.live.supervisor.stores import Adopted
 
 PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
 

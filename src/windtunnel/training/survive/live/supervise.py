@@ -21,8 +21,9 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.training.survive import policy as policies
 from windtunnel.training.survive.live.agent.forks import Forks
+from windtunnel.training.survive.live.processes import start_time
 from windtunnel.training.survive.live.supervisor import Deadlines, Supervisor
-from windtunnel.training.survive.live.supervisor.stores import Adopted, StoreProcess, start_time
+from windtunnel.training.survive.live.supervisor.stores import Adopted, StoreProcess
 
 
 def main(arguments: list[str] | None = None) -> None:

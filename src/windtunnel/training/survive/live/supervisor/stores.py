@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
+
+from windtunnel.training.survive.live.processes import start_time
 
 RETRY = 0.5
 """Seconds between tries to start a store."""
@@ -49,15 +50,6 @@ class Adopted:
     def kill(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-
-
-def start_time(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot (proc(5)); None if it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 class Stores:
