@@ -239,7 +239,7 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saver", [name for name in savers.SAVERS if name != "gather"])  # minutes under load
+@pytest.mark.parametrize("saver", list(savers.SAVERS))
 def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"QUICK_MIB": 0.5, "QUICK_COMPUTE": 0.02, "QUICK_STEPS": 4}.items():
         monkeypatch.setattr(wasted, name, value)
