@@ -204,7 +204,10 @@ def killed(events: Sequence[Event]) -> list[Killed]:
         ]
         if not recovery.complete or recovery.injected is None or recovery.resumed is None or not loads:
             continue
-        times = [at for at, step in reached if step == recovery.resumed and at <= recovery.injected]
+        before = [(at, step) for at, step in reached if step <= recovery.resumed and at <= recovery.injected]
+        # a job may be killed after a state was safe and before its step was told: then since the step before
+        newest = max((step for _, step in before), default=None)
+        times = [at for at, step in before if step == newest]
         if times:
             found.append(Killed(recovery.injected - max(times), max(loads), recovery))
     return found
