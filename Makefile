@@ -15,8 +15,8 @@ test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/ready
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --no-cache --check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
 format: $(VENV)/ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from conftest import losses_by_layout
+from example_runs import losses_by_layout
 
 pytest.importorskip("torch")
 

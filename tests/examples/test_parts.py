@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLES
+from example_runs import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 

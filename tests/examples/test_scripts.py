@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from conftest import EXAMPLES, losses, run
+from example_runs import EXAMPLES, losses, run
 
 pytest.importorskip("torch")
 
