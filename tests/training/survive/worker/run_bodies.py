@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -45,6 +46,29 @@ def victim_of_one(job: Job) -> dict[str, Any]:
             time.sleep(LIMIT)
         job.event("blocking")
         dist.recv(torch.zeros(1), job.rank + 1)
+    return sums(job)
+
+
+def never_out(job: Job) -> Any:
+    """The first process of rank 1 sleeps where nothing wakes it, as in an operation that gloo has lost."""
+    if job.generation == 1:
+        job.event("blocking")
+        if job.rank == 1:
+            threading.Event().wait()
+        dist.recv(torch.zeros(1), (job.rank + 1) % job.world)
+    return sums(job)
+
+
+def slow_to_leave(job: Job) -> Any:
+    """Rank 1 computes for longer than a thread may sleep after a cut; nothing interrupts it."""
+    job.keep("made", lambda: job.generation)
+    if job.generation == 1:
+        job.event("blocking")
+        if job.rank == 1:
+            until = time.monotonic() + 3.0
+            while time.monotonic() < until:
+                pass
+        dist.recv(torch.zeros(1), (job.rank + 1) % job.world)
     return sums(job)
 
 

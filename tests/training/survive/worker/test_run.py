@@ -100,6 +100,25 @@ def test_killed_peer_is_suspected_before_anybody_tells(stage: Stage) -> None:
         assert agent.wait_for("done", rank)[0]["result"]["sum"] == 3.0
 
 
+def test_program_that_does_not_come_out(stage: Stage) -> None:
+    """gloo loses an operation now and then: the process gives way to another, long before any timeout."""
+    agent = stage.start(run_bodies.never_out, 3)
+    agent.wait_for("event", kind="blocking", count=3)
+    agent.form(stage.membership(3, 2))
+    assert "did not come out" in agent.wait_for("event", 1, kind="note")[0]["text"]
+    assert stage.status(1) == -9
+    agent.form(stage.membership(3, 3))
+    stage.restart(run_bodies.never_out, 1)
+    assert [agent.wait_for("done", rank)[0]["generation"] for rank in range(3)] == [3, 3, 3]
+
+
+def test_program_that_computes_is_waited_for(stage: Stage) -> None:
+    agent = stage.start(run_bodies.slow_to_leave, 2)
+    agent.wait_for("event", kind="blocking", count=2)
+    agent.form(stage.membership(2, 2))
+    assert [agent.wait_for("done", rank)[0]["result"]["made"] for rank in range(2)] == [1, 1]
+
+
 def test_generation_superseded_while_it_forms(stage: Stage) -> None:
     agent = stage.start(run_bodies.blocked_once, 2)
     agent.wait_for("event", kind="blocking", count=2)

@@ -1,8 +1,9 @@
 """A trainer's connection to the agent of its machine: one socket, one thread that listens and beats.
 
-The thread learns of newer generations while the program computes or is blocked, and cuts its process group at
-once; it keeps what was decided; and it sends a heartbeat, so that a frozen process is noticed. When the
-connection is lost the agent is gone, and with it this machine's place in the job: the process ends.
+The thread learns of newer generations while the program computes or is blocked, and cuts its process group
+at once; it keeps what was decided; and it sends a heartbeat, so that a frozen process is noticed. When the
+connection is lost the agent is gone, and with it this machine's place in the job: the process ends. So it
+does when the program does not come out of a group that was cut (`stuck`): then the agent starts it anew.
 """
 
 from __future__ import annotations
@@ -18,23 +19,35 @@ from typing import Any
 
 from windtunnel.training.survive.live import wire
 from windtunnel.training.survive.live.sockets import opening
+from windtunnel.training.survive.live.stuck import Stillness
 from windtunnel.training.survive.model import Membership
 
 _BEAT = 0.2  # seconds between heartbeats unless the agent says otherwise
 _PATIENCE = 10.0  # seconds that the rest of a message may take
+_STUCK = 2.0  # seconds without a move after a cut: a thread that was let out moves within milliseconds
 
 
 class Link:
-    """``lost``: called in the listening thread when the agent is gone.
+    """``lost``: called in the listening thread when the agent is gone. ``stuck``: called there when the
+    thread that made this link has not moved for 2 s after its group was cut.
 
     Raises:
         OSError: there is no agent at ``address``, or it does not answer within ``timeout``.
     """
 
-    def __init__(self, address: str, rank: int, timeout: float, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        timeout: float,
+        lost: Callable[[str], None],
+        stuck: Callable[[Link], None],
+    ) -> None:
         with opening:
             self._sock = wire.connect(address, timeout)
-        self._lost = lost
+        self._lost, self._stuck = lost, stuck
+        self._stillness = Stillness(threading.get_native_id())
+        self._was_cut = False  # and nobody has formed another group since
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._decided: dict[tuple[int, str], dict[int, Any]] = {}
@@ -64,7 +77,7 @@ class Link:
     def watch(self, generation: int, cut: Callable[[], Any]) -> None:
         """Call ``cut`` (from the listening thread) as soon as ``generation`` is superseded; now, if it is."""
         with self._changed:
-            self._cut = (generation, cut)
+            self._cut, self._was_cut = (generation, cut), False
             late = self.membership.generation > generation
         if late:
             cut()
@@ -140,6 +153,9 @@ class Link:
                     message, following = wire.receive(self._sock)
                     wire.skip(self._sock, following)
                     self._heard(message)
+                with self._changed:  # so that nobody forms a group between the look and the deed
+                    if self._was_cut and self._stillness.seconds() > _STUCK:
+                        self._stuck(self)
             except OSError as error:
                 self._gone(error)
                 return
@@ -155,7 +171,8 @@ class Link:
                 self.membership, self.place = membership, message["place"]
                 self._decided.clear()  # of generations that nobody waits in any more
                 if self._cut is not None and self._cut[0] < membership.generation:
-                    cut = self._cut[1]
+                    cut, self._was_cut = self._cut[1], True
+                    self._stillness.begin()
             elif op == "decided" and message["generation"] == self.membership.generation:
                 self._decided[message["generation"], message["key"]] = _by_rank(message["values"])
             elif op == "answer":

@@ -10,7 +10,8 @@
    generation is waited for.
 4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1 (with 2
    for a `UserError`: another try would end alike, and the job ends).
-5. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
+5. A program that does not come out of a group that was cut is killed: another process takes its place.
+6. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
    step still brings everybody back): the result is reported and the process ends with status 0.
 
 The process ends without running destructors: those of gloo hang or abort now and then.
@@ -21,7 +22,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -103,7 +106,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone)
+    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone, _stuck)
     timeout = timeout or float(link.config.get("timeout", _TIMEOUT))
     if not cut_works():
         timeout = min(timeout, _SHORT)
@@ -226,6 +229,17 @@ def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
 def _agent_gone(reason: str) -> NoReturn:
     sys.stderr.write(f"the node agent is gone ({reason}); this process ends\n")
     _end(1)
+
+
+def _stuck(link: Link) -> None:
+    text = "the program did not come out of a group that was cut; its process ends, another takes its place"
+    link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
+    sys.stderr.write(f"{text}\n")
+    for thread, frame in sys._current_frames().items():
+        if thread == threading.main_thread().ident:
+            sys.stderr.write("".join(traceback.format_stack(frame)))
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # not a failure of its own, so not by a status
 
 
 def _end(status: int) -> NoReturn:
