@@ -41,8 +41,16 @@ def resilience(
         typer.Option(metavar="BYTES", help="Parameters and optimizer state of the job: 1.1e12, '1.1 TB'."),
     ],
     mtbf: Annotated[
-        str, typer.Option(metavar="TIME", help="Mean time between failures of the job: 3h, 600.")
-    ],
+        str | None, typer.Option(metavar="TIME", help="Mean time between failures of the job: 3h, 600.")
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Instead of --mtbf: llama3, spot:p3, spot:g4dn (with their published statistics), or a file"
+            " of lines 'milliseconds,add|remove,node' or of SkyPilot (.json).",
+        ),
+    ] = None,
     step_time: Annotated[str, typer.Option(metavar="TIME", help="Of one step, without failures.")] = "10s",
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How far to look ahead.")] = 30.0,
     software: Annotated[
@@ -84,11 +92,14 @@ def resilience(
     All of it is emulated: a trace of failures is drawn, and each way to go on flies through it with the
     decisions of the policies that also run live.
     """
+    from dataclasses import replace as replaced
+
     import numpy as np
 
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
     from windtunnel.training.survive.failures import poisson
+    from windtunnel.training.survive.traces import Trace, load
     from windtunnel.training.survive.twin.advise import Question, advise
     from windtunnel.training.survive.twin.model import Costs, Job
 
@@ -129,41 +140,60 @@ def resilience(
     horizon = days * 86400
     leaf = what.topology.hosts_per_leaf if what.leaves else what.hosts
     domains = tuple(f"leaf {host // leaf}" for host in range(what.hosts))
+    random = np.random.default_rng(seed)
+    if mtbf is not None and trace is None:
+        mean = quantity(mtbf, "seconds", "--mtbf")
+        _bound(horizon / mean, f"--mtbf {mtbf}", days)
+        drawn = poisson(
+            what.hosts,
+            mean,
+            horizon,
+            random,
+            software=software,
+            domain_size=leaf,
+            domain_share=leaf_share,
+        )
+        told = Trace(drawn, horizon, replaced=False)
+    elif trace is not None and mtbf is None:
+        told = load(trace, what.hosts, horizon, random, per_machine=what.host.devices, domain_size=leaf)
+        _bound(len(told.losses), f"--trace {trace}", days)
+        if not told.losses:
+            raise UserError(f"plan: --trace {trace}: no machine is lost in it; there is nothing to plan for")
+        mean, software, leaf_share = told.mtbf, told.software, told.wide
+    else:
+        raise UserError("plan: one of --mtbf and --trace is needed, and not both")
+    if told.replaced:  # machines come when the trace says so
+        phases = replaced(phases, replace=math.inf)
     question = Question(
         job,
         phases,
-        quantity(mtbf, "seconds", "--mtbf"),
-        horizon,
+        mean,
+        told.seconds,
         quantity(host_memory, "bytes", "--host-memory"),
         domains,
         software,
         spares,
         leaf_share,
-    )
-    if horizon / question.mtbf > MOST_FAILURES:
-        raise UserError(
-            f"plan: --mtbf {mtbf} over --days {days:g} gives {horizon / question.mtbf:.0f} failures;"
-            f" at most {MOST_FAILURES} are taken"
-        )
-    failures = poisson(
-        what.hosts,
-        question.mtbf,
-        horizon,
-        np.random.default_rng(seed),
-        software=software,
-        domain_size=leaf,
-        domain_share=leaf_share,
+        away=told.away if told.replaced else None,
     )
     with shown_progress("plan") as progress:
-        advice = advise(question, failures, progress)
+        advice = advise(question, told.changes, progress)
     if html is not None:
         from windtunnel.training.survive.twin.page import write_page
 
         write_page(html, cluster, question, advice)
     if as_json:
-        typer.echo(json.dumps(plain(question, advice, len(failures))))
+        typer.echo(json.dumps(plain(question, advice, len(told.losses))))
         return
-    show(what, question, advice, len(failures), html)
+    show(what, question, advice, len(told.losses), html)
+
+
+def _bound(failures: float, option: str, days: float) -> None:
+    if failures > MOST_FAILURES:
+        raise UserError(
+            f"plan: {option} over --days {days:g} gives {failures:.0f} failures;"
+            f" at most {MOST_FAILURES} are taken"
+        )
 
 
 def quantity(text: str, unit: str, option: str) -> float:
@@ -212,7 +242,10 @@ def plain(question: Question, advice: Advice, failures: int) -> dict[str, Any]:
         "scheme": advice.scheme,
         "reasons": advice.reasons,
         "job": asdict(question.job),
-        "costs": asdict(question.costs),
+        # JSON knows no infinity: null says that machines come when the trace says so
+        "costs": {
+            name: value if math.isfinite(value) else None for name, value in asdict(question.costs).items()
+        },
         "schemes": [
             {
                 "name": flight.scheme,
@@ -242,9 +275,10 @@ def show(cluster: Cluster, question: Question, advice: Advice, failures: int, ht
         f"{cluster.name}: {job.machines} hosts, {amount(job.state_bytes)} of state,"
         f" steps of {job.step_time:g} s, {replicas} pipelines of {job.stages} hosts"
     )
+    after = f"after {costs.replace:g} s" if math.isfinite(costs.replace) else "when the trace says so"
     console.print(
         f"{failures} failures in {question.horizon / 86400:g} days (mean {question.mtbf / 3600:.3g} h,"
-        f" {question.software:.0%} software); a machine is replaced after {costs.replace:g} s; between hosts"
+        f" {question.software:.0%} software); a machine is replaced {after}; between hosts"
         f" {amount(costs.peer_bandwidth)}/s for checkpoints, to storage {amount(costs.storage_bandwidth)}/s",
         style="dim",
         highlight=False,

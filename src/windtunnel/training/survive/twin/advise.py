@@ -18,7 +18,7 @@ from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.fit import amount, explain, needed
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
-from windtunnel.training.checkpoint.policy.probability import recovery, recovery_given
+from windtunnel.training.checkpoint.policy.probability import chances, recovery, recovery_given
 from windtunnel.training.survive.failures import Change
 from windtunnel.training.survive.twin.fly import Scheme, fly
 from windtunnel.training.survive.twin.model import Costs, Flight, Job
@@ -45,7 +45,8 @@ class Question:
     ``mtbf``: mean seconds between failures of the whole job. ``software``: part of them that leaves the
     machine alive; ``domain_share``: part of the others that takes all machines of a domain. ``host_memory``:
     bytes of a machine that checkpoints may take. ``domains``: failure domain of every machine. ``horizon``:
-    seconds to look ahead.
+    seconds to look ahead. ``away``: mean seconds until a lost machine is back, where ``costs.replace`` is
+    infinite since the trace brings machines itself.
     """
 
     job: Job
@@ -57,6 +58,7 @@ class Question:
     software: float = 0.0
     spares: int = 0
     domain_share: float = 0.0
+    away: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,13 +191,14 @@ def _fallbacks(question: Question, placement: Placement, every: int) -> float:
     hardware = question.horizon / question.mtbf * (1.0 - question.software)
     if copies == 1:
         return hardware
-    window = costs.detect + costs.replace * (question.spares == 0) + costs.start
+    away = costs.replace if question.away is None else question.away
+    window = costs.detect + (away if question.spares == 0 else 0.0) + costs.start
     window += regroup_time(costs, job.machines) + every * job.step_time
     window += job.state_bytes / job.machines / costs.peer_bandwidth
     own = [str(index) for index in range(job.machines)]
     alone = hardware * (1.0 - question.domain_share)
-    chance = -math.expm1(-alone / question.horizon / job.machines * window)
-    fatal = 1.0 - recovery_given(placement, own, dict.fromkeys(own, chance)).value
+    chance = chances(dict.fromkeys(own, alone / question.horizon / job.machines), window)
+    fatal = 1.0 - recovery_given(placement, own, chance).value
     members = defaultdict(list)
     for machine, domain in enumerate(question.domains):
         members[domain].append(machine)
