@@ -13,7 +13,19 @@ from windtunnel.errors import ScriptError, UserError
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
 # imports what is heavy (torch, plotly) only when it runs.
-VERBS = ("emulate", "sweep", "runs", "graph", "cluster", "calibrate", "bench", "sandbox", "plan", "train")
+VERBS = (
+    "emulate",
+    "sweep",
+    "runs",
+    "graph",
+    "cluster",
+    "calibrate",
+    "bench",
+    "sandbox",
+    "plan",
+    "train",
+    "checkpoint",
+)
 
 app = typer.Typer(
     name="windtunnel",

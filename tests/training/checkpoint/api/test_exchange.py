@@ -71,7 +71,7 @@ def test_round_trip_through_dcp_and_another_process(tmp_path: Path, folder: Path
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="step 3 is not there; nothing is"):
+    with pytest.raises(UserError, match="step 3 is not there; complete are none"):
         dcp.export_stored(str(tmp_path), 3, tmp_path / "out")
     with pytest.raises(UserError, match="no checkpoint of torch"):
         dcp.load(tmp_path)

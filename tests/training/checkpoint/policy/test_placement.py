@@ -18,7 +18,6 @@ from windtunnel.training.checkpoint.policy import probability
 from windtunnel.training.checkpoint.policy.placement import (
     Kind,
     copy_sets,
-    held_by,
     place,
     survives,
     weakest_domain,
@@ -43,10 +42,7 @@ def test_every_placement_loads_all_alike(both: tuple[Placement, list[str]]) -> N
     for p in places:
         assert placement.holders[p][0] == p
         assert len(set(placement.holders[p])) == placement.copies
-        held = held_by(placement, p)
-        assert held[0] == p
-        assert len(held) == placement.copies
-        assert all(p in placement.holders[owner] for owner in held)
+        assert sum(p in holders for holders in placement.holders) == placement.copies  # all hold as much
 
 
 @given(placed())

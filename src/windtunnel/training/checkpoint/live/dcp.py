@@ -76,7 +76,8 @@ def export_stored(url: str, step: int, folder: str | Path) -> list[str]:
     found = [one for one in storage.steps(url) if one.step == step and not one.bad]
     if not found:
         there = sorted({one.step for one in storage.steps(url) if not one.bad})
-        raise UserError(f"{url}: step {step} is not there; {', '.join(map(str, there)) or 'nothing'} is")
+        names = ", ".join(map(str, there)) or "none"
+        raise UserError(f"{url}: step {step} is not there; complete are {names}")
     newest = max(found, key=lambda one: one.generation)
     layouts = [Layout.of(storage.layout(url, shard.layout)) for shard in newest.shards]
     return export(

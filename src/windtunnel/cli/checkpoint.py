@@ -1,0 +1,149 @@
+"""``windtunnel checkpoint``: look after the checkpoints that a job wrote to storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.errors import ScriptError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.training.checkpoint.policy.restore import StoredStep
+
+group = typer.Typer(no_args_is_help=True, help="Look after the checkpoints of a job in storage.")
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="A folder, or a URL of fsspec such as s3://bucket/run.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="checkpoint")
+
+
+@group.command("list")
+def list_steps(
+    url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False
+) -> None:
+    """Say which steps are there, and of those that cannot be restored why."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from windtunnel.training.checkpoint.policy.fit import amount
+
+    found = _there(url)
+    if as_json:
+        rows = [
+            {
+                "step": one.step,
+                "generation": one.generation,
+                "world": one.world,
+                "bytes": sum(shard.nbytes for shard in one.shards),
+                "bad": one.bad,
+            }
+            for one in found
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("step", "generation", "ranks", "bytes", "")
+    for one in found:
+        size = amount(sum(shard.nbytes for shard in one.shards)) if not one.bad else ""
+        world = str(one.world) if not one.bad else ""
+        table.add_row(str(one.step), str(one.generation), world, size, one.bad or "complete")
+    Console().print(table)
+
+
+@group.command()
+def verify(
+    url: Url,
+    step: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
+    discard: Annotated[
+        bool, typer.Option(help="Move what is damaged away, so that the next save writes it again.")
+    ] = False,
+) -> None:
+    """Read all shards of all complete steps and hold them against their checksums.
+
+    Exit status 1 if any is missing or damaged.
+    """
+    from windtunnel.training.checkpoint.live.prune import scrub
+    from windtunnel.training.checkpoint.live.storage import StorageError, read_shard
+
+    found = [one for one in _there(url) if not one.bad and step in (None, one.step)]
+    if not found:
+        which = "complete checkpoint" if step is None else f"complete step {step}"
+        raise UserError(f"{url}: no {which} is there to verify")
+    failed = []
+    for one in found:
+        for shard in one.shards:
+            try:
+                read_shard(url, one.step, shard.shard, generation=one.generation)
+            except StorageError as error:
+                failed.append(f"step {one.step}, generation {one.generation}: {error}")
+        typer.echo(f"step {one.step}, generation {one.generation}: {len(one.shards)} shards read")
+    if failed and discard:
+        with _told():
+            failed += [f"moved away: {told}" for told in scrub(url)]
+    if failed:
+        raise ScriptError(f"{url}: not all is whole", "\n".join(failed))
+
+
+@group.command()
+def prune(
+    url: Url, keep: Annotated[int, typer.Option(min=1, help="How many complete steps stay, the newest.")]
+) -> None:
+    """Remove older steps and what no step needs. Safe beside a job that is writing."""
+    from windtunnel.training.checkpoint.live.prune import prune as remove
+
+    _there(url)
+    with _told():
+        done = remove(url, keep)
+    kept = ", ".join(map(str, done.kept)) or "none"
+    typer.echo(f"removed {done.steps} steps and {done.chunks} chunks; kept {kept}")
+
+
+@group.command()
+def export(
+    url: Url,
+    folder: Annotated[Path, typer.Argument(help="Where to: must not exist or be empty.")],
+    step: Annotated[int | None, typer.Option(min=0, help="The newest complete one if not given.")] = None,
+) -> None:
+    """Write a step as a checkpoint of torch.distributed.checkpoint."""
+    from windtunnel.training.checkpoint.live.dcp import export_stored
+
+    whole = [one.step for one in _there(url) if not one.bad]
+    if step is None:
+        if not whole:
+            raise UserError(f"{url}: no complete checkpoint is there")
+        step = max(whole)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not an empty folder; give one that is, or a new one")
+    with _told():
+        names = export_stored(url, step, folder)
+    typer.echo(f"step {step}: {len(names)} tensors in {folder}")
+
+
+def _there(url: str) -> list[StoredStep]:
+    from windtunnel.training.checkpoint.live.storage import steps
+
+    with _told():
+        found = steps(url)
+    if not found:
+        raise UserError(f"{url}: no checkpoints are there; accepted is what a job was given as its storage")
+    return found
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A store that fails is told in one sentence."""
+    from windtunnel.training.checkpoint.live.storage import StorageError
+
+    try:
+        yield
+    except StorageError as error:
+        raise UserError(str(error)) from None
