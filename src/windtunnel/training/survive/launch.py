@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from windtunnel.training.survive.live.supervisor import Outcome
 TICK = 0.02
 MOST_SUPERVISORS = 20
 PATIENCE = 10.0
+SUPERVISOR = 60.0  # seconds until a supervisor must have said where it listens
 Event = dict[str, Any]
 
 
@@ -283,8 +285,11 @@ class Launched:
 
     def _told_address(self) -> str:
         assert self._supervisor.stdout is not None
-        line = self._supervisor.stdout.readline()
+        ready, _, _ = select.select([self._supervisor.stdout], [], [], SUPERVISOR)
+        line = self._supervisor.stdout.readline() if ready else b""
         if not line:
+            if not ready:
+                self._supervisor.kill()
             status = self._supervisor.wait(PATIENCE)
             raise UserError(f"{self.folder}: the supervisor did not start (status {status})")
         os.set_blocking(self._supervisor.stdout.fileno(), False)

@@ -25,8 +25,7 @@ class Starter:
         self.folder = folder
         self.numbers = itertools.count()
         self.exits: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.lost: queue.Queue[None] = queue.Queue()
-        self.forks = Forks(path, self.exits.put, lambda: self.lost.put(None))
+        self.forks = Forks(path, self.exits.put)
 
     def start(self, text: str, *arguments: str, **env: str) -> int:
         answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -161,7 +160,7 @@ def test_a_client_that_is_gone_takes_its_scripts_along(starter: Starter) -> None
 def test_scripts_survive_the_zygote_and_a_new_one_serves(keeper: ZygoteKeeper, starter: Starter) -> None:
     pid = starter.start("import time; time.sleep(600)")
     keeper.process.kill()
-    starter.lost.get(timeout=10)
+    keeper.process.wait(10)
     assert alive(pid)
     until(keeper.tend)
     end, out, _ = starter.run("print('again')")

@@ -88,12 +88,6 @@ def copy_sets(placement: Placement) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(holders) for holders in placement.holders)
 
 
-def held_by(placement: Placement, place: int) -> tuple[int, ...]:
-    """The places whose shards ``place`` holds, itself first."""
-    others = (p for p, holders in enumerate(placement.holders) if p != place and place in holders)
-    return (place, *others)
-
-
 def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain | None:
     """The domain whose loss costs most shards; None where the loss of any one domain is survived."""
     members: dict[str, list[int]] = {}

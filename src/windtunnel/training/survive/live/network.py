@@ -16,6 +16,7 @@ from windtunnel.errors import UserError
 
 INTERFACE = "wt0"
 _NAMES = Path("/run/netns")
+_BOUND = 20.0  # seconds that a command may take
 
 
 def missing() -> str | None:
@@ -112,11 +113,11 @@ def sweep() -> None:
 def _remove(bridge: str) -> None:
     if _NAMES.is_dir():
         for path in _NAMES.glob(f"{bridge}-*"):
-            subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
+            _try("ip", "netns", "del", path.name)
     # Pairs go with their namespace, but some time later.
     for end in Path("/sys/class/net").glob(f"{bridge}p*"):
-        subprocess.run(["ip", "link", "del", end.name], capture_output=True, check=False)
-    subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+        _try("ip", "link", "del", end.name)
+    _try("ip", "link", "del", bridge)
     (_owners() / bridge).unlink(missing_ok=True)
 
 
@@ -128,8 +129,7 @@ def _owners() -> Path:
 
 def _free_net() -> str:
     """The first 10.x.y that nothing on this host uses, counted from one that depends on the process."""
-    taken = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=False).stdout
-    taken += subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=False).stdout
+    taken = _try("ip", "-4", "-o", "addr").stdout + _try("ip", "-4", "route").stdout
     for number in range(os.getpid(), os.getpid() + 40_000):
         net = f"10.{64 + number // 250 % 150}.{number % 250}"
         if f" {net}." not in taken and f"\n{net}." not in taken:
@@ -145,7 +145,14 @@ def _bucket(rate: float) -> list[str]:
     return ["root", "tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms"]
 
 
+def _try(*command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BOUND)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {_BOUND:g} s")
+
+
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    done = _try(*command)
     if done.returncode != 0:
         raise UserError(f"network netns: `{' '.join(command)}` failed: {done.stderr.strip()}")

@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
     """Supervise until the run is over: its exit status."""
-    forks = Forks(Path(plain["zygote"]), lambda _: None, lambda: None)
+    forks = Forks(Path(plain["zygote"]), lambda _: None)
 
     def start_store() -> tuple[str, StoreProcess]:
         address, pid = forks.store(plain["host"])

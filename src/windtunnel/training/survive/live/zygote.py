@@ -35,6 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+UNREAD = 5.0  # seconds that an answer may stay unread before it is dropped
 PACKET = 1 << 16
 CLONE_NEWNET = 0x40000000
 
@@ -95,6 +96,7 @@ class Zygote:
 
     def _accept(self, _: Any) -> None:
         client, _address = self.listener.accept()
+        client.settimeout(UNREAD)
         self.clients.add(client)
         self.selector.register(client, selectors.EVENT_READ, self._packet)
 

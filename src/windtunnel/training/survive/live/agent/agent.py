@@ -79,7 +79,7 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
         self._outputs = Outputs()
-        self._forks = Forks(zygote, lambda m: self.do(lambda: self.crew.exited(m)), lambda: None)
+        self._forks = Forks(zygote, lambda m: self.do(lambda: self.crew.exited(m)))
         self.crew = Crew(self._forks, self._outputs, self.do, self._started, self._gone)
         self._door = Door(self.memory / "agent.sock", lambda v, m: self.do(lambda: self._visit(v, m)))
         self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))

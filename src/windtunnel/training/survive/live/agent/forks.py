@@ -61,13 +61,12 @@ class ZygoteKeeper:
 class Forks:
     """A connection to a zygote, made anew when it breaks.
 
-    ``exited(message)`` gets every end of a child; ``lost()`` is called when the zygote is gone, after which
-    the ends of its children are no longer told.
+    ``exited(message)`` gets every end of a child, until the zygote is gone.
     """
 
-    def __init__(self, path: Path, exited: Answer, lost: Callable[[], None]) -> None:
+    def __init__(self, path: Path, exited: Answer) -> None:
         self.path = path
-        self._exited, self._lost = exited, lost
+        self._exited = exited
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
@@ -173,9 +172,6 @@ class Forks:
                 self._sock = None
             unanswered = [number for number, (asked, _) in self._answers.items() if asked is sock]
             answers = [self._answers.pop(number)[1] for number in unanswered]
-            closed = self._closed
         sock.close()
         for answer in answers:
             answer({"op": "failed", "error": "the zygote is gone"})
-        if not closed:
-            self._lost()
