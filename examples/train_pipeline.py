@@ -1,6 +1,6 @@
 """A small language model over pipelines of machines that come and go: templates, no spares, no step lost.
 
-    windtunnel train --nodes 5 --inject "kill:node=1,step=7" examples/train_pipeline.py --steps 20
+    windtunnel train --nodes 5 --on-loss shrink --inject "kill:node=1,step=7" examples/train_pipeline.py
 
 Each block of the Llama of `llama_model` is a layer. Five machines with room for half of the model each run a
 pipeline of two and one of three; when one is lost, the others regroup by the next template and copy the
@@ -105,7 +105,11 @@ def main() -> None:
     options = arguments()
 
     def train(job: Any) -> dict[str, Any]:
-        return job.keep("trainer", lambda: trainer(options)).fit(job, options.steps)
+        def tell(step: int, loss: float) -> None:
+            if job.rank == 0:
+                print(f"step {step}  loss {loss:.4f}", flush=True)
+
+        return job.keep("trainer", lambda: trainer(options)).fit(job, options.steps, tell)
 
     result = survive.run(train, backend="gloo")
     print(result["losses"], result["hashes"])

@@ -160,8 +160,13 @@ class PipelineTrainer:
         )  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def fit(self, job: Job, steps: int) -> dict[str, Any]:
+    def fit(
+        self, job: Job, steps: int, on_step: Callable[[int, float], object] | None = None
+    ) -> dict[str, Any]:
         """Train until ``steps`` steps are applied, counted from the beginning of the job.
+
+        ``on_step``: called in every process with the number of a step (from 0) and its loss, once it is
+        applied.
 
         The result: ``steps``; ``hashes`` of all layers' states (parameters, optimizer, scheduler), by name;
         ``losses`` by step, those that this process has seen.
@@ -185,6 +190,8 @@ class PipelineTrainer:
             job.at("after_ack", step)
             job.at("before_apply", step)
             prepared = self.apply()
+            if on_step is not None:
+                on_step(step, prepared.loss)
             job.step(step, loss=prepared.loss, gradient_norm=prepared.norm, skipped=prepared.skipped)
             if self.checkpoint and self.checkpoint_every and self.version % self.checkpoint_every == 0:
                 self._save(job, team, prefix)
