@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
+    from windtunnel.report.bench_rows import Row
+
 CAPABILITIES = ("training.emulate", "training.checkpoint", "training.pipelines", "agents.sandbox")
+WIDTH = 120  # characters of a line where there is no terminal
 
 
 def register(app: typer.Typer) -> None:
@@ -34,40 +38,67 @@ def bench(
             f"bench: capability {capability!r} is unknown; accepted are {', '.join(CAPABILITIES)}"
         )
     module = import_module(f"windtunnel.{capability}.bench")
+    console = _output()
+
+    def show(found: list[Row]) -> None:
+        if not as_json:
+            _print(console, capability, [row.plain() for row in found])
+
     with shown_progress(f"bench {capability}") as progress:
-        rows = [row.plain() for row in module.run(tuple(only or ()), quick=quick, progress=progress)]
+        rows = module.run(tuple(only or ()), quick=quick, progress=progress, shown=show)
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps([row.plain() for row in rows]))
         return
+    missed = [row.name for row in rows if row.met is False]
+    met = sum(row.met is True for row in rows)
+    if met or missed:
+        words = f"targets: {met} met, {len(missed)} missed"
+        console.print(words + (f" ({'; '.join(missed)})" if missed else ""), highlight=False)
+
+
+def _output() -> Console:
+    """Standard output: as wide as the terminal, and wide enough for tables in a file."""
     from rich.console import Console
 
     console = Console()
-    console.print(table(capability, rows))
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def _print(console: Console, capability: str, rows: list[dict[str, Any]]) -> None:
+    """A section, as soon as it is done: an hour's work is not lost with its last minute."""
+    if not rows:
+        return
+    shown = table(f"{capability}: {rows[0]['section']}", rows)
+    if shown.row_count:
+        console.print(shown)
     for row in rows:
         words = "; ".join(part for part in (row["source"], row["note"]) if part)
         if words:
             console.print(f"{row['name']}: {words}", style="dim", highlight=False)
+    console.print()
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows that have figures as a table, sections apart."""
+    """Rows that have figures as a table, in columns that have any."""
     from rich.table import Table
 
-    shown = Table(title=title)
+    kinds = [
+        key for key in ("measured", "emulated", "published") if any(row[key] is not None for row in rows)
+    ]
+    errors = any(row["error"] is not None for row in rows)
+    targets = any(row["target"] for row in rows)
+    shown = Table(title=title, title_justify="left")
     shown.add_column("name", overflow="fold")
-    for name in ("measured", "emulated", "published", "error", "target"):
+    for name in (*kinds, *(["error"] if errors else []), *(["target"] if targets else [])):
         shown.add_column(name, justify="right", overflow="fold")
-    section = None
     for row in rows:
-        figures = [figure(row[key], row["unit"]) for key in ("measured", "emulated", "published")]
+        figures = [figure(row[key], row["unit"]) for key in kinds]
         if not any(figures):
             continue
-        if section is not None and row["section"] != section:
-            shown.add_section()
-        section = row["section"]
         error = "" if row["error"] is None else f"{row['error']:.2%}"
         mark = {True: "✓ ", False: "✗ ", None: ""}[row["met"]]
-        shown.add_row(row["name"], *figures, error, mark + row["target"])
+        target = mark + row["target"]
+        shown.add_row(row["name"], *figures, *([error] if errors else []), *([target] if targets else []))
     return shown
 
 

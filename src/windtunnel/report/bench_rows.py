@@ -68,10 +68,12 @@ def all_rows(
     sections: Mapping[str, Callable[[], Iterable[Row]]],
     wanted: Sequence[str] = (),
     progress: Callable[[str, float], None] | None = None,
+    shown: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
     """The rows of the ``wanted`` sections (default: all), in the order of ``sections``.
 
-    ``progress`` is called with the section that begins, and the part of them that is done.
+    ``progress`` is called with the section that begins, and the part of them that is done; ``shown`` with the
+    rows of each section once it is done.
 
     Raises:
         UserError: a section that there is not.
@@ -84,5 +86,8 @@ def all_rows(
     for place, name in enumerate(chosen):
         if progress is not None:
             progress(name, place / len(chosen))
-        rows += guarded(name, sections[name])
+        found = guarded(name, sections[name])
+        if shown is not None:
+            shown(found)
+        rows += found
     return rows

@@ -1,7 +1,7 @@
 """The comparison's own arithmetic, and its behaviour when a part fails; what it measures is not tested."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,12 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
         Row("memory", "bytes", "bytes", measured=22936308, emulated=22936308, target="equal", met=True),
         Row("gpu", "a GPU", "", note="no CUDA device: left out"),
     ]
-    monkeypatch.setattr(bench, "run", lambda *args, **kwargs: rows)
+
+    def run(*args: object, shown: Callable[[list[Row]], None], **kwargs: object) -> list[Row]:
+        shown(rows)
+        return rows
+
+    monkeypatch.setattr(bench, "run", run)
     app = typer.Typer()
     app.callback()(lambda: None)
     verb.register(app)
@@ -124,6 +129,7 @@ def test_the_table_shows_misses_and_what_was_left_out(monkeypatch: pytest.Monkey
     assert "5.00%" in text
     assert "22,936,308 B" in text
     assert "a GPU: no CUDA device: left out" in text
+    assert "targets: 1 met, 1 missed" in text
 
 
 def test_json_has_the_fields_of_every_row(monkeypatch: pytest.MonkeyPatch) -> None:

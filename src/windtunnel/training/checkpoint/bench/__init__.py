@@ -18,16 +18,21 @@ SECTIONS = ("recovery", "wasted", "cost", "idle", "regroup", "placement")
 
 
 def run(
-    sections: Sequence[str] = (), *, quick: bool = False, progress: Callable[[str, float], None] | None = None
+    sections: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    progress: Callable[[str, float], None] | None = None,
+    shown: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
     """The rows of ``sections`` (default: all), in their order.
 
-    ``quick``: fewer kills and repeats, smaller states. ``progress`` is called with the section that begins.
+    ``quick``: fewer kills and repeats, smaller states. ``progress`` is called with the section that begins,
+    ``shown`` with the rows of each section once it is done.
 
     Raises:
         UserError: a section that there is not.
     """
-    return all_rows({name: partial(_produce, name, quick) for name in SECTIONS}, sections, progress)
+    return all_rows({name: partial(_produce, name, quick) for name in SECTIONS}, sections, progress, shown)
 
 
 def _produce(name: str, quick: bool) -> Iterator[Row]:
