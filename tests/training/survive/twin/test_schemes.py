@@ -23,8 +23,9 @@ from windtunnel.training.survive.twin import templates as twin_templates
 from windtunnel.training.survive.twin.advise import Question, advise
 from windtunnel.training.survive.twin.fly import fly
 from windtunnel.training.survive.twin.model import Costs, Job
+from windtunnel.training.survive.twin.neighbourhood import Neighbourhood
 from windtunnel.training.survive.twin.restart import regroup_time
-from windtunnel.training.survive.twin.templates import Templates, neighbourhood
+from windtunnel.training.survive.twin.templates import Templates
 
 JOB = Job(machines=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
 COSTS = Costs(detect=1.0, start=20.0, replace=300.0)
@@ -37,7 +38,7 @@ COSTS = Costs(detect=1.0, start=20.0, replace=300.0)
 @settings(max_examples=60, deadline=None)
 def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: bool) -> None:
     scheme = Templates(JOB, COSTS, 100)
-    layout, dead = scheme.layout, set[int]()
+    layout, dead, around = scheme.layout, set[int](), None
     for loss in losses:
         gone = [node for node in loss if node not in dead]
         dead.update(gone)
@@ -47,18 +48,21 @@ def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: 
         came = [node for node in came if not any(node in p for p in layout.pipelines)]
         arguments = {"layer_bytes": scheme.layer_bytes, "search": False}
         whole = reconfigure(scheme.set, layout, gone, came, microbatches=96, **arguments)  # type: ignore[arg-type]
-        near, rest = neighbourhood(layout, gone, came)
+        around = Neighbourhood(layout) if around is None or around.layout is not layout else around
+        near = around.near(gone, came)
+        before = around.part(near)
         part = reconfigure(
             scheme.set,
-            near,
+            before,
             gone,
             came,
-            microbatches=sum(near.microbatches),
+            microbatches=sum(before.microbatches),
             **arguments,  # type: ignore[arg-type]
         )
         if whole.how != "search":
-            assert sorted((*rest, *part.layout.pipelines)) == sorted(whole.layout.pipelines)
+            assert tuple(around.merged(near, part.layout.pipelines)) == whole.layout.pipelines
             assert part.how == whole.how and part.lost == whole.lost
+            around.change(near, part.layout.pipelines, whole.layout)
         layout = whole.layout
 
 

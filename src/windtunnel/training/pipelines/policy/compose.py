@@ -86,12 +86,10 @@ def fill_and_step(template: Template) -> tuple[float, float]:
 
 def step_seconds(set: TemplateSet, layout: Layout, reduce_seconds: float = 0.0) -> float:
     """The predicted time of a step."""
-    sizes = dict.fromkeys(map(len, layout.pipelines))
-    shapes = {size: fill_and_step(set.of(size)) for size in sizes}
-    slowest = 0.0
-    for pipeline, b in zip(layout.pipelines, layout.microbatches, strict=True):
-        fill, step = shapes[len(pipeline)]
-        slowest = max(slowest, fill + b * step)
+    # of thousands of pipelines most are alike
+    kinds = dict.fromkeys(zip(map(len, layout.pipelines), layout.microbatches, strict=True))
+    shapes = {size: fill_and_step(set.of(size)) for size in dict.fromkeys(size for size, _ in kinds)}
+    slowest = max((shapes[size][0] + b * shapes[size][1] for size, b in kinds), default=0.0)
     count = len(layout.pipelines)
     return slowest + (reduce_seconds * (count - 1) / count if count else 0.0)
 

@@ -33,29 +33,33 @@ def distribute(times: Sequence[float], fill: Sequence[float], total: int) -> tup
         raise UserError(
             f"{total} microbatches for {len(times)} pipelines; each pipeline needs at least one microbatch"
         )
-    step = [round(time * _TICKS) for time in times]
-    base = [round(time * _TICKS) for time in fill]
-    if min(step) < 1:
+    pipelines = list(zip(times, fill, strict=True))
+    counts = Counter(pipelines)
+    kinds = {kind: (round(kind[0] * _TICKS), round(kind[1] * _TICKS)) for kind in counts}
+    steps, bases = [s for s, _ in kinds.values()], [b for _, b in kinds.values()]
+    if min(steps) < 1:
         raise UserError(f"a microbatch takes {min(times)} seconds; a positive time is needed")
 
-    kinds = Counter(zip(step, base, strict=True))
-
     def done(level: int) -> int:
-        return sum(count * max(1, (level - b) // s) for (s, b), count in kinds.items())
+        return sum(count * max(1, (level - kinds[k][1]) // kinds[k][0]) for k, count in counts.items())
 
     # The highest level at which not too many are handed out.
-    low, high = min(base), max(base) + max(step) * total
+    low, high = min(bases), max(bases) + max(steps) * total
     while high - low > 1:
         level = (low + high) // 2
         if done(level) <= total:
             low = level
         else:
             high = level
-    shares = [max(1, (low - b) // s) for s, b in zip(step, base, strict=True)]
-    left = total - sum(shares)
-    for i in range(len(shares)):
-        # One tick later, each of these finishes one more at the same moment; the first ones get it.
-        if left and (high - base[i]) // step[i] > shares[i]:
+    each = {kind: max(1, (low - b) // s) for kind, (s, b) in kinds.items()}
+    # One tick later, each of these finishes one more at the same moment; the first ones get it.
+    ready = {kind for kind, (s, b) in kinds.items() if (high - b) // s > each[kind]}
+    shares = [each[kind] for kind in pipelines]
+    left = total - sum(count * each[kind] for kind, count in counts.items())
+    for i, kind in enumerate(pipelines):
+        if not left:
+            break
+        if kind in ready:
             shares[i] += 1
             left -= 1
     return tuple(shares)

@@ -29,6 +29,7 @@ class _Grid:
         self.dead: set[int] = set()
         self.dead_of_stage = [0] * self.stages
         self.dead_of_replica = [0] * self.replicas
+        self.hurt = 0  # replicas that lost a machine, kept since it is asked for at every change
 
     def lose(self, machines: Sequence[int]) -> list[int]:
         """Those of ``machines`` that were in use."""
@@ -48,7 +49,10 @@ class _Grid:
 
     def _count(self, machine: int, change: int) -> None:
         self.dead_of_stage[machine % self.stages] += change
-        self.dead_of_replica[machine // self.stages] += change
+        replica = machine // self.stages
+        before = self.dead_of_replica[replica] > 0
+        self.dead_of_replica[replica] += change
+        self.hurt += (self.dead_of_replica[replica] > 0) - before
 
 
 def _out(job: Job, costs: Costs) -> Phases:
@@ -164,9 +168,8 @@ class Redundant(_OnGrid):
         self.overhead = overhead
 
     def pace(self) -> tuple[float, float]:
-        halved = sum(count > 0 for count in self.grid.dead_of_replica)
         used = self.grid.stages * self.grid.replicas / self.job.machines
-        speed = (self.grid.replicas - halved / 2) / self.grid.replicas
+        speed = (self.grid.replicas - self.grid.hurt / 2) / self.grid.replicas
         saving = self.storage.stall / self.storage.every
         return self.job.step_time * (1.0 + self.overhead) / used / speed + saving, saving
 
@@ -189,16 +192,13 @@ class ReplicaDrop(_OnGrid):
     name = "replica drop"
 
     def pace(self) -> tuple[float, float]:
-        left = self.grid.replicas - self._dropped()
+        left = self.grid.replicas - self.grid.hurt
         used = self.grid.stages * self.grid.replicas / self.job.machines
         saving = self.storage.stall / self.storage.every
         return self.job.step_time / used * self.grid.replicas / max(1, left) + saving, saving
 
     def _uncovered(self) -> bool:
-        return self._dropped() == self.grid.replicas
+        return self.grid.hurt == self.grid.replicas
 
     def _usable(self, machine: int) -> bool:
         return self.grid.dead_of_replica[machine // self.grid.stages] == 0
-
-    def _dropped(self) -> int:
-        return sum(count > 0 for count in self.grid.dead_of_replica)

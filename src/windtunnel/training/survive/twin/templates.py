@@ -15,6 +15,7 @@ from windtunnel.training.survive.policy import Shrink
 from windtunnel.training.survive.twin.fly import Setback
 from windtunnel.training.survive.twin.members import Members
 from windtunnel.training.survive.twin.model import Costs, Job
+from windtunnel.training.survive.twin.neighbourhood import Neighbourhood
 from windtunnel.training.survive.twin.restart import StorageRestart, regroup_time
 
 
@@ -23,25 +24,6 @@ def uniform_profile(job: Job) -> list[LayerProfile]:
     time = 1.0 / job.layers
     state = job.state_bytes / job.layers
     return [LayerProfile(f"layer {n}", time / 3, 2 * time / 3, state) for n in range(job.layers)]
-
-
-def neighbourhood(
-    layout: Layout, lost: Sequence[int], joined: Sequence[int]
-) -> tuple[Layout, tuple[tuple[int, ...], ...]]:
-    """The pipelines that the local rules can touch, and the others.
-
-    Those that lost machines; for each machine that is missing or joins, one of the largest (they yield) and
-    one of the shortest (they merge and grow); and two more, so that no layer seems lost.
-    """
-    dead = set(lost)
-    struck = {i for i, p in enumerate(layout.pipelines) if not dead.isdisjoint(p)}
-    count = sum(len(layout.pipelines[i]) for i in struck) + len(joined) + 2
-    # layouts are in the order of (size, lowest id)
-    whole = [i for i in range(len(layout.pipelines)) if i not in struck]
-    near = sorted(struck | set(whole[:count]) | set(whole[-count:]))
-    inside = set(near)
-    part = Layout(tuple(layout.pipelines[i] for i in near), tuple(layout.microbatches[i] for i in near))
-    return part, tuple(p for i, p in enumerate(layout.pipelines) if i not in inside)
 
 
 # Up to so many pipelines every layout is searched for among all, as the runtime does; beyond, by the local
@@ -70,6 +52,8 @@ class Templates:
         )
         self.microbatches = job.microbatches
         self.layout: Layout = compose(self.set, range(job.machines), self.microbatches)
+        self._around: Neighbourhood | None = None
+        self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self.scale = job.step_time / self._time()
         self.members = Members(job.machines, 0, Shrink(minimum=self.set.n0))
 
@@ -92,7 +76,7 @@ class Templates:
             # new processes on the same machines: the layout stays, and what they held is copied to them
             load = 0.0 if change.lost else self._largest_part() / self.costs.peer_bandwidth
         else:
-            self.layout = change.layout
+            self._adopt(change.layout)
             load = self._copy(change.transfers)
         if change.lost:
             phases = (detect, start, regroup, ("load", self.storage.upload))
@@ -110,7 +94,7 @@ class Templates:
             begin = ("start", self.costs.start)
             return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)
         change = self._change((), (machine,))
-        self.layout = change.layout
+        self._adopt(change.layout)
         return Setback((("join", self.costs.join), ("load", self._copy(change.transfers))))
 
     def recovered(self) -> None:
@@ -119,6 +103,7 @@ class Templates:
     def _change(self, lost: Sequence[int], joined: Sequence[int]) -> Reconfiguration:
         """What the runtime's policy makes of it; of a large job, of the part that it can concern."""
         if len(self.layout.pipelines) <= WHOLE:
+            self._around = None
             return reconfigure(
                 self.set,
                 self.layout,
@@ -127,19 +112,30 @@ class Templates:
                 microbatches=self.microbatches,
                 layer_bytes=self.layer_bytes,
             )
-        near, rest = neighbourhood(self.layout, lost, joined)
+        if self._around is None or self._around.layout is not self.layout:
+            self._around = Neighbourhood(self.layout)
+        near = self._around.near(lost, joined)
+        before = self._around.part(near)
         part = reconfigure(
             self.set,
-            near,
+            before,
             lost,
             joined,
-            microbatches=sum(near.microbatches),
+            microbatches=sum(before.microbatches),
             layer_bytes=self.layer_bytes,
             search=False,
         )
-        pipelines = sorted((*rest, *part.layout.pipelines), key=lambda p: (len(p), min(p)))
-        shares = share(self.set, [len(pipeline) for pipeline in pipelines], self.microbatches)
-        return replace(part, layout=Layout(tuple(pipelines), shares))
+        pipelines = self._around.merged(near, part.layout.pipelines)
+        shares = share(self.set, list(map(len, pipelines)), self.microbatches)
+        layout = Layout(tuple(pipelines), shares)
+        self._touched = near, part.layout.pipelines
+        return replace(part, layout=layout)
+
+    def _adopt(self, layout: Layout) -> None:
+        """Go on with what `_change` has just found."""
+        if self._around is not None and self._around.layout is self.layout:
+            self._around.change(*self._touched, layout)
+        self.layout = layout
 
     def _time(self) -> float:
         """Seconds of a step in the unit of the profile, for the layout as it is."""
