@@ -52,6 +52,12 @@ def resilience(
         ),
     ] = None,
     step_time: Annotated[str, typer.Option(metavar="TIME", help="Of one step, without failures.")] = "10s",
+    step_overhead: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Of it, what fewer machines do not lengthen (optimizer, reduction)."
+        ),
+    ] = "0s",
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How far to look ahead.")] = 30.0,
     software: Annotated[
         float, typer.Option(min=0, max=1, help="Part of the failures that leaves the machine alive.")
@@ -122,6 +128,10 @@ def resilience(
         microbatches or 4 * pipeline * replicas,
         max(layers, pipeline),
     )
+    overhead = quantity(step_overhead, "seconds", "--step-overhead")
+    if not 0 <= overhead < job.step_time:
+        raise UserError(f"plan: --step-overhead {step_overhead} is no part of --step-time {step_time}")
+    job = replaced(job, overhead=overhead)
     if job.microbatches < replicas:
         raise UserError(
             f"plan: --microbatches {job.microbatches} is fewer than the {replicas} pipelines;"

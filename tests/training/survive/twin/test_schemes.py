@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from windtunnel.training.survive.twin.advise import Question, advise
 from windtunnel.training.survive.twin.fly import fly
 from windtunnel.training.survive.twin.model import Costs, Job
 from windtunnel.training.survive.twin.neighbourhood import Neighbourhood
+from windtunnel.training.survive.twin.replicas import ReplicaDrop, Rerouting
 from windtunnel.training.survive.twin.restart import regroup_time
 from windtunnel.training.survive.twin.templates import Templates
 
@@ -196,6 +198,7 @@ def test_plan_prints_and_writes(tmp_path: Path) -> None:
         (["--state-bytes", "1e16"], "do not hold a state"),
         (["--mtbf", "1ms"], "at most 100000"),
         (["--microbatches", "1"], "fewer than the 16 pipelines"),
+        (["--step-overhead", "10s"], "--step-overhead 10s is no part of --step-time 10s"),
         (["--costs", "/nowhere.json"], "is no JSON file"),
     ],
 )
@@ -207,6 +210,22 @@ def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None
     )
     with pytest.raises(UserError, match=said):
         CliRunner().invoke(app, asked, catch_exceptions=False)
+
+
+def test_overhead_stays_when_machines_go() -> None:
+    with_overhead = replace(JOB, overhead=JOB.step_time / 2)
+    for scheme in (Templates, Rerouting, ReplicaDrop):
+        paces = []
+        for job in (JOB, with_overhead):
+            made = scheme(job, COSTS, 10**9)
+            whole = made.pace()[0]
+            for machine in range(JOB.stages):
+                made.lost([machine], False, 0.0)
+            paces.append((whole, made.pace()[0]))
+        (whole, fewer), (same, less) = paces
+        assert same == pytest.approx(whole)
+        assert less - whole == pytest.approx((fewer - whole) / 2)
+        assert fewer > whole
 
 
 def test_time_is_not_read_by_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 The costs are medians of the runs with random losses (section recovery); the runs that are compared are
 others, those at several rates of loss (section rates). The twin gets the moments at which machines were lost
-there, and the time of a step on all machines; layouts, paces, kept steps and the time to the last step are
-its own.
+there, the time of a step on all machines and that of a layer (the bench's devices sleep it); layouts, paces,
+kept steps and the time to the last step are its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import mean
 
 from windtunnel.report.bench_rows import Row
 from windtunnel.training.pipelines.bench.flights import CHECKPOINT_EVERY, NODES, Flown, Scheme, median
-from windtunnel.training.pipelines.bench.job import LAYERS, MICROBATCHES, N0
+from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCHES, N0
 from windtunnel.training.pipelines.bench.measured import (
     SCHEMES,
     Cell,
@@ -58,7 +58,7 @@ def calibrate(found: Recoveries) -> Calibration:
     joins = [join.phases for flown in found.flown["templates", True] for join in flown.joins()]
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
-    job = Job(NODES, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
+    job = _job(found)
     costs = Costs(
         detect=median([_of(r.phases, ("detect", "decide")) for r in (*ours, *theirs)]) or 0.0,
         regroup=regroup,
@@ -73,12 +73,19 @@ def calibrate(found: Recoveries) -> Calibration:
     scheme = Templates(job, costs, CHECKPOINT_EVERY)
     unit = step_seconds(scheme.set, compose(scheme.set, range(NODES), MICROBATCHES))
     step_times = {
-        machines: job.step_time
-        * step_seconds(scheme.set, compose(scheme.set, range(machines), MICROBATCHES))
-        / unit
+        machines: job.overhead
+        + job.work * step_seconds(scheme.set, compose(scheme.set, range(machines), MICROBATCHES)) / unit
         for machines in range(N0, NODES + 1)
     }
     return Calibration(job, replace(costs, peer_bandwidth=copied), _stall(found), step_times)
+
+
+def _job(found: Recoveries) -> Job:
+    """What a step takes beyond its layers' time is the same on fewer machines."""
+    job = Job(NODES, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
+    scheme = Templates(job, Costs(), CHECKPOINT_EVERY)
+    layers = 3 * FORWARD * LAYERS * step_seconds(scheme.set, scheme.layout)
+    return replace(job, overhead=max(0.0, found.step_time - layers))
 
 
 def _of(phases: dict[str, float | None], names: tuple[str, ...]) -> float:
@@ -190,7 +197,8 @@ def fidelity_rows(quick: bool) -> Iterator[Row]:
         f"detect {costs.detect * 1e3:.0f} ms, regroup {costs.regroup * 1e3:.0f} ms,"
         f" start {costs.start * 1e3:.0f} ms, replace {costs.replace:.2f} s, join {costs.join * 1e3:.0f} ms,"
         f" copy {costs.peer_bandwidth / 1e6:.0f} MB/s, storage {costs.storage_bandwidth / 1e6:.0f} MB/s,"
-        f" save {calibration.stall * 1e3:.0f} ms"
+        f" save {calibration.stall * 1e3:.0f} ms,"
+        f" of a step {calibration.job.overhead * 1e3:.0f} ms are no layer's"
     )
     errors: dict[Scheme, list[float]] = {scheme: [] for scheme in SCHEMES}
     for scheme in SCHEMES:

@@ -16,6 +16,10 @@ class Job:
     ``step_time``: seconds a step takes on all ``machines`` without checkpoints. ``state_bytes``: all that
     must be kept of it (parameters and optimizer). ``stages``: machines of one pipeline, or of one
     data-parallel replica. ``microbatches``: of all pipelines together in one step. ``layers``: of the model.
+    ``overhead``: seconds of ``step_time`` that stay as they are on fewer machines (reduction, optimizer).
+
+    Raises:
+        ValueError: the overhead is no part of the step.
     """
 
     machines: int
@@ -24,6 +28,18 @@ class Job:
     stages: int = 1
     microbatches: int = 0
     layers: int = 96
+    overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.overhead < self.step_time:
+            raise ValueError(
+                f"an overhead of {self.overhead:g} s is no part of a step of {self.step_time:g} s"
+            )
+
+    @property
+    def work(self) -> float:
+        """Seconds of a step that are divided over the machines."""
+        return self.step_time - self.overhead
 
 
 @dataclass(frozen=True)

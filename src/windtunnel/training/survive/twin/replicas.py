@@ -145,7 +145,8 @@ class Rerouting(_OnGrid):
         busy = self.per_replica * self.grid.replicas / max(1, self.grid.replicas - worst)
         used = self.grid.stages * self.grid.replicas / self.job.machines
         saving = self.storage.stall / self.storage.every
-        return self.job.step_time / used * max(1.0, busy / slots) + saving, saving
+        step = self.job.work / used * max(1.0, busy / slots) + self.job.overhead
+        return step + saving, saving
 
     def _uncovered(self) -> bool:
         return max(self.grid.dead_of_stage) >= self.grid.replicas
@@ -171,7 +172,8 @@ class Redundant(_OnGrid):
         used = self.grid.stages * self.grid.replicas / self.job.machines
         speed = (self.grid.replicas - self.grid.hurt / 2) / self.grid.replicas
         saving = self.storage.stall / self.storage.every
-        return self.job.step_time * (1.0 + self.overhead) / used / speed + saving, saving
+        step = self.job.work * (1.0 + self.overhead) / used / speed + self.job.overhead
+        return step + saving, saving
 
     def _uncovered(self) -> bool:
         for machine in self.grid.dead:
@@ -195,7 +197,8 @@ class ReplicaDrop(_OnGrid):
         left = self.grid.replicas - self.grid.hurt
         used = self.grid.stages * self.grid.replicas / self.job.machines
         saving = self.storage.stall / self.storage.every
-        return self.job.step_time / used * self.grid.replicas / max(1, left) + saving, saving
+        step = self.job.work / used * self.grid.replicas / max(1, left) + self.job.overhead
+        return step + saving, saving
 
     def _uncovered(self) -> bool:
         return self.grid.hurt == self.grid.replicas

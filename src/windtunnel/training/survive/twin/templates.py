@@ -54,12 +54,12 @@ class Templates:
         self.layout: Layout = compose(self.set, range(job.machines), self.microbatches)
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
-        self.scale = job.step_time / self._time()
+        self.scale = job.work / self._time()
         self.members = Members(job.machines, 0, Shrink(minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every
-        return self._time() * self.scale + saving, saving
+        return self._time() * self.scale + self.job.overhead + saving, saving
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
         if not software:
