@@ -53,11 +53,9 @@ def resilience(
     ] = None,
     step_time: Annotated[str, typer.Option(metavar="TIME", help="Of one step, without failures.")] = "10s",
     step_overhead: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="Of it, what fewer machines do not lengthen (optimizer, reduction)."
-        ),
-    ] = "0s",
+        str | None,
+        typer.Option(metavar="TIME", help="Of it, what fewer machines do not lengthen (optimizer ..); none."),
+    ] = None,
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How far to look ahead.")] = 30.0,
     software: Annotated[
         float, typer.Option(min=0, max=1, help="Part of the failures that leaves the machine alive.")
@@ -128,7 +126,7 @@ def resilience(
         microbatches or 4 * pipeline * replicas,
         max(layers, pipeline),
     )
-    overhead = quantity(step_overhead, "seconds", "--step-overhead")
+    overhead = quantity(step_overhead, "seconds", "--step-overhead") if step_overhead else 0.0
     if not 0 <= overhead < job.step_time:
         raise UserError(f"plan: --step-overhead {step_overhead} is no part of --step-time {step_time}")
     job = replaced(job, overhead=overhead)

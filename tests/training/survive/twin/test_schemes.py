@@ -225,7 +225,7 @@ def test_overhead_stays_when_machines_go() -> None:
         (whole, fewer), (same, less) = paces
         assert same == pytest.approx(whole)
         assert less - whole == pytest.approx((fewer - whole) / 2)
-        assert fewer > whole
+        assert fewer > whole or scheme is Rerouting  # there the bubbles take it
 
 
 def test_time_is_not_read_by_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
