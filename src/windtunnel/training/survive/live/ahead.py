@@ -24,15 +24,24 @@ _ready: dict[str, tuple[TCPStore, Recorder]] = {}  # by "host:port"
 _at_work: set[str] = set()
 
 
-def connect(address: str, timeout: float) -> TCPStore:
-    """A client of the store at "host:port".
+def connect(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
+    """A client of the store at "host:port", and its socket.
+
+    Its constructor must be left alone: torch tries again and again, up to ``timeout`` s, if the socket is
+    shut meanwhile. So the socket is looked for when it is over.
 
     Raises:
         RuntimeError: there is none, or it does not answer within ``timeout`` s.
     """
     host, _, port = address.rpartition(":")
-    limit = timedelta(seconds=timeout)
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+    before = sockets_now()
+    store = TCPStore(
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+    )
+    new = {fd: inode for fd, inode in sockets_now().items() if before.get(fd) != inode}
+    recorder = Recorder()
+    recorder.adopt({fd: inode for fd, inode in new.items() if ports(fd)[2] == int(port)})
+    return store, recorder
 
 
 def prepare(address: str, timeout: float) -> None:
@@ -53,19 +62,13 @@ def take(address: str) -> tuple[TCPStore, Recorder] | None:
 
 
 def _work(address: str, timeout: float) -> None:
-    recorder = Recorder()
-    before = sockets_now()
-    store = None
+    made = None
     try:
-        store = connect(address, timeout)
+        made = connect(address, timeout)
     except RuntimeError:
         pass  # the store is gone; who needs one will be told
     finally:
-        # Not within `recording`: it would keep others from connecting for as long as this takes.
-        port = int(address.rpartition(":")[2])
-        new = {fd: inode for fd, inode in sockets_now().items() if before.get(fd) != inode}
-        recorder.adopt({fd: inode for fd, inode in new.items() if ports(fd)[2] == port})
         with _lock:
             _at_work.discard(address)
-            if store is not None:
-                _ready[address] = store, recorder
+            if made is not None:
+                _ready[address] = made

@@ -36,6 +36,7 @@ from windtunnel.training.survive.model import Membership
 
 _Gloo = c10d.ProcessGroupGloo
 _CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
+_LOOK = 5.0  # seconds to wait for the store before a look whether the group was cut meanwhile
 _current: CuttableGroup | None = None  # whose subgroups are being recorded
 
 
@@ -75,6 +76,7 @@ class CuttableGroup:
     def __init__(self, backend: str, timeout: float) -> None:
         self.backend = backend
         self.timeout = timeout
+        self.is_connecting = False  # to the store, which no cut interrupts
         self._recorder = Recorder()
 
     @property
@@ -120,10 +122,27 @@ class CuttableGroup:
                 return store
             except RuntimeError:  # it was caught in the cut of a group that connected at the same time
                 pass
-        with self._recorder.recording():
-            store = ahead.connect(address, self.timeout)
-        self._choose({}, {int(address.rpartition(":")[2])})
+        end = time.monotonic() + self.timeout
+        self.is_connecting = True
+        try:
+            while True:
+                self._refuse_if_cut()
+                try:
+                    left = end - time.monotonic()
+                    store, recorder = ahead.connect(address, min(_LOOK, left))
+                    break
+                except RuntimeError:
+                    if left <= _LOOK:
+                        raise
+        finally:
+            self.is_connecting = False
+        self._recorder.adopt(recorder.sockets)
+        store.set_timeout(limit)
         return store
+
+    def _refuse_if_cut(self) -> None:
+        if self.is_cut:
+            raise ConnectionAbortedError("the process group was cut")
 
     def gather(self, store: Any, rank: int, size: int) -> None:
         """Wait until all members have come. Whoever waits here can be cut; in gloo's constructor a rank that
@@ -134,8 +153,7 @@ class CuttableGroup:
             ConnectionAbortedError: the group was cut before.
             RuntimeError: it is cut now, or not all came within the timeout.
         """
-        if self.is_cut:
-            raise ConnectionAbortedError("the process group was cut")
+        self._refuse_if_cut()
         store.set(f"windtunnel/here/{rank}", "")
         store.wait([f"windtunnel/here/{other}" for other in range(size)])
 

@@ -28,8 +28,7 @@ _STUCK = 2.0  # seconds without a move after a cut: a thread that was let out mo
 
 
 class Link:
-    """``lost``: called in the listening thread when the agent is gone. ``stuck``: called there when the
-    thread that made this link has not moved for 2 s after its group was cut.
+    """``lost``: called in the listening thread when the agent is gone.
 
     Raises:
         OSError: there is no agent at ``address``, or it does not answer within ``timeout``.
@@ -41,11 +40,11 @@ class Link:
         rank: int,
         timeout: float,
         lost: Callable[[str], None],
-        stuck: Callable[[Link], None],
     ) -> None:
         with opening:
             self._sock = wire.connect(address, timeout)
-        self._lost, self._stuck = lost, stuck
+        self._lost = lost
+        self._stuck: Callable[[], None] = lambda: None
         self._stillness = Stillness(threading.get_native_id())
         self._was_cut = False  # and nobody has formed another group since
         self._sending = threading.Lock()
@@ -74,9 +73,14 @@ class Link:
         with self._changed:
             return self.membership, self.place
 
-    def watch(self, generation: int, cut: Callable[[], Any]) -> None:
-        """Call ``cut`` (from the listening thread) as soon as ``generation`` is superseded; now, if it is."""
+    def watch(self, generation: int, cut: Callable[[], Any], stuck: Callable[[], None]) -> None:
+        """Call ``cut`` (from the listening thread) as soon as ``generation`` is superseded; now, if it is.
+
+        ``stuck`` is called there, too, and again and again, while the thread that made this link has not
+        moved for 2 s after the cut.
+        """
         with self._changed:
+            self._stuck = stuck
             self._cut, self._was_cut = (generation, cut), False
             late = self.membership.generation > generation
         if late:
@@ -155,7 +159,7 @@ class Link:
                     self._heard(message)
                 with self._changed:  # so that nobody forms a group between the look and the deed
                     if self._was_cut and self._stillness.seconds() > _STUCK:
-                        self._stuck(self)
+                        self._stuck()
             except OSError as error:
                 self._gone(error)
                 return

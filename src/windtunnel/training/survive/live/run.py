@@ -19,6 +19,7 @@ The process ends without running destructors: those of gloo hang or abort now an
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -106,7 +107,7 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone, _stuck)
+    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone)
     timeout = timeout or float(link.config.get("timeout", _TIMEOUT))
     if not cut_works():
         timeout = min(timeout, _SHORT)
@@ -139,7 +140,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         )
         job.event("arrived")
         group = CuttableGroup(backend, timeout)
-        link.watch(membership.generation, group.cut)
+        link.watch(membership.generation, group.cut, functools.partial(_stuck, link, group))
         try:
             group.form(membership, rank)
             job.event("grouped")
@@ -231,7 +232,9 @@ def _agent_gone(reason: str) -> NoReturn:
     _end(1)
 
 
-def _stuck(link: Link) -> None:
+def _stuck(link: Link, group: CuttableGroup) -> None:
+    if group.is_connecting:  # it asks the DNS or waits for the store, which has bounds of its own
+        return
     text = "the program did not come out of a group that was cut; its process ends, another takes its place"
     link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
     sys.stderr.write(f"{text}\n")
