@@ -192,5 +192,8 @@ def recoveries(rank: int, report: Any, store: str, kind: str, count: int) -> Non
             run = None
             group.leave(error)
         if generation in (count // 4, count):
+            for thread in threading.enumerate():  # those that connect ahead, or end a group in the background
+                if thread.name.startswith("windtunnel-"):
+                    thread.join(LIMIT)
             held.append((len(sockets_now()), me.num_fds(), me.num_threads(), me.memory_info().rss))
     report("held", held)

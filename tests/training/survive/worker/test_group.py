@@ -91,8 +91,9 @@ def test_200_recoveries_leak_nothing(store: dist.TCPStore, kind: str) -> None:
         start(made, store, group_bodies.recoveries, kind, 200 if kind == "new_group" else 40)
         held = made.wait_for(*[(rank, "held") for rank in range(LAST + 1)], bound=300.0)
         for early, late in held:
-            # Sockets, descriptors, threads; at times there is the one that connects ahead.
-            assert all(after <= before + 2 for before, after in zip(early[:3], late[:3], strict=True))
+            # Sockets, descriptors, threads; at times there is the connection that was made ahead.
+            grown = [after - before for before, after in zip(early[:3], late[:3], strict=True)]
+            assert max(grown) <= 2, grown
             assert late[3] - early[3] < 16 << 20
 
 
