@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from windtunnel.training.survive.live.sockets import Recorder, ports, sockets_now
+from windtunnel.training.survive.live.sockets import Recorder, appeared, ports, sockets_now
 
 # A lost answer costs 1 s and not 5 s where we have to wait for it after all. Read by the C library when it
 # first looks something up.
@@ -38,7 +38,7 @@ def connect(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
     store = TCPStore(
         host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
-    new = {fd: inode for fd, inode in sockets_now().items() if before.get(fd) != inode}
+    new = appeared(sockets_now(), before)
     recorder = Recorder()
     recorder.adopt({fd: inode for fd, inode in new.items() if ports(fd)[2] == int(port)})
     return store, recorder

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from windtunnel.training.survive.live import ahead, meshes
-from windtunnel.training.survive.live.sockets import Recorder
+from windtunnel.training.survive.live.sockets import Recorder, appeared
 from windtunnel.training.survive.live.sockets import ports as _ports
 from windtunnel.training.survive.model import Membership
 
@@ -167,7 +167,7 @@ class CuttableGroup:
         with self._recorder.recording():
             before = dict(self._recorder.sockets)
             made = constructor()
-        ours = [_ports(fd) for fd, inode in self._recorder.sockets.items() if before.get(fd) != inode]
+        ours = [_ports(fd) for fd in appeared(self._recorder.sockets, before)]
         store.set(f"windtunnel/{rank}", json.dumps([own for listens, own, _ in ours if listens]))
         keys = [f"windtunnel/{other}" for other in range(size)]
         self._choose(before, {port for text in store.multi_get(keys) for port in json.loads(text)})

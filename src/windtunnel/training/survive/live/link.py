@@ -34,13 +34,7 @@ class Link:
         OSError: there is no agent at ``address``, or it does not answer within ``timeout``.
     """
 
-    def __init__(
-        self,
-        address: str,
-        rank: int,
-        timeout: float,
-        lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, address: str, rank: int, timeout: float, lost: Callable[[str], None]) -> None:
         with opening:
             self._sock = wire.connect(address, timeout)
         self._lost = lost

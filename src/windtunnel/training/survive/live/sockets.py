@@ -114,7 +114,7 @@ class Recorder:
                         # grows when groups come and go.
                         now = sockets_now()
                         kept = {fd: inode for fd, inode in self.sockets.items() if now.get(fd) == inode}
-                        self.sockets = {**kept, **_new(now, self._before or {})}
+                        self.sockets = {**kept, **appeared(now, self._before or {})}
                         self._before = None
                         late = self.is_cut
                     if late:
@@ -147,7 +147,7 @@ class Recorder:
         with self._lock:
             targets = dict(self.sockets)
             if self._before is not None:
-                targets.update(_new(sockets_now(), self._before))
+                targets.update(appeared(sockets_now(), self._before))
         return sum(shut(fd, inode) for fd, inode in targets.items())
 
     def _follow(self) -> None:
@@ -157,7 +157,8 @@ class Recorder:
             pause.wait(_RECUT)
 
 
-def _new(now: dict[int, int], before: dict[int, int]) -> dict[int, int]:
+def appeared(now: dict[int, int], before: dict[int, int]) -> dict[int, int]:
+    """Those of ``now`` that were not there ``before``; a descriptor may mean another socket by now."""
     return {fd: inode for fd, inode in now.items() if before.get(fd) != inode}
 
 

@@ -71,7 +71,6 @@ class Forks:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._answers: dict[int, tuple[socket.socket, Answer]] = {}  # with where it was asked
-        self._closed = False
 
     def ask(self, message: dict[str, Any], answer: Answer, fds: tuple[int, ...] = ()) -> None:
         """Ask for a process; ``answer`` gets ``started`` or ``failed {error}`` later, from another thread.
@@ -131,7 +130,6 @@ class Forks:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
             if self._sock is not None:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
