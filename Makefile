@@ -25,7 +25,7 @@ format: $(VENV)/ready
 
 # Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, the inspector.
 native: $(VENV)/ready
-	$(BIN)/python -m windtunnel.training.emulate.capture.native_library
+	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.native
 

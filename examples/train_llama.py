@@ -170,7 +170,7 @@ def main() -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():  # what torchrun would set
         os.environ.setdefault(name, value)
     if "WINDTUNNEL_AGENT" in os.environ:
-        from windtunnel.training.survive import run
+        from windtunnel.training.elastic import run
 
         run(lambda job: train(parse_arguments(__doc__, job.world), pick_device(), job))
         return

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from llama_model import SIZES, Block, rotations
 from text_data import TEXT, Bytes
-from windtunnel.training import survive
+from windtunnel.training import elastic
 from windtunnel.training.pipelines import LayerSpec, PipelineTrainer, even_templates
 
 
@@ -111,7 +111,7 @@ def main() -> None:
 
         return job.keep("trainer", lambda: trainer(options)).fit(job, options.steps, tell)
 
-    result = survive.run(train, backend="gloo")
+    result = elastic.run(train, backend="gloo")
     print(result["losses"], result["hashes"])
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windtunnel"
 CAPABILITIES = ("training", "serving", "agents", "data", "network", "control", "silicon", "trust", "edge")
-GROUND = ("engines", "cluster", "store", "report")
+GROUND = ("base", "linux", "engines", "cluster", "store", "report", "bench", "traces")
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -52,20 +52,17 @@ def test_imports_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if inside(p, "training", "emulate")], ids=name_of)
 def test_rooms_of_emulate(path: Path) -> None:
-    """slice decides (policy), twin and memory and cost emulate, capture is live."""
+    """policy decides which ranks to capture, twin (with its costs and memory) emulates, live captures."""
     used = imports(path)
     room = path.relative_to(SOURCE).parts[2]
     mine = "windtunnel.training.emulate."
-    if room == "slice":
-        assert not any(
-            name.startswith((mine + "capture", mine + "twin", mine + "cost", mine + "memory"))
-            for name in used
-        )
-    if room in ("slice", "twin", "memory"):
+    if room == "policy":
+        assert not any(name.startswith((mine + "live", mine + "twin")) for name in used)
+    if room in ("policy", "twin") and not inside(path, "training", "emulate", "twin", "cost"):
         assert not used & {"torch", "time", "socket", "subprocess", "os", "threading"}
-    if room in ("twin", "memory"):
-        assert not any(name.startswith(mine + "capture") for name in used)
-    if room == "capture":
+    if room == "twin":
+        assert not any(name.startswith(mine + "live") for name in used)
+    if room == "live":
         assert not any(name.startswith((mine + "twin", "windtunnel.engines")) for name in used)
 
 
@@ -84,21 +81,21 @@ def test_rooms_of_sandbox(path: Path) -> None:
         assert not any(name.startswith((mine + "twin", mine + "live", mine + "client")) for name in used)
 
 
-SURVIVING = ("survive", "checkpoint", "pipelines")
-# Where survive is put together with what stands on it; the rest of survive knows nothing of that.
-COMPOSED = ("twin", "launch", "node", "session", "report")
+SURVIVING = ("elastic", "checkpoint", "pipelines", "goodput")
+# Where elastic is put together with what stands on it; the rest of elastic knows nothing of that.
+COMPOSED = ("host", "session", "report")
 
 
 @pytest.mark.parametrize(
     "path", [p for name in SURVIVING for p in MODULES if inside(p, "training", name)], ids=name_of
 )
 def test_rooms_of_surviving_training(path: Path) -> None:
-    """survive is the ground of checkpoint and pipelines; policies are pure; twins and live never meet."""
+    """elastic is the ground of checkpoint and pipelines; policies are pure; twins and live never meet."""
     used = imports(path)
     package, room = path.relative_to(SOURCE).with_suffix("").parts[1:3]
     mine = f"windtunnel.training.{package}."
     theirs = [f"windtunnel.training.{name}." for name in SURVIVING]
-    if package == "survive" and room not in COMPOSED:
+    if package == "elastic" and room not in COMPOSED:
         assert not any(name.startswith((theirs[1], theirs[2])) for name in used)
     if room == "twin":
         assert not any(name.startswith(tuple(f"{other}live" for other in theirs)) for name in used)
@@ -128,8 +125,8 @@ def test_rooms_of_surviving_training(path: Path) -> None:
 
 
 NO_TORCH = (
-    "windtunnel.training.survive.node", "windtunnel.training.survive.live.supervise",
-    "windtunnel.training.survive.live.supervisor", "windtunnel.training.checkpoint.live.memory.service",
+    "windtunnel.training.elastic.host", "windtunnel.training.elastic.live.supervise",
+    "windtunnel.training.elastic.live.supervisor", "windtunnel.training.checkpoint.live.memory.service",
 )  # fmt: skip
 
 

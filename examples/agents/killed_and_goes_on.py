@@ -19,7 +19,7 @@ from scripted_model import STEPS, Server
 
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 KILL_AFTER = 4
 LIMIT = 120.0

@@ -11,10 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli.cluster import register
 from windtunnel.cluster.draw import WIDTH, figures, picture, si
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import UserError
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 app = typer.Typer()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel.base.errors import UserError
+from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.cluster.quantity import parse_quantity
-from windtunnel.errors import UserError
 
 
 def write(tmp_path: Path, text: str) -> str:

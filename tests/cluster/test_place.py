@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.place import coordinates, torus_distance
-from windtunnel.errors import UserError
 
 
 def test_inside_a_host() -> None:

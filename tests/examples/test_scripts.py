@@ -28,7 +28,7 @@ def test_examples_need_nothing_of_windtunnel() -> None:
     """They are what a user would bring; train_llama.py imports it only when `windtunnel train` started it.
     Two show how a program survives failures, and need it."""
     for path in EXAMPLES.glob("*.py"):
-        if path.name in ("survive_plain.py", "train_pipeline.py"):
+        if path.name in ("elastic_plain.py", "train_pipeline.py"):
             continue
         lines = path.read_text().splitlines()
         imported = [

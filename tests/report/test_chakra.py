@@ -9,7 +9,7 @@ import pytest
 from graph_examples import graph, graphs, varint, wire
 from hypothesis import given, settings
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.report.chakra import GraphNodes, read_graph, write_graph
 from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP
 from windtunnel.report.graph_facts import facts

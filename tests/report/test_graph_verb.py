@@ -8,8 +8,8 @@ import typer
 from graph_examples import graph
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli.graph import register
-from windtunnel.errors import UserError
 from windtunnel.report.chakra import write_graph
 from windtunnel.report.chakra_schema import COMM_COLL, COMP
 from windtunnel.store import Store

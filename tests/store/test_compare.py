@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli import runs as cli
-from windtunnel.errors import UserError
 from windtunnel.store import Store
 from windtunnel.store.compare import compare
 

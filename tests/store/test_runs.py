@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from windtunnel.errors import UserError
-from windtunnel.store import Store, home, runs, table
+from windtunnel.base.errors import UserError
+from windtunnel.base.paths import home
+from windtunnel.store import Store, runs, table
 from windtunnel.store.table import is_gone, plain, this_process
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from windtunnel.report.bench_rows import Row
+    from windtunnel.bench.rows import Row
 
 CAPABILITIES = ("training.emulate", "training.checkpoint", "training.pipelines", "agents.sandbox")
 WIDTH = 120  # characters of a line where there is no terminal
@@ -30,8 +30,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON list.")] = False,
 ) -> None:
     """Hold CAPABILITY against real runs, published figures and its peers, side by side."""
+    from windtunnel.base.errors import UserError
     from windtunnel.cli.progress import shown_progress
-    from windtunnel.errors import UserError
 
     if capability not in CAPABILITIES:
         raise UserError(

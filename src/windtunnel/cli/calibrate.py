@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
-from windtunnel.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -65,8 +65,8 @@ def _device(name: str) -> Device:
 def _measure(device: Device, quick: bool, threads: int, operators: str) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from windtunnel.training.emulate.cost import calibrate as live
-    from windtunnel.training.emulate.cost.profile import profile_folder
+    from windtunnel.training.emulate import calibrate as live
+    from windtunnel.training.emulate.twin.cost.profile import profile_folder
 
     torch_device = _torch_device(device)
     given = live.read_operators(Path(operators)) if operators else []
@@ -103,8 +103,8 @@ def _torch_device(device: Device) -> str:
 
 
 def _show(device: Device) -> None:
-    from windtunnel.training.emulate.cost.parameters import DEFAULT, parameter_rows
-    from windtunnel.training.emulate.cost.profile import find_profile
+    from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, parameter_rows
+    from windtunnel.training.emulate.twin.cost.profile import find_profile
 
     console = Console()
     profile = find_profile(device.name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windtunnel.errors import ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.policy.restore import StoredStep

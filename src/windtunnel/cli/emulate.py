@@ -56,13 +56,13 @@ def emulate(
     The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before
     SCRIPT; what follows it is the script's own.
     """
+    from windtunnel.base.errors import UserError
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
-    from windtunnel.errors import UserError
-    from windtunnel.training.emulate.capture.session import Script
+    from windtunnel.training.emulate.live.session import Script
+    from windtunnel.training.emulate.policy.classes import parse_ranks
     from windtunnel.training.emulate.publish import emulate_and_store
     from windtunnel.training.emulate.run import Options
-    from windtunnel.training.emulate.slice.classes import parse_ranks
 
     where = load_cluster(cluster)
     if max_split_size is not None:

@@ -54,7 +54,7 @@ def show(
 
 def _files(what: str) -> list[Path]:
     """The graph files of a file, a folder, or the run with that id."""
-    from windtunnel.errors import UserError
+    from windtunnel.base.errors import UserError
     from windtunnel.store import Store
 
     path = Path(what)

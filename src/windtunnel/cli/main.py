@@ -9,7 +9,7 @@ from importlib import import_module
 import typer
 
 from windtunnel import __version__
-from windtunnel.errors import ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
 # imports what is heavy (torch, plotly) only when it runs.

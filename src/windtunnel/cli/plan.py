@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from windtunnel.cluster.model import Cluster
-    from windtunnel.training.survive.twin.advise import Advice, Question
-    from windtunnel.training.survive.twin.model import Costs
+    from windtunnel.training.goodput.advise import Advice, Question
+    from windtunnel.training.goodput.twin.model import Costs
 
 group = typer.Typer(
     no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
@@ -102,10 +102,10 @@ def resilience(
 
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
-    from windtunnel.training.survive.failures import poisson
-    from windtunnel.training.survive.traces import Trace, load
-    from windtunnel.training.survive.twin.advise import Question, advise
-    from windtunnel.training.survive.twin.model import Costs, Job
+    from windtunnel.traces.failures import poisson
+    from windtunnel.traces.named import Trace, load
+    from windtunnel.training.goodput.advise import Question, advise
+    from windtunnel.training.goodput.twin.model import Costs, Job
 
     what = load_cluster(cluster)
     state = quantity(state_bytes, "bytes", "--state-bytes")
@@ -187,7 +187,7 @@ def resilience(
     with shown_progress("plan") as progress:
         advice = advise(question, told.changes, progress)
     if html is not None:
-        from windtunnel.training.survive.twin.page import write_page
+        from windtunnel.training.goodput.page import write_page
 
         write_page(html, cluster, question, advice)
     if as_json:
@@ -206,7 +206,7 @@ def _bound(failures: float, option: str, days: float) -> None:
 
 def quantity(text: str, unit: str, option: str) -> float:
     """``text`` in ``unit``, as users write quantities. Raises `UserError`."""
-    from windtunnel.cluster.quantity import parse_quantity
+    from windtunnel.base.units import parse_quantity
 
     try:
         return parse_quantity(text, unit)

@@ -111,7 +111,7 @@ def show(run_id: Id, as_json: AsJson = False) -> None:
 @runs.command()
 def compare(run_ids: Ids, as_json: AsJson = False) -> None:
     """Put two or more runs side by side, with the ratio to the first."""
-    from windtunnel.errors import UserError
+    from windtunnel.base.errors import UserError
     from windtunnel.store import Store
     from windtunnel.store.compare import compare as compare_runs
 

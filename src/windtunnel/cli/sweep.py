@@ -28,8 +28,8 @@ def sweep(
     """
     from rich.console import Console
 
+    from windtunnel.base.errors import ScriptError
     from windtunnel.cli.progress import shown_progress
-    from windtunnel.errors import ScriptError
     from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 

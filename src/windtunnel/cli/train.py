@@ -75,7 +75,7 @@ def train(
     lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
     failed.
     """
-    from windtunnel.training.survive.session import Request, train_and_store
+    from windtunnel.training.elastic.session import Request, train_and_store
 
     train_and_store(
         Request(
@@ -118,6 +118,6 @@ def node(
     domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
 ) -> None:
     """Lend this machine to a job that was begun elsewhere; ends with the job."""
-    from windtunnel.training.survive.session import lend
+    from windtunnel.training.elastic.session import lend
 
     raise typer.Exit(lend(address, host, domain))

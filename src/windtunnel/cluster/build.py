@@ -10,10 +10,10 @@ import re
 from dataclasses import fields, replace
 from typing import Any
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster import catalogue
 from windtunnel.cluster.model import Cluster, Device, Host, Link, Topology, TopologyKind
 from windtunnel.cluster.schema import ClusterSpec, DeviceSpec, LinkSpec, Spec, TopologySpec, suggest
-from windtunnel.errors import UserError
 
 # The NVLink generations whose switches reduce in the network.
 NVLS_LINKS = ("nvlink-4", "nvlink-5")

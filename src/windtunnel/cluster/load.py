@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import StrictLoader
 from windtunnel.cluster.build import EXAMPLE, build
 from windtunnel.cluster.model import Cluster
 from windtunnel.cluster.schema import check, suggest
-from windtunnel.errors import UserError
-from windtunnel.strict_yaml import StrictLoader
 
 # What may stand behind a comma, and where it belongs in a file.
 OPTIONS: dict[str, tuple[str, ...]] = {

@@ -23,8 +23,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Host, Placement, Topology
-from windtunnel.errors import UserError
 
 SWITCHES = {
     1: 1,

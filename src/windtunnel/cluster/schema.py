@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from windtunnel.base.errors import UserError
+from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.catalogue import MAX_HOSTS
 from windtunnel.cluster.model import TopologyKind
-from windtunnel.cluster.quantity import parse_quantity
-from windtunnel.errors import UserError
 
 
 def _in(unit: str, zero: bool = False) -> BeforeValidator:

@@ -22,7 +22,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.report.chakra_schema import (
     ATTRIBUTE_FIELDS,
     INVALID,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.report.chakra import GraphNodes, Longs
 from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, NODE_TYPES
 

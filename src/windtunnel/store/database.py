@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.store.table import Row
 
 PATIENCE_S = 60.0

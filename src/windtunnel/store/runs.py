@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, select, update
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
+from windtunnel.base.paths import home
 from windtunnel.store.database import open_engine, transaction
-from windtunnel.store.home import home
 from windtunnel.store.table import Json, Row, is_gone, plain, this_process, versions
 
 

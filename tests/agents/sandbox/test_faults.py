@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, until, wrapped_criu
 
-from windtunnel.agents.sandbox.live.parts import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.context import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
 
 pytestmark = pytest.mark.root

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.model import Turn, TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agents" / "killed_and_goes_on.py"

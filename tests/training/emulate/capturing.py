@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.capture.session import Script, Session
 from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.live.session import Script, Session
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.training.emulate.memory.config import AllocatorConfig
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MIB = 1 << 20
 ENDLESS = 1 << 45

@@ -25,7 +25,7 @@ from windtunnel.training.emulate.graph import (
     Phase,
     Slice,
 )  # fmt: skip
-from windtunnel.training.emulate.slice.classes import Classes
+from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.twin.emulate import Costs
 
 

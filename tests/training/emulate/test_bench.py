@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli import bench as verb
-from windtunnel.errors import ScriptError, UserError
 from windtunnel.training.emulate import bench
 from windtunnel.training.emulate.bench.gpu import catalogue_name, gpu_rows
 from windtunnel.training.emulate.bench.jobs import peak_bytes, step_order

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from capturing import SCRIPTS, session
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import ScriptError, UserError
-from windtunnel.training.emulate.capture.session import Script, Session
+from windtunnel.training.emulate.live.session import Script, Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "faulty.py").read_text(), re.MULTILINE)
 SAID = {

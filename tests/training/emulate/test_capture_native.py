@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.capture import native_library
+from windtunnel.base.errors import UserError
+from windtunnel.training.emulate.live import native_library
 
 
 def test_the_shipped_library_is_built_from_the_source_beside_it() -> None:
     name = native_library.library_name("2.13.0")
     assert (native_library.NATIVE / name).exists(), (
-        "rebuild: python -m windtunnel.training.emulate.capture.native_library"
+        "rebuild: python -m windtunnel.training.emulate.live.native_library"
     )
     assert native_library.locate() == native_library.NATIVE / native_library.library_name(
         native_library.torch_version()

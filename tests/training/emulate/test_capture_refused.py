@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from capturing import SCRIPTS, session
 
-from windtunnel.errors import ScriptError
-from windtunnel.training.emulate.capture.session import Session
+from windtunnel.base.errors import ScriptError
+from windtunnel.training.emulate.live.session import Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "refused.py").read_text(), re.MULTILINE)
 CALLS = {

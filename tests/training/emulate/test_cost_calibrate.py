@@ -7,15 +7,15 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli import calibrate as verb
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.cost import calibrate as live
-from windtunnel.training.emulate.cost.calibrate.arguments import find_operator, make_tensor, plan_call
-from windtunnel.training.emulate.cost.calibrate.grid import grid
-from windtunnel.training.emulate.cost.calibrate.record import Recorder
-from windtunnel.training.emulate.cost.kinds import kind_of
-from windtunnel.training.emulate.cost.profile import read_profile
+from windtunnel.training.emulate import calibrate as live
+from windtunnel.training.emulate.calibrate.arguments import find_operator, make_tensor, plan_call
+from windtunnel.training.emulate.calibrate.grid import grid
+from windtunnel.training.emulate.calibrate.record import Recorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.twin.cost.kinds import kind_of
+from windtunnel.training.emulate.twin.cost.profile import read_profile
 
 
 class Small(torch.nn.Module):

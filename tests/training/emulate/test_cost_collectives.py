@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.cost.collectives import (
+from windtunnel.training.emulate.graph import Collective, Group
+from windtunnel.training.emulate.twin.cost.collectives import (
     bus_factor,
     collective_cost,
     collective_seconds,
@@ -13,8 +14,7 @@ from windtunnel.training.emulate.cost.collectives import (
     point_to_point_cost,
     sharing_of,
 )
-from windtunnel.training.emulate.cost.profile import Profile
-from windtunnel.training.emulate.graph import Collective, Group
+from windtunnel.training.emulate.twin.cost.profile import Profile
 
 KINDS = (
     "all_reduce",

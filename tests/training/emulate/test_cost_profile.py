@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.cost.host import host_seconds, host_table
-from windtunnel.training.emulate.cost.operators import cost_of
-from windtunnel.training.emulate.cost.parameters import DEFAULT, ISOLATED, parameter_rows
-from windtunnel.training.emulate.cost.profile import Profile, find_profile, read_profile, save_profile
-from windtunnel.training.emulate.cost.signature import contiguous, decode, encode, signature
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
+from windtunnel.training.emulate.twin.cost.host import host_seconds, host_table
+from windtunnel.training.emulate.twin.cost.operators import cost_of
+from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, ISOLATED, parameter_rows
+from windtunnel.training.emulate.twin.cost.profile import Profile, find_profile, read_profile, save_profile
+from windtunnel.training.emulate.twin.cost.signature import contiguous, decode, encode, signature
 
 GPU = load_cluster("h100-sxm:1x1").host.device
 CPU = load_cluster("cpu:1x1").host.device

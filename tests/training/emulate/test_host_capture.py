@@ -11,8 +11,8 @@ import pytest
 
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import peak_bytes
-from windtunnel.training.emulate.capture.session import Script, Session
 from windtunnel.training.emulate.graph import Category, EventKind, Slice
+from windtunnel.training.emulate.live.session import Script, Session
 
 SCRIPT = """
 import torch, torch.distributed as dist

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.training.emulate.capture.host import StorageMode, Storages, describe
+from windtunnel.training.emulate.live.host import StorageMode, Storages, describe
 
 
 class Ledger:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.memory import AllocatorConfig
+from windtunnel.base.errors import UserError
+from windtunnel.training.emulate.twin.memory import AllocatorConfig
 
 MIB = 1 << 20
 ACCEPTED = [

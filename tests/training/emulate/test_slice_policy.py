@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slice_worlds import Tracer, capture_of, ddp, fsdp, mesh_groups, pipeline
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import Category, EventKind, Group, Operator, Slice
-from windtunnel.training.emulate.slice.classes import Classes, parse_ranks, slice_world
-from windtunnel.training.emulate.slice.deadlock import Deadlock, ranges
-from windtunnel.training.emulate.slice.families import find_families
-from windtunnel.training.emulate.slice.policy import segments
+from windtunnel.training.emulate.policy.classes import Classes, parse_ranks, slice_world
+from windtunnel.training.emulate.policy.deadlock import Deadlock, ranges
+from windtunnel.training.emulate.policy.families import find_families
+from windtunnel.training.emulate.policy.search import segments
 
 
 def members(classes: Classes) -> list[list[int]]:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, fsdp, mesh_groups, pipeline
 
-from windtunnel.errors import ScriptError
-from windtunnel.training.emulate.slice.classes import slice_world
-from windtunnel.training.emulate.slice.deadlock import Deadlock
-from windtunnel.training.emulate.slice.stitch import World, stitch
+from windtunnel.base.errors import ScriptError
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.deadlock import Deadlock
+from windtunnel.training.emulate.policy.stitch import World, stitch
 from windtunnel.training.emulate.twin.emulate import replay_world
 
 

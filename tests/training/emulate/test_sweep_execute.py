@@ -12,8 +12,8 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
+from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import register
-from windtunnel.errors import ScriptError
 from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
 from windtunnel.training.emulate.sweep import group as group_module
 from windtunnel.training.emulate.sweep.folder import Row

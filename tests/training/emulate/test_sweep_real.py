@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.run import Options, fly
 from windtunnel.training.emulate.sweep import fly_sweep, load_sweep
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.sweep.group import groups
 from windtunnel.training.emulate.sweep.plan import load_sweep
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from slice_reference import step_ends as reference_ends
 from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, mesh_groups, pipeline
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import EventKind, Phase
-from windtunnel.training.emulate.slice.classes import slice_world
-from windtunnel.training.emulate.slice.stitch import stitch
+from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world, step_ends
 from windtunnel.training.emulate.twin.slow import Slow, parse_slow
 from windtunnel.training.emulate.twin.timeline import timeline

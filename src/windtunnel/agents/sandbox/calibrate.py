@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.costs import Profile, profile_path, save_costs
 from windtunnel.agents.sandbox.costs_fit import TOGETHER, Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import Limits, Manifest, Spec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("costs.json")

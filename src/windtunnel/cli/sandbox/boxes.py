@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AsJson,
     Name,
@@ -22,7 +23,6 @@ from windtunnel.cli.sandbox.common import (
     size,
     table,
 )
-from windtunnel.errors import UserError
 
 STYLES = {"running": "green", "stopped": "yellow", "dead": "red"}
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The sandboxes.")]

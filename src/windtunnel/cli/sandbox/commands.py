@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.sandbox.common import Name, box
-from windtunnel.errors import ScriptError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import RemoteBox

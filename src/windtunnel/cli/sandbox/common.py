@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import Client, RemoteBox

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.sandbox.common import AsJson, client, home_of, needed, print_json, show, table
-from windtunnel.errors import ScriptError, UserError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,8 +26,8 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     """
     from windtunnel.agents.sandbox.live.criu import doctor as examine
     from windtunnel.agents.sandbox.live.criu import ladder
+    from windtunnel.agents.sandbox.live.leftovers import remains
     from windtunnel.agents.sandbox.live.place import Home
-    from windtunnel.agents.sandbox.live.remains import remains
 
     found = examine()
     left = remains(Home(home_of(context))) if "://" not in (context.obj or "") else []

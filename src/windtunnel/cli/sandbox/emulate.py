@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.twin.answers import Answers

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import Name, box
-from windtunnel.errors import UserError
 
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
 

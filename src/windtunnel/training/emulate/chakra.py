@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from windtunnel.report.chakra import GraphNodes
 from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP
-from windtunnel.training.emulate.cost.collectives import full_bytes
-from windtunnel.training.emulate.cost.operators import cost_of
 from windtunnel.training.emulate.graph import EventKind
 from windtunnel.training.emulate.run import Outcome
+from windtunnel.training.emulate.twin.cost.collectives import full_bytes
+from windtunnel.training.emulate.twin.cost.operators import cost_of
 
 
 def graph_nodes(outcome: Outcome, row: int) -> GraphNodes:

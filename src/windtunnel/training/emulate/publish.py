@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.errors import ScriptError, UserError
 from windtunnel.store import Store
-from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.run import Capture, Options, Progress, fly, no_progress
 from windtunnel.training.emulate.summary import summarise

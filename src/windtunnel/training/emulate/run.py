@@ -10,18 +10,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Device
-from windtunnel.errors import UserError
-from windtunnel.training.emulate.capture.session import Script, Session
-from windtunnel.training.emulate.cost.collectives import collective_seconds
-from windtunnel.training.emulate.cost.host import host_table
-from windtunnel.training.emulate.cost.operators import operator_seconds
-from windtunnel.training.emulate.cost.profile import Profile, find_profile
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.memory import CONTEXT_RESERVE, AllocatorConfig, MemoryProfile, emulate_memory
-from windtunnel.training.emulate.slice.classes import Classes, slice_world
-from windtunnel.training.emulate.slice.stitch import World, stitch
+from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.policy.classes import Classes, slice_world
+from windtunnel.training.emulate.policy.stitch import World, stitch
+from windtunnel.training.emulate.twin.cost.collectives import collective_seconds
+from windtunnel.training.emulate.twin.cost.host import host_table
+from windtunnel.training.emulate.twin.cost.operators import operator_seconds
+from windtunnel.training.emulate.twin.cost.profile import Profile, find_profile
 from windtunnel.training.emulate.twin.emulate import Costs, Timing, replay_world
+from windtunnel.training.emulate.twin.memory import (
+    CONTEXT_RESERVE,
+    AllocatorConfig,
+    MemoryProfile,
+    emulate_memory,
+)
 from windtunnel.training.emulate.twin.slow import parse_slow
 from windtunnel.training.emulate.workload import Work, measure
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.cost.collectives import collective_cost, full_bytes, sharing_of
-from windtunnel.training.emulate.cost.operators import cost_of
 from windtunnel.training.emulate.graph import Category, EventKind
 from windtunnel.training.emulate.run import Outcome
 from windtunnel.training.emulate.twin.collectives import CollectiveUse
+from windtunnel.training.emulate.twin.cost.collectives import collective_cost, full_bytes, sharing_of
+from windtunnel.training.emulate.twin.cost.operators import cost_of
 from windtunnel.training.emulate.workload import utilisation
 
 SCHEMA = "windtunnel.emulate/1"

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cluster.model import Device
-from windtunnel.training.emulate.cost.flops import counted_flops
-from windtunnel.training.emulate.cost.kinds import base_name, first_tensor
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Slice
-from windtunnel.training.emulate.slice.classes import Classes
+from windtunnel.training.emulate.policy.classes import Classes
+from windtunnel.training.emulate.twin.cost.flops import counted_flops
+from windtunnel.training.emulate.twin.cost.kinds import base_name, first_tensor
 
 REPLICATING = ("tp",)
 """Mesh dimensions whose ranks all look the same tokens up."""

@@ -22,8 +22,8 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from windtunnel.errors import UserError
-from windtunnel.strict_yaml import StrictLoader
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import StrictLoader
 from windtunnel.training.emulate.graph import Category, EventKind, Phase, Slice
 from windtunnel.training.pipelines.model import LayerProfile
 

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.agents.sandbox.adapters.ray import OF_BOX, SandboxActor, pool
 from windtunnel.agents.sandbox.client import Client, RemoteBox
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.agents.sandbox.adapters import subprocess as ours
 from windtunnel.agents.sandbox.client import Client, RemoteBox
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.fixture

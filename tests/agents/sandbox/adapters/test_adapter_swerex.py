@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.adapters import swerex, swerex_types
 from windtunnel.agents.sandbox.adapters.swerex import SandboxDeployment, SandboxRuntime, faults, rex
 from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.fixture

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox import bench
-from windtunnel.agents.sandbox.bench import classes, ground, killing, overhead, recovery, sessions, volume
+from windtunnel.agents.sandbox.bench import classes, harness, killing, overhead, recovery, sessions, volume
 from windtunnel.agents.sandbox.bench.killing import KINDS, Reference
 from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
 from windtunnel.agents.sandbox.bench.volume import Bytes
-from windtunnel.agents.sandbox.live.parts import SandboxError
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
 from windtunnel.agents.sandbox.traces.stats import Shares
-from windtunnel.errors import UserError
-from windtunnel.report.bench_rows import Row
+from windtunnel.base.errors import UserError
+from windtunnel.bench.rows import Row
 
 NONE, SHELL, FILES, FULL = TurnClass
 
@@ -73,7 +73,7 @@ def test_a_section_that_fails_does_not_lose_the_others(monkeypatch: pytest.Monke
         yield Row("shares", "first", "", measured=0.5)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(ground, "missing", lambda: "")
+    monkeypatch.setattr(harness, "missing", lambda: "")
     monkeypatch.setattr(volume, "shares_rows", failing)
     monkeypatch.setattr(volume, "bytes_rows", lambda _: iter([Row("bytes", "all", "bytes", measured=1.0)]))
     told = []
@@ -95,7 +95,7 @@ def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -
         gate.set()
         return 2
 
-    assert ground.side_by_side([first, second], 2) == [1, 2]
+    assert harness.side_by_side([first, second], 2) == [1, 2]
 
     def failing() -> int:
         raise ValueError("broken")
@@ -106,7 +106,7 @@ def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -
 
     jobs: list[Callable[[], int]] = [failing, *(partial(noted, number) for number in range(50))]
     with pytest.raises(ValueError, match="broken"):
-        ground.side_by_side(jobs, 1)
+        harness.side_by_side(jobs, 1)
     assert len(begun) < 50
 
 
@@ -120,7 +120,7 @@ def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> 
         raise ValueError("no sandbox")
 
     with pytest.raises(ValueError, match="no sandbox"):
-        ground.side_by_side([waiting, failing], 2, start.give_up)
+        harness.side_by_side([waiting, failing], 2, start.give_up)
     with pytest.raises(SandboxError, match="given up"):
         start.sleep(60)
 
@@ -238,10 +238,10 @@ def test_all_sandboxes_of_a_run_think_equally_long() -> None:
 
 @pytest.mark.root
 def test_nothing_is_left_when_a_run_is_broken_off() -> None:
-    if why := ground.missing():
+    if why := harness.missing():
         pytest.skip(why)
-    with pytest.raises(KeyboardInterrupt), ground.own_home() as home, ground.opened(home) as host:
-        seat = sessions.Seat.new(host, ground.new_name("broken"))
+    with pytest.raises(KeyboardInterrupt), harness.own_home() as home, harness.opened(home) as host:
+        seat = sessions.Seat.new(host, harness.new_name("broken"))
         seat.run("sleep 1000 </dev/null >/dev/null 2>&1 &")
         group = seat.box.machine().cgroup.path
         raise KeyboardInterrupt
@@ -252,15 +252,15 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy() -> None:
-    if why := ground.missing():
+    if why := harness.missing():
         pytest.skip(why)
     trace = generate(8, seed=0)
-    with ground.own_home() as home:
-        with ground.opened(home, method="conversation") as host:
+    with harness.own_home() as home:
+        with harness.opened(home, method="conversation") as host:
             first, second = (recovery.faultless(host, trace) for _ in range(2))
         reference = Reference(trace, agreed(trace, first, second))
         kills = recovery.plan([reference], 6)
-        with ground.opened(home) as host:
+        with harness.opened(home) as host:
             outcomes = [killing.killed(host, "semantic", kill) for kill in kills]
     assert [outcome.differences for outcome in outcomes] == [()] * 6
     assert all(outcome.correct and not outcome.unreadable for outcome in outcomes)

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from windtunnel.agents.sandbox.client import Client, launch
 from windtunnel.agents.sandbox.client.wire import Log
 from windtunnel.agents.sandbox.model import Manifest, Spec, TurnClass
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.common import bytes_of, size
 from windtunnel.cli.sandbox.past import tree
-from windtunnel.errors import ScriptError, UserError
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]

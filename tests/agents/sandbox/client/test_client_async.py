@@ -11,7 +11,7 @@ import pytest
 from windtunnel.agents.sandbox.client import Client, SandboxFault, connect_async
 from windtunnel.agents.sandbox.model import Spec
 from windtunnel.agents.sandbox.views import Event
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 def test_the_whole_life_of_a_sandbox(client: Client) -> None:

@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.client.wire import (
     result_line,
 )
 from windtunnel.agents.sandbox.model import ImagePart, Manifest, ShellState, Spec, TurnClass, TurnResult
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 PIECES = st.lists(
     st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=60) | st.text().map(str.encode))

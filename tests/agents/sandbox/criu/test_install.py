@@ -13,7 +13,7 @@ import pytest
 from windtunnel.agents.sandbox.live.criu import Criu, CriuError, archive, install, setup
 from windtunnel.agents.sandbox.live.criu.archive import ArchiveError, mirrors, newest
 from windtunnel.agents.sandbox.live.criu.trial import known_trial
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 MIRROR = "http://mirror.invalid/debian"
 TARBALL = b"the source"

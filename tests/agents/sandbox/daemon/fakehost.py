@@ -36,7 +36,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, GcReport, RestoreReport
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 class FakeDied(Exception):

@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.client import SandboxFault, connect, launch
 from windtunnel.agents.sandbox.live.daemon.guard import is_loopback, named_here
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 FAKE = (sys.executable, fakehost.__file__)
 TOKEN = "t0ken-of-the-test"

@@ -13,7 +13,7 @@ import pytest
 from windtunnel.agents.sandbox.client import SandboxGone, connect, launch
 from windtunnel.agents.sandbox.live.daemon.server import held
 from windtunnel.agents.sandbox.model import Spec, TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.mark.root

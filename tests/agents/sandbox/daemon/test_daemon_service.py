@@ -16,7 +16,7 @@ from windtunnel.agents.sandbox.client import Client, SandboxFault, SandboxGone
 from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import Collector
 from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

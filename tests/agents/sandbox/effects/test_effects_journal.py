@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.live.effects import (
     NotDone,
     at_most_once,
 )
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 AGENT = """
 import os, sys

@@ -20,7 +20,7 @@ from pool_support import Opener, need_root, state
 
 from windtunnel.agents.sandbox.live.files import PoolError, host_image
 from windtunnel.agents.sandbox.live.files.source import look_at
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 

@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.live.images import (
 )
 from windtunnel.agents.sandbox.live.images.chunks import BLOCK, LEAST, MOST, Cutter
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 IDS = ("20260101-000000-a", "20260101-000001-b")
 

@@ -15,7 +15,7 @@ from image_making import manifest
 from windtunnel.agents.sandbox.live.images import ImageError, Manifests, TurnLog, new_id, plain
 from windtunnel.agents.sandbox.live.images.manifests import from_bytes, to_bytes
 from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @settings(max_examples=50, deadline=None)

@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.live.inspect import (
 )
 from windtunnel.agents.sandbox.model import References, TurnClass
 from windtunnel.agents.sandbox.policy import decide
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.fixture

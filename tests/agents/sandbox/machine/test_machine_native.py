@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.live.machine import launch, native
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")

@@ -13,7 +13,7 @@ import pytest
 from windtunnel.agents.sandbox.live.machine import Machine
 from windtunnel.agents.sandbox.live.machine.files import get_to, listdir, put
 from windtunnel.agents.sandbox.live.machine.inside import Folder
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.fixture

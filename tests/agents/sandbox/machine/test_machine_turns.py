@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError, not_replayable
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
 

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from windtunnel.agents.sandbox.live.context import Event, SandboxDied
 from windtunnel.agents.sandbox.live.criu import doctor, rung
 from windtunnel.agents.sandbox.live.files.host_image import Package, fill
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.machine import listen_inside
 from windtunnel.agents.sandbox.live.machine.group import STOPPED
-from windtunnel.agents.sandbox.live.parts import Event, SandboxDied
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, Spec, Turn, TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 DEADLINE = 30.0
 MANY = """

@@ -14,7 +14,7 @@ import pytest
 from windtunnel.agents.sandbox.traces.convert import convert
 from windtunnel.agents.sandbox.traces.replay import replay
 from windtunnel.agents.sandbox.traces.schema import load, save
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

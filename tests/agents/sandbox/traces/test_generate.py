@@ -17,7 +17,7 @@ from windtunnel.agents.sandbox.traces.referee import least
 from windtunnel.agents.sandbox.traces.replay import begin, check, replay
 from windtunnel.agents.sandbox.traces.schema import load, save
 from windtunnel.agents.sandbox.traces.stats import shares
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 EVEN = Mix(none=1, shell=1, files=1, full=1)
 WEIGHT = st.floats(0, 10)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn, load, save
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"))
 TURN = st.builds(

@@ -29,7 +29,7 @@ from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed, compare, recovery
 from windtunnel.agents.sandbox.traces.stats import figures, shares, spread
 from windtunnel.agents.sandbox.traces.think import Think, fit
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @pytest.fixture(autouse=True)

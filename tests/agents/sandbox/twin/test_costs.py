@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.calibrate import calibrate, cost_table
 from windtunnel.agents.sandbox.costs import SHIPPED, Profile, load_costs, profile_path, save_costs
 from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted, least_squares
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 def test_a_full_checkpoint_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.twin.clock import Activity, Clock, Running, Shared
+from windtunnel.engines.events import Activity, Clock, Running, Shared
 
 
 def ends(capacity: float, users: list[tuple[float, float]]) -> tuple[list[float], Shared]:

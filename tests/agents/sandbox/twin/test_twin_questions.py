@@ -37,8 +37,8 @@ from windtunnel.agents.sandbox.twin.questions import (
     spot,
 )
 from windtunnel.agents.sandbox.twin.setup import POLICIES, Machine, Made
+from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.emulate import register
-from windtunnel.errors import UserError
 
 
 def row(number: int, breaks_at: int) -> Density:

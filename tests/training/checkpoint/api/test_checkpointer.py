@@ -13,7 +13,7 @@ import torch
 from checkpoint_world import Cluster, FakeJob, together
 from torch import nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 
 STEPS = 8

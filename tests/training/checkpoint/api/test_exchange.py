@@ -12,7 +12,7 @@ import torch
 from checkpoint_world import Cluster, FakeJob
 from torch import nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp, objects, snapshot, storage
 from windtunnel.training.checkpoint.live.slot import checksum_of

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import objects, reshard
 from windtunnel.training.checkpoint.live.layout import Entry, Layout, aligned

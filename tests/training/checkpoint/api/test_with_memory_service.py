@@ -16,7 +16,7 @@ import torch
 from checkpoint_world import FakeJob, Regrouped, together
 from torch import nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import checkpointer
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost

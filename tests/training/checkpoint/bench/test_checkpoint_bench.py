@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import bench
-from windtunnel.training.checkpoint.bench import cost, ground, recovery, savers, timeline, wasted
+from windtunnel.training.checkpoint.bench import cost, harness, recovery, savers, timeline, wasted
 from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, Flown, Stroke, Truth
 from windtunnel.training.checkpoint.bench.timeline import Save
-from windtunnel.training.survive.events import Event
+from windtunnel.training.elastic.events import Event
 
 
 def event(kind: str, t: float, generation: int = 1, **fields: object) -> Event:
@@ -39,7 +39,7 @@ def test_an_unknown_section_is_refused() -> None:
 
 def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise ground.Failed("the job ended (a reason) before a commit")
+        raise harness.Failed("the job ended (a reason) before a commit")
 
     monkeypatch.setattr(cost, "flown", broken)
     monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
@@ -50,8 +50,8 @@ def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_quantiles_are_values_that_were_measured() -> None:
     values = [3.0, 1.0, 2.0, 4.0]
-    assert [ground.quantile(values, share) for share in (0.0, 0.25, 0.5, 0.95, 1.0)] == [1, 1, 2, 4, 4]
-    assert math.isnan(ground.quantile([], 0.5))
+    assert [harness.quantile(values, share) for share in (0.0, 0.25, 0.5, 0.95, 1.0)] == [1, 1, 2, 4, 4]
+    assert math.isnan(harness.quantile([], 0.5))
 
 
 # --- recovery -----------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from windtunnel.linux import network
 from windtunnel.training.checkpoint.bench import idle
-from windtunnel.training.survive.live import network
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.training.checkpoint.bench import regroup
-from windtunnel.training.survive.events import Recovery
+from windtunnel.training.elastic.events import Recovery
 
 
 def recovered(evidence: str, detected: float, grouped: float) -> Recovery:

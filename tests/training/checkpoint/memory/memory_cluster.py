@@ -13,7 +13,7 @@ import xxhash
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.checkpoint.policy.slots import slot_for
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.training.elastic.model import Membership, Node
 
 LAYOUT = b'{"some": "layout"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
-from windtunnel.training.survive.model import Membership
+from windtunnel.training.elastic.model import Membership
 
 
 class Context:

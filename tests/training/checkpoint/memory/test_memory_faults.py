@@ -19,10 +19,10 @@ import pytest
 import xxhash
 from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content, eventually
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
-from windtunnel.training.survive.live import wire
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.training.elastic.model import Membership, Node
 
 N = 300_000
 SHARD = "rank1"

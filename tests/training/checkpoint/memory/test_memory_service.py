@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from memory_cluster import DIGEST, LAYOUT, Cluster, content, eventually, fill
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, read_header
 

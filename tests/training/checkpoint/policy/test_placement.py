@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy import probability
 from windtunnel.training.checkpoint.policy.placement import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.policy.search import Choose, Rule, lead, search
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli import main as cli
-from windtunnel.errors import ScriptError, UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import dcp
-from windtunnel.training.survive import Job, run
+from windtunnel.training.elastic import Job, run
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import chunks
 from windtunnel.training.checkpoint.live.files import LocalFiles, open_files
 from windtunnel.training.checkpoint.live.manifest import ShardManifest, StepManifest, seal

@@ -9,18 +9,18 @@ from itertools import pairwise
 
 import pytest
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
+from windtunnel.traces.failures import regular
+from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.simulate import fly
 from windtunnel.training.pipelines.bench import SECTIONS, run
 from windtunnel.training.pipelines.bench import planner as planner_section
 from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
 from windtunnel.training.pipelines.bench.fidelity import Calibration, reached, replay
-from windtunnel.training.pipelines.bench.flights import NODES, Flown
 from windtunnel.training.pipelines.bench.measured import random_losses, regular_losses
 from windtunnel.training.pipelines.bench.replay import TRACES, twin_flights
+from windtunnel.training.pipelines.bench.runs import NODES, Flown
 from windtunnel.training.pipelines.bench.schemes import GoOnOnFewer, RestartOnFewer
-from windtunnel.training.survive.failures import regular
-from windtunnel.training.survive.twin.fly import fly
-from windtunnel.training.survive.twin.model import Costs, Flight, Job
 
 
 def test_the_second_method_equals_brute_force() -> None:

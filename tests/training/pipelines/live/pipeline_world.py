@@ -1,6 +1,6 @@
 """Machines of the tests: one real trainer process each, under a small supervisor that lives in the test.
 
-It speaks to the trainers what an agent speaks, so `survive.run`, its link and its group are the real ones. It
+It speaks to the trainers what an agent speaks, so `elastic.run`, its link and its group are the real ones. It
 does on purpose what a real one does by chance: kill at a chosen message, or die before telling some.
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from windtunnel.training.survive.live import wire
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.base import wire
+from windtunnel.training.elastic.model import Membership, Node
 
 BOUND = 60.0  # seconds after which a test gives up
 
@@ -36,7 +36,7 @@ _context.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
-        "windtunnel.training.survive.live.run",
+        "windtunnel.training.elastic.live.run",
         "windtunnel.training.pipelines.live.trainer",
     ]
 )
@@ -273,6 +273,6 @@ def _child(environment: dict[str, str], log: str, train: Callable[..., Any], arg
     sys.stderr = sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
     torch.set_num_threads(1)
-    from windtunnel.training.survive.live.run import run
+    from windtunnel.training.elastic.live.run import run
 
     run(lambda job: train(job, *args), backend="gloo", timeout=BOUND)

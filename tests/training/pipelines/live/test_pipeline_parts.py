@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pipeline_problems import Problem, adamw, halving, specs
 from torch import Tensor, nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live import determinism
 from windtunnel.training.pipelines.live import storage
 from windtunnel.training.pipelines.live.commit import Standing, resolve
 from windtunnel.training.pipelines.live.even import even_templates
@@ -25,7 +26,6 @@ from windtunnel.training.pipelines.live.stage import Stage
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
 from windtunnel.training.pipelines.policy.schedule import Action, one_forward_one_backward
-from windtunnel.training.survive.live import determinism
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_oracles import even_set, shares, sums
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Stage, Template, TemplateSet
 from windtunnel.training.pipelines.policy.compose import (
     _Problem,

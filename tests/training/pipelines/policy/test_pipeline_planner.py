@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_oracles import brute_force, check_template, layers
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile
 from windtunnel.training.pipelines.policy import planner
 from windtunnel.training.pipelines.policy.memoised import memoised_plan

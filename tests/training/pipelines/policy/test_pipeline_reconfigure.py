@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pipeline_oracles import even_set, held_by
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy.assign import assign
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds

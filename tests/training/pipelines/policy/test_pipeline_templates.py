@@ -7,7 +7,7 @@ import json
 import pytest
 from pipeline_oracles import even_set, layers, sums
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.policy.planner import fits
 from windtunnel.training.pipelines.policy.templates import (
     count_needed,

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import UserError
 from windtunnel.training.emulate.graph import EVENT, Category, EventKind, Operator, Phase, Slice
 from windtunnel.training.pipelines.model import LayerProfile
 from windtunnel.training.pipelines.policy.planner import plan

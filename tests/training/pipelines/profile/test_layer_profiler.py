@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live.profiler import measure_layers
 
 

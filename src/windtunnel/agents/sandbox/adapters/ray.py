@@ -14,7 +14,7 @@ from typing import Any
 
 from windtunnel.agents.sandbox.model import Manifest, Spec, TurnResult
 from windtunnel.agents.sandbox.views import BoxInfo
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 CONCURRENT = 256
 """Calls that one actor takes at a time: a command occupies one until it ends."""

@@ -19,7 +19,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, CompletedProce
 from typing import Any, Protocol
 
 from windtunnel.agents.sandbox.model import TurnResult
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 SHELL = "subprocess"
 Argv = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from windtunnel.agents.sandbox.adapters import subprocess as commands
 from windtunnel.agents.sandbox.adapters import swerex_types as own
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.adapters.swerex_types import AbstractDeployment as Deployment

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 
-from windtunnel.report.bench_rows import Row, all_rows, left_out
+from windtunnel.bench.rows import Row, all_rows, left_out
 
 # Each section's module and function, imported when it runs.
 # the times of single operations first: what the long sections leave to be written would slow them
@@ -40,7 +40,7 @@ def run(
 
 
 def _produce(name: str, quick: bool) -> Iterator[Row]:
-    from windtunnel.agents.sandbox.bench.ground import missing
+    from windtunnel.agents.sandbox.bench.harness import missing
 
     if why := missing():
         yield left_out(name, name, why)

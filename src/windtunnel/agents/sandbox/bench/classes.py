@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from windtunnel.agents.sandbox.bench.ground import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
 from windtunnel.agents.sandbox.bench.sessions import Seat, sessions
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import SandboxError
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.referee import weaker
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 SECTION = "false-none"
 

@@ -15,11 +15,11 @@ from typing import Literal
 
 import psutil
 
-from windtunnel.agents.sandbox.bench.ground import new_name, processes_of
+from windtunnel.agents.sandbox.bench.harness import new_name, processes_of
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
+from windtunnel.agents.sandbox.live.context import Method, SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import Method, SandboxError
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, play

@@ -11,13 +11,13 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from windtunnel.agents.sandbox.bench.ground import load, new_name, opened, own_home
+from windtunnel.agents.sandbox.bench.harness import load, new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import SandboxError
 from windtunnel.agents.sandbox.traces.stats import spread
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 TIMES, QUICK_TIMES = 20, 6
 FORK, FREEZE = 0.088, 0.060

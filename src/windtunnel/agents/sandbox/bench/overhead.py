@@ -20,17 +20,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.bench.ground import MemoryMeter, load, new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import (
+    MemoryMeter,
+    load,
+    new_name,
+    opened,
+    own_home,
+    side_by_side,
+)
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import SandboxError
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.replay import begin, play
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.traces.stats import spread
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 SECTION = "overhead"
 SANDBOXES = 8

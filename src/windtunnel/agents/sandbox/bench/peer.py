@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.bench.ground import opened, own_home
+from windtunnel.agents.sandbox.bench.harness import opened, own_home
 from windtunnel.agents.sandbox.bench.latency import SERVER, asked, serving
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import SandboxError
-from windtunnel.report.bench_rows import Row, left_out
+from windtunnel.bench.rows import Row, left_out
 
 TIMES, QUICK_TIMES = 10, 3
 SECTION = "peer"

@@ -22,17 +22,17 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from windtunnel.agents.sandbox.bench.ground import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
 from windtunnel.agents.sandbox.bench.killing import KINDS, Kill, Kind, Outcome, Reference, killed
 from windtunnel.agents.sandbox.bench.sessions import Seat, sessions
+from windtunnel.agents.sandbox.live.context import Method, SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import Method, SandboxError
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import TraceRejected, replay
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.traces.score import agreed
-from windtunnel.report.bench_rows import Row, left_out
+from windtunnel.bench.rows import Row, left_out
 
 SECTION = "recovery"
 SOURCE = "arXiv 2604.28138"

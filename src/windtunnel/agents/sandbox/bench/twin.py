@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from windtunnel.agents.sandbox.bench.ground import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
 from windtunnel.agents.sandbox.bench.overhead import Start, loads
 from windtunnel.agents.sandbox.bench.recording import record
 from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.calibrate import calibrate
+from windtunnel.agents.sandbox.live.context import Method
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.parts import Method
 from windtunnel.agents.sandbox.traces.replay import begin
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.observed import BOUND, ObservedBox, ObservedRun, validate
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 THINK, QUICK_THINK = 24.0, 8.0
 POLICIES: tuple[Method, ...] = ("semantic", "full")

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.bench.ground import new_name, opened, own_home
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Played, played, sessions
-from windtunnel.agents.sandbox.live.parts import Method
+from windtunnel.agents.sandbox.live.context import Method
 from windtunnel.agents.sandbox.model import Manifest, TurnClass
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.traces.stats import Shares, shares
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 SOURCE = "arXiv 2604.28138"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.place import default_home
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 SOCKET = "daemon.sock"
 LONGEST = 107

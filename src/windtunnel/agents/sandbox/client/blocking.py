@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.client.address import Address, address
 from windtunnel.agents.sandbox.client.calls import Call
 from windtunnel.agents.sandbox.client.remote import OnOutput, RemoteBox
 from windtunnel.agents.sandbox.model import Facility, Manifest, Spec, TurnResult
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import httpx
 
 from windtunnel.agents.sandbox.client.address import Address, socket_of
 from windtunnel.agents.sandbox.client.wire import SandboxFault, raised
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 CHUNK = 1 << 20
 TIMEOUT = httpx.Timeout(None, connect=10.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.client.address import socket_of
 from windtunnel.agents.sandbox.client.wire import SandboxFault
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.live.daemon")
 LOG = "daemon.log"

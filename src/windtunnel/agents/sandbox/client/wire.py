@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass, TurnResult
-from windtunnel.errors import ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

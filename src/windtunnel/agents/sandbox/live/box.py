@@ -23,14 +23,14 @@ from typing import BinaryIO
 from windtunnel.agents.sandbox import policy
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, take
+from windtunnel.agents.sandbox.live.context import Parts, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import TurnLog, new_id
 from windtunnel.agents.sandbox.live.machine import Machine, not_replayable
-from windtunnel.agents.sandbox.live.onlooker import Onlooker
-from windtunnel.agents.sandbox.live.parts import Parts, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
-from windtunnel.agents.sandbox.live.settle import settle
 from windtunnel.agents.sandbox.model import (
     Decision,
     Effects,
@@ -42,7 +42,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 class Box:

@@ -24,14 +24,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
+from windtunnel.agents.sandbox.live.context import Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.files import PoolError
 from windtunnel.agents.sandbox.live.images import ImageError
 from windtunnel.agents.sandbox.live.inspect import InspectError
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
-from windtunnel.agents.sandbox.live.parts import Parts, SandboxError
-from windtunnel.agents.sandbox.live.settle import settle
+from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.model import (
     Decision,
     FilesPart,

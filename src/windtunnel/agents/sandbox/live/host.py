@@ -21,32 +21,32 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
+from windtunnel.agents.sandbox.live import capabilities_probe, without_root
 from windtunnel.agents.sandbox.live import guard as guards
 from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
-from windtunnel.agents.sandbox.live import rungs, without_root
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
+from windtunnel.agents.sandbox.live.context import Method, Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
+from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import PoolError, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Machine, rootless
-from windtunnel.agents.sandbox.live.model_proxy import ModelProxy, with_address
-from windtunnel.agents.sandbox.live.onlooker import Onlooker
-from windtunnel.agents.sandbox.live.parts import Method, Parts, SandboxError
+from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
 from windtunnel.agents.sandbox.model import FileChange, Manifest, Spec, TurnClass
 from windtunnel.agents.sandbox.policy import DEFAULT, Retention, Rules, forgettable, save_order
 from windtunnel.agents.sandbox.views import BoxInfo, Event, GcReport
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.live.coordinator import CoordinatorEvent
+    from windtunnel.agents.sandbox.live.model_proxy import CoordinatorEvent
 
 
 class Host:
@@ -93,7 +93,7 @@ class Host:
                 inspector = (
                     without_root.onlooker(self.home, self._changed)
                     if self._rootless
-                    else rungs.inspector_for(inspector_kind, pool)
+                    else capabilities_probe.inspector_for(inspector_kind, pool)
                 )
             self.parts = Parts(
                 home=self.home,
@@ -122,7 +122,7 @@ class Host:
         if not self._rootless:
             seen = inspector if isinstance(inspector, Inspector) else None
             asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
-            for words in rungs.lacking(self.home, pool, self.parts.criu, seen, asked=asked):
+            for words in capabilities_probe.lacking(self.home, pool, self.parts.criu, seen, asked=asked):
                 self._report(Event("weaker", "", words))
         self._recover()
 

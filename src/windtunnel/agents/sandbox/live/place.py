@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 CHANNEL = ".windtunnel"
 """Folder in the root of every sandbox through which host and sandbox talk: never part of what changed."""

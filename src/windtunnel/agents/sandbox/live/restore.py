@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
+from windtunnel.agents.sandbox.live.context import Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError
-from windtunnel.agents.sandbox.live.parts import Parts, SandboxError
 from windtunnel.agents.sandbox.model import Manifest, Spec
 from windtunnel.agents.sandbox.views import RestoreReport
 

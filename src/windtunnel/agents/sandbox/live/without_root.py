@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.guard import CONTINUE, Guard
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, rootless
-from windtunnel.agents.sandbox.live.onlooker import Onlooker
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 NO_IMAGES = "they are not kept without root"
 

@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.traces import recipes
 from windtunnel.agents.sandbox.traces.recipes import World
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.think import Think
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 TOOLS = ("ask.py", "check.py", "job.py", "svc.py")
 

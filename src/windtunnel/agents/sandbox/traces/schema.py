@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 FORMAT = "windtunnel-trace"
 VERSION = 1

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 @dataclass(frozen=True)

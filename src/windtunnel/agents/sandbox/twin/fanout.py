@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.costs import Costs, Work
-from windtunnel.agents.sandbox.twin.clock import Activity, Clock, Running, Shared
 from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
 from windtunnel.agents.sandbox.twin.setup import Machine
+from windtunnel.engines.events import Activity, Clock, Running, Shared
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.policy import Queues
-from windtunnel.agents.sandbox.twin.clock import Wait
+from windtunnel.engines.events import Wait
 
 
 @dataclass

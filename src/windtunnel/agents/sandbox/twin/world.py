@@ -20,10 +20,10 @@ from functools import partial
 from windtunnel.agents.sandbox.costs import Costs, Work
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import save_order
-from windtunnel.agents.sandbox.twin.clock import Activity, Clock, Running, Shared
 from windtunnel.agents.sandbox.twin.loads import Session
 from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
 from windtunnel.agents.sandbox.twin.setup import Loss, Machine, Made, Outcome, Policy
+from windtunnel.engines.events import Activity, Clock, Running, Shared
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 
-from windtunnel.report.bench_rows import Row, all_rows
+from windtunnel.bench.rows import Row, all_rows
 
 SECTIONS = ("recovery", "wasted", "cost", "idle", "regroup", "placement")
 """Each one is the module of its name, imported when it runs."""

@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from windtunnel.report.bench_rows import Row, left_out
-from windtunnel.training.checkpoint.bench import ground
-from windtunnel.training.checkpoint.bench.ground import SOURCE, Failed, milliseconds, quantile
-from windtunnel.training.survive.events import Event
+from windtunnel.bench.rows import Row, left_out
+from windtunnel.training.checkpoint.bench import harness
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
+from windtunnel.training.elastic.events import Event
 
 SECTION = "cost"
 RANKS, COPIES = 2, 2
@@ -38,10 +38,10 @@ PARTS = 20
 
 
 def cost_rows(quick: bool) -> Iterator[Row]:
-    told = ground.conditions()
+    told = harness.conditions()
     steps: dict[str, list[Event]] = {}
     used: dict[str, dict[str, int]] = {}
-    with ground.own_folder() as folder:
+    with harness.own_folder() as folder:
         for number, mode in enumerate(QUICK_MODES if quick else MODES):
             try:
                 found, used[mode] = flown(folder / str(number), mode, quick)
@@ -60,11 +60,11 @@ def flown(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, 
     Raises:
         Failed: it did not come through.
     """
-    ground.end_at(folder, WARM + (QUICK_STEPS if quick else STEPS))
+    harness.end_at(folder, WARM + (QUICK_STEPS if quick else STEPS))
     width = QUICK_WIDTH if quick else WIDTH
     arguments = ["--mode", mode, "--width", width, "--copies", COPIES]
-    with ground.flying("fsdp_trainer", arguments, folder, nodes=RANKS, frozen_after=5.0) as launched:
-        results = ground.ended(launched)
+    with harness.flying("fsdp_trainer", arguments, folder, nodes=RANKS, frozen_after=5.0) as launched:
+        results = harness.ended(launched)
         events = launched.events()
     return [event for event in events if event["kind"] == "step"][WARM:], results[0]["used"]
 
@@ -162,7 +162,7 @@ def persisted(folder: Path, mib: int, share: float) -> tuple[int, int]:
     from torch import nn
 
     from windtunnel.training.checkpoint import PeerCheckpointer
-    from windtunnel.training.survive.live.job import Job
+    from windtunnel.training.elastic.live.job import Job
 
     made = torch.Generator().manual_seed(3)
     count = mib * 2**20 // (12 * PARTS)

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from windtunnel.report.bench_rows import Row, left_out
-from windtunnel.training.checkpoint.bench import ground
-from windtunnel.training.checkpoint.bench.ground import SOURCE, quantile
-from windtunnel.training.survive.live import network
+from windtunnel.bench.rows import Row, left_out
+from windtunnel.linux import network
+from windtunnel.training.checkpoint.bench import harness
+from windtunnel.training.checkpoint.bench.harness import SOURCE, quantile
 
 LAYERS, MESSAGE, COMPUTE = 4, 3_000_000, 0.08  # all-reduces a step, bytes, seconds of pause after each
 RATE = 50e6  # bytes/s: 400 Mbit/s
@@ -121,7 +121,7 @@ def idle_rows(quick: bool) -> Iterator[Row]:
         yield left_out("idle", "checkpoints beside training on one network", why)
         return
     over: dict[tuple[str, float, int], float] = {}
-    with ground.own_folder() as folder:
+    with harness.own_folder() as folder:
         for number, phases in enumerate(plan(quick)):
             alone, outcomes = measure(folder / str(number), phases)
             if number == 0:
@@ -159,8 +159,8 @@ def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
     options: dict[str, Any] = {"nodes": 2, "network": "netns", "rate": RATE}
     # A host that is slow for a moment is no failure here.
     options |= {"lease": 10.0, "frozen_after": 10.0}
-    with ground.flying("idle_trainer", [json.dumps(todo)], folder, **options) as launched:
-        ranks = ground.ended(launched, TIMEOUT)
+    with harness.flying("idle_trainer", [json.dumps(todo)], folder, **options) as launched:
+        ranks = harness.ended(launched, TIMEOUT)
     alone: list[float] = []
     outcomes: Outcomes = {}
     for number, phase in enumerate(phases):
@@ -223,5 +223,5 @@ def _conditions(alone: list[float]) -> str:
     return (
         f"{len(alone)} steps, p95 {quantile(alone, 0.95):.3f} s; 2 machines in network namespaces, "
         f"{RATE * 8 / 1e6:.0f} Mbit/s, {LAYERS} all-reduces of {MESSAGE / 1e6:g} MB a step over gloo, "
-        f"{COMPUTE * 1e3:.0f} ms slept after each; {ground.conditions()}"
+        f"{COMPUTE * 1e3:.0f} ms slept after each; {harness.conditions()}"
     )

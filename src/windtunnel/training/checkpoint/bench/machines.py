@@ -20,11 +20,11 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.training.checkpoint.bench.ground import PROGRAMS, Failed
+from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
-from windtunnel.training.survive import orphans
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.training.elastic.live import cleanup
+from windtunnel.training.elastic.model import Membership, Node
 
 LAYOUT = b'{"bench": "placement"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
@@ -37,7 +37,7 @@ class Machine:
     def __init__(self, node: int, folder: Path, posted: Any) -> None:
         self.node, self.folder = node, folder
         command = [sys.executable, str(PROGRAMS / "memory_host.py"), str(folder)]
-        env = {**os.environ, orphans.TOKEN: folder.parent.name}
+        env = {**os.environ, cleanup.TOKEN: folder.parent.name}
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -78,7 +78,7 @@ class Machines:
 
     def __init__(self, count: int, nbytes: int) -> None:
         self._nbytes = nbytes
-        self._folder = orphans.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
+        self._folder = cleanup.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
         self._lock = threading.Lock()
         self._posts: dict[str, dict[int, Any]] = {}
         self._next = self._generation = 0

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator
 from itertools import combinations
 
-from windtunnel.report.bench_rows import Row
-from windtunnel.training.checkpoint.bench.ground import SOURCE
+from windtunnel.bench.rows import Row
+from windtunnel.training.checkpoint.bench.harness import SOURCE
 from windtunnel.training.checkpoint.bench.machines import Machines
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.placement import Kind, copy_sets, place, survives

@@ -24,11 +24,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from windtunnel.report.bench_rows import Row, left_out
-from windtunnel.training.checkpoint.bench import ground
-from windtunnel.training.checkpoint.bench.ground import SOURCE, Failed, milliseconds, quantile
-from windtunnel.training.survive.events import PHASES, Event, Recovery, recoveries
-from windtunnel.training.survive.launch import Launched
+from windtunnel.bench.rows import Row, left_out
+from windtunnel.training.checkpoint.bench import harness
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
+from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.elastic.live.launch import Launched
 
 SECTION = "recovery"
 Kind = Literal["worker killed", "machine killed", "worker frozen"]
@@ -74,9 +74,9 @@ class Truth:
 
 
 def recovery_rows(quick: bool) -> Iterator[Row]:
-    told = ground.conditions()
+    told = harness.conditions()
     jobs, kills = (QUICK_JOBS, QUICK_KILLS) if quick else (JOBS, KILLS)
-    with ground.own_folder() as folder:
+    with harness.own_folder() as folder:
         flown = [fly(folder / f"job-{number}", plan(kills, seed=number)) for number in range(jobs)]
         for number, one in enumerate(flown):
             if one.failure:
@@ -104,7 +104,7 @@ def fly(folder: Path, strokes: list[Stroke]) -> Flown:
     """A job that is struck with all ``strokes`` and then comes to its end."""
     flown = Flown(strokes)
     options: dict[str, Any] = {"nodes": RANKS, "frozen_after": MOVES_NOT, "lease": MOVES_NOT}
-    with ground.flying("fsdp_trainer", [], folder, **options) as launched:
+    with harness.flying("fsdp_trainer", [], folder, **options) as launched:
         try:
             done = 0
             for stroke in strokes:
@@ -115,8 +115,8 @@ def fly(folder: Path, strokes: list[Stroke]) -> Flown:
                 done = len(launched.events())
                 flown.struck += 1
             wait_settled(launched, done)
-            results = ground.end_soon(launched)
-            flown.last = int((folder / ground.LAST).read_text())
+            results = harness.end_soon(launched)
+            flown.last = int((folder / harness.LAST).read_text())
             flown.hashes = {rank: result["hashes"][str(flown.last)] for rank, result in results.items()}
         except Failed as error:
             flown.failure = str(error)
@@ -130,7 +130,7 @@ def wait_settled(launched: Launched, after: int) -> None:
     Raises:
         Failed: it does not come to that.
     """
-    ground.until(launched, lambda events: settled(events, after), "commit after a stroke", PATIENCE)
+    harness.until(launched, lambda events: settled(events, after), "commit after a stroke", PATIENCE)
 
 
 def settled(events: Sequence[Event], after: int) -> bool:
@@ -173,10 +173,10 @@ def undisturbed(folder: Path, lasts: Sequence[int]) -> Truth:
     """The run that nothing disturbs, with every rank's state after each of the steps ``lasts``."""
     if not lasts:
         return Truth({}, {})
-    ground.end_at(folder, max(lasts))
+    harness.end_at(folder, max(lasts))
     arguments = ["--mode", "none", "--hashes", *lasts]
-    with ground.flying("fsdp_trainer", arguments, folder, nodes=RANKS) as launched:
-        results = ground.ended(launched)
+    with harness.flying("fsdp_trainer", arguments, folder, nodes=RANKS) as launched:
+        results = harness.ended(launched)
         losses = {event["step"]: event["loss"] for event in launched.events() if event["kind"] == "step"}
     return Truth(losses, {rank: result["hashes"] for rank, result in results.items()})
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from windtunnel.report.bench_rows import Row
-from windtunnel.training.checkpoint.bench import ground
-from windtunnel.training.checkpoint.bench.ground import PROGRAMS, Failed, quantile
-from windtunnel.training.survive.events import Event, Recovery, recoveries
-from windtunnel.training.survive.launch import Launched
+from windtunnel.bench.rows import Row
+from windtunnel.training.checkpoint.bench import harness
+from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed, quantile
+from windtunnel.training.elastic.events import Event, Recovery, recoveries
+from windtunnel.training.elastic.live.launch import Launched
 
 TARGET = 0.2  # seconds from SIGKILL to a working group
 LEASE = 1.0  # seconds without a sign of life
@@ -39,7 +39,7 @@ SEED = 17
 def regroup_rows(quick: bool) -> Iterator[Row]:
     """The rows of this section."""
     kills, stops = (4, 1) if quick else (12, 3)
-    with ground.own_folder() as folder:
+    with harness.own_folder() as folder:
         for ranks in (4,) if quick else (4, 6, 8):
             found, same = strike(folder / str(ranks), ranks, kills, stops)
             yield from rows(ranks, found, same)
@@ -55,7 +55,7 @@ def strike(folder: Path, ranks: int, kills: int, stops: int) -> tuple[list[Recov
     """
     draw = Random(SEED + ranks)
     same = True
-    with ground.flying(
+    with harness.flying(
         "regroup_trainer", [], folder, nodes=ranks, lease=LEASE, frozen_after=LEASE
     ) as launched:
         for number in range(kills + stops):
@@ -64,16 +64,16 @@ def strike(folder: Path, ranks: int, kills: int, stops: int) -> tuple[list[Recov
             rank = draw.randrange(ranks)
             (launched.kill_worker if number < kills else launched.stop_worker)(rank)
             generation = _generation(launched.events())
-            ground.until(launched, lambda e, g=generation: _generation(e) > g, "new generation", 30.0)  # type: ignore[misc]
+            harness.until(launched, lambda e, g=generation: _generation(e) > g, "new generation", 30.0)  # type: ignore[misc]
             after = standing(launched, ranks)
             same &= all(after[other] == pid for other, pid in pids.items() if other != rank)
-        ground.end_soon(launched)
+        harness.end_soon(launched)
         return recoveries(launched.events()), same
 
 
 def standing(launched: Launched, ranks: int) -> dict[int, int]:
     """Wait until all ranks of the newest generation are grouped and step: their process ids."""
-    ground.until(launched, lambda events: _stands(events, ranks), "group of all ranks")
+    harness.until(launched, lambda events: _stands(events, ranks), "group of all ranks")
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
         with contextlib.suppress(KeyError):
@@ -94,7 +94,7 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
         if killed
         else {}
     )
-    split = ", ".join(f"{name} {ground.milliseconds(value)}" for name, value in parts.items())
+    split = ", ".join(f"{name} {harness.milliseconds(value)}" for name, value in parts.items())
     kept = "survivors kept their processes" if same else "survivors were started anew"
     middle = quantile(total, 0.5)
     yield Row(
@@ -104,7 +104,7 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
         middle,
         target=f"at most {TARGET:g} s" if ranks <= 8 else "",
         met=middle <= TARGET and same,
-        note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {ground.conditions()}",
+        note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {harness.conditions()}",
     )
     yield Row("regroup", f"{ranks} ranks, SIGKILL: slowest", "s", max(total, default=None))
     since = [r.grouped - r.detected for r in frozen if r.grouped is not None]

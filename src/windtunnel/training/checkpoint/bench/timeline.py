@@ -14,7 +14,7 @@ from itertools import pairwise
 from random import Random
 from statistics import mean
 
-from windtunnel.training.survive.events import Event
+from windtunnel.training.elastic.events import Event
 
 
 @dataclass(frozen=True)

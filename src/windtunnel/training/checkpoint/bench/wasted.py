@@ -29,13 +29,13 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
-from windtunnel.report.bench_rows import Row, left_out
-from windtunnel.training.checkpoint.bench import ground, timeline
-from windtunnel.training.checkpoint.bench.ground import SOURCE, Failed, milliseconds, quantile
+from windtunnel.bench.rows import Row, left_out
+from windtunnel.training.checkpoint.bench import harness, timeline
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
 from windtunnel.training.checkpoint.bench.timeline import Save
 from windtunnel.training.checkpoint.policy.interval import wasted
-from windtunnel.training.survive.events import PHASES, Event, Recovery, recoveries
-from windtunnel.training.survive.launch import Launched
+from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.elastic.live.launch import Launched
 
 SECTION = "wasted"
 RANKS = 4
@@ -113,10 +113,10 @@ class Measured:
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
-    told = ground.conditions()
+    told = harness.conditions()
     ways = (STORE, PEERS) if quick else WAYS
     found: dict[Way, Measured] = {}
-    with ground.own_folder() as folder:
+    with harness.own_folder() as folder:
         for number, way in enumerate(ways):
             try:
                 found[way] = measure(way, folder / str(number), quick, seed=number)
@@ -154,16 +154,16 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
 
     # a worker that waits for a slow disk is not frozen
     options: dict[str, Any] = {"nodes": RANKS, "frozen_after": 5.0, "lease": 5.0}
-    with ground.flying("saving_trainer", arguments, folder, **options) as launched:
-        ground.until(launched, enough, f"{least_saves} saves", PATIENCE)
+    with harness.flying("saving_trainer", arguments, folder, **options) as launched:
+        harness.until(launched, enough, f"{least_saves} saves", PATIENCE)
         calm = launched.events()
         saves = timeline.saves_of(calm, RANKS)
         for _ in range(1 if quick else way.kills):
-            ground.until(launched, lambda e: saved_since(e, world=RANKS), "save to go on from", PATIENCE)
+            harness.until(launched, lambda e: saved_since(e, world=RANKS), "save to go on from", PATIENCE)
             time.sleep(random.uniform(0.0, timeline.interval(saves)))
             _kill(launched, random.randrange(RANKS))
         events = launched.events()
-        ground.end_soon(launched)
+        harness.end_soon(launched)
     steps = [event for event in calm if event["kind"] == "step"]
     stalls = [event["stall"] for event in steps[1:]]  # memory is made at the first save
     undisturbed = median(
@@ -189,7 +189,7 @@ def _kill(launched: Launched, place: int) -> None:
     def back(events: Sequence[Event]) -> bool:
         return any(event["kind"] == "step" and event["generation"] > before for event in events)
 
-    ground.until(launched, back, "step after a kill", PATIENCE)
+    harness.until(launched, back, "step after a kill", PATIENCE)
 
 
 def killed(events: Sequence[Event]) -> list[Killed]:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import objects, reshard, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import Layout
 from windtunnel.training.checkpoint.live.slot import checksum_of

@@ -15,7 +15,7 @@ import time
 from types import ModuleType
 from typing import Any, Protocol
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 PART = ".part-"
 """What a name begins with while its file is not whole."""

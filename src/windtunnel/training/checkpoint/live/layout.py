@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 VERSION = 1
 ALIGNMENT = 64

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 LENGTH = 8  # bytes of the length before the pickled objects
 

@@ -19,7 +19,7 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import chunks
 from windtunnel.training.checkpoint.live.files import Files
 from windtunnel.training.checkpoint.live.manifest import ChunkFile, OtherVersion, StorageError, shard_of

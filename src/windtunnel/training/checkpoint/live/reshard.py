@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.layout import Entry, Layout
 from windtunnel.training.checkpoint.live.state import Want
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import reshard, snapshot, state
 from windtunnel.training.checkpoint.live.layout import Entry, Layout, digest
 from windtunnel.training.checkpoint.live.slot import CopyError

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.policy.slots import require
 
 VARIABLE = "WINDTUNNEL_CHECKPOINT"

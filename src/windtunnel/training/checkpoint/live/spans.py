@@ -160,7 +160,7 @@ def _counters(fd: int) -> tuple[int, int]:
 
 def group_sockets() -> list[int]:
     """Descriptors of the sockets of this process's cuttable group."""
-    from windtunnel.training.survive.live import group
+    from windtunnel.training.elastic.live import group
 
     current = group._current
     return list(current._recorder.sockets) if current is not None else []

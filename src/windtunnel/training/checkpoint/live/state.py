@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import objects as plain
 from windtunnel.training.checkpoint.live import values
 from windtunnel.training.checkpoint.live.layout import Entry

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 EMPTY = -1
 """What ``held`` says of a slot without a complete step: never written, or torn."""

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from windtunnel.training.emulate.bench.jobs import step_calls, step_order
-from windtunnel.training.emulate.cost.calibrate import measure_operators, measure_overhead, measure_sharding
-from windtunnel.training.emulate.cost.calibrate.gloo import measure_calls
-from windtunnel.training.emulate.cost.profile import save_profile
+from windtunnel.training.emulate.calibrate import measure_operators, measure_overhead, measure_sharding
+from windtunnel.training.emulate.calibrate.gloo import measure_calls
+from windtunnel.training.emulate.twin.cost.profile import save_profile
 
 
 def main() -> None:

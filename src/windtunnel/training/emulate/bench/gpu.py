@@ -13,7 +13,7 @@ from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import example, launch, read_figures
 from windtunnel.training.emulate.bench.rows import Row, left_out
-from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.run import Options, fly
 
 SECTION = "gpu"

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.errors import ScriptError, UserError
-from windtunnel.training.emulate.capture.session import Script, Session
-from windtunnel.training.emulate.cost.collectives import full_bytes
 from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.live.session import Script, Session
+from windtunnel.training.emulate.twin.cost.collectives import full_bytes
 
 PACKAGE = "windtunnel.training.emulate.bench"
 TIMEOUT = 900.0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.errors import ScriptError
+from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.bench.jobs import (
     PACKAGE,
     Job,

@@ -1,5 +1,5 @@
 """A row of the comparison, which every capability's bench shares."""
 
-from windtunnel.report.bench_rows import Row, all_rows, guarded, left_out
+from windtunnel.bench.rows import Row, all_rows, guarded, left_out
 
 __all__ = ["Row", "all_rows", "guarded", "left_out"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from windtunnel.errors import ScriptError
+from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.bench.jobs import example
 from windtunnel.training.emulate.bench.rows import Row, left_out
 

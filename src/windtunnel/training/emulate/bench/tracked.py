@@ -29,7 +29,7 @@ import torch.utils.checkpoint
 import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from windtunnel.training.emulate.capture.host import StorageMode, Storages
+from windtunnel.training.emulate.live.host import StorageMode, Storages
 
 
 class Held:

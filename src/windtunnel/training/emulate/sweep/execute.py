@@ -13,8 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from windtunnel.errors import ScriptError
-from windtunnel.store import home
+from windtunnel.base.errors import ScriptError
+from windtunnel.base.paths import home
 from windtunnel.training.emulate.run import Progress, no_progress
 from windtunnel.training.emulate.sweep.folder import Row, forget_rows, read_rows, sweep_folder, write_row
 from windtunnel.training.emulate.sweep.group import fly_group, groups

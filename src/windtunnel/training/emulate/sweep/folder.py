@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 Row = dict[str, Any]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.errors import ScriptError, UserError
-from windtunnel.training.emulate.capture.session import Script
+from windtunnel.training.emulate.live.session import Script
+from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.publish import emulate_and_store
 from windtunnel.training.emulate.run import Options, Progress, capture, no_progress
-from windtunnel.training.emulate.slice.classes import Classes
 from windtunnel.training.emulate.sweep.folder import Row
 from windtunnel.training.emulate.sweep.plan import Point
 

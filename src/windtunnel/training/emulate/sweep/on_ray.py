@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.emulate.sweep.folder import write_row
 from windtunnel.training.emulate.sweep.group import fly_group
 from windtunnel.training.emulate.sweep.plan import Point

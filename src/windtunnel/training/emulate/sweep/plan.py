@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
-from windtunnel.errors import UserError
 from windtunnel.store.table import versions
-from windtunnel.training.emulate.capture.session import Script
-from windtunnel.training.emulate.cost.profile import find_profile
-from windtunnel.training.emulate.memory import AllocatorConfig
+from windtunnel.training.emulate.live.session import Script
+from windtunnel.training.emulate.policy.classes import parse_ranks
 from windtunnel.training.emulate.run import Options
-from windtunnel.training.emulate.slice.classes import parse_ranks
 from windtunnel.training.emulate.sweep import constraint, grid
 from windtunnel.training.emulate.sweep.constraint import Value
 from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec
+from windtunnel.training.emulate.twin.cost.profile import find_profile
+from windtunnel.training.emulate.twin.memory import AllocatorConfig
 from windtunnel.training.emulate.twin.slow import parse_slow
 
 MOST_POINTS = 10_000

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import StrictLoader
 from windtunnel.cluster.schema import suggest
-from windtunnel.errors import UserError
-from windtunnel.strict_yaml import StrictLoader
 from windtunnel.training.emulate.sweep.constraint import Value
 from windtunnel.training.emulate.sweep.grid import expand, typed
 

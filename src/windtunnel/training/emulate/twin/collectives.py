@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.engines.replay import Result
 from windtunnel.training.emulate.graph import Collective
-from windtunnel.training.emulate.slice.calls import COLLECTIVE
+from windtunnel.training.emulate.policy.calls import COLLECTIVE
 from windtunnel.training.emulate.twin.job import Flight
 from windtunnel.training.emulate.twin.walk import Split
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import Result, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Slice
-from windtunnel.training.emulate.slice.stitch import World
+from windtunnel.training.emulate.policy.stitch import World
 from windtunnel.training.emulate.twin.collectives import CollectiveUse, collective_table
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, build
 from windtunnel.training.emulate.twin.program import StepProgram, step_program

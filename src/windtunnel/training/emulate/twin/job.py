@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.engines.replay import Job, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.slice.calls import COLLECTIVE, RECV, SEND, Calls, Channel
-from windtunnel.training.emulate.slice.stitch import World
+from windtunnel.training.emulate.policy.calls import COLLECTIVE, RECV, SEND, Calls, Channel
+from windtunnel.training.emulate.policy.stitch import World
 from windtunnel.training.emulate.twin.program import StepProgram
 from windtunnel.training.emulate.twin.slow import Slowness
 

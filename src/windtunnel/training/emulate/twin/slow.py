@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.errors import UserError
 
 Floats = NDArray[np.float64]
 

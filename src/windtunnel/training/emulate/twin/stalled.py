@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel.engines.replay import Stalled
-from windtunnel.training.emulate.slice.calls import COLLECTIVE
-from windtunnel.training.emulate.slice.deadlock import Deadlock, at, call_words, ranks_words
+from windtunnel.training.emulate.policy.calls import COLLECTIVE
+from windtunnel.training.emulate.policy.deadlock import Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.twin.job import Flight
 
 

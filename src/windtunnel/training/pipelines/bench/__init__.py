@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 
-from windtunnel.report.bench_rows import Row, all_rows
+from windtunnel.bench.rows import Row, all_rows
 
 # Each section's module, imported when it runs: one does not pay for what another needs.
 SECTIONS = {

@@ -12,7 +12,7 @@ restart
   back.
 * A loss takes back the throughput of all that was done since the last save.
 
-The replay is a check of logic, and no statement about either system: with the rules of `survive.twin` the
+The replay is a check of logic, and no statement about either system: with the rules of `goodput.twin` the
 same constants give the restart-based system no kept step at all in that cell, since restart and one step
 take longer than ten minutes.
 """

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from windtunnel.report.bench_rows import Row
-from windtunnel.training.pipelines.bench.flights import CHECKPOINT_EVERY, NODES, Flown, Scheme, median
+from windtunnel.bench.rows import Row
+from windtunnel.traces.failures import Change
+from windtunnel.training.goodput.twin import simulate as twin
+from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.restart import StorageRestart
+from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCHES, N0
 from windtunnel.training.pipelines.bench.measured import (
     SCHEMES,
@@ -23,13 +27,9 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, NODES, Flown, Scheme, median
 from windtunnel.training.pipelines.bench.schemes import RestartOnFewer
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
-from windtunnel.training.survive.failures import Change
-from windtunnel.training.survive.twin import fly as twin
-from windtunnel.training.survive.twin.model import Costs, Flight, Job
-from windtunnel.training.survive.twin.restart import StorageRestart
-from windtunnel.training.survive.twin.templates import Templates
 
 # What is compared: the live phases, and the twin's that they stand for.
 COMPARED = {

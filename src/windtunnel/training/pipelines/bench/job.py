@@ -1,4 +1,4 @@
-"""The job of the bench: a script that `survive.launch` starts on every emulated machine.
+"""The job of the bench: a script that `elastic.launch` starts on every emulated machine.
 
 All of it is real (processes, 1F1B over gloo, fixed-point gradients, AdamW, commits, copies of layers) but the
 accelerator: a layer's matrix product is small, and it *sleeps* for the time that a device of its own would
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windtunnel.training import survive
+from windtunnel.training import elastic
 from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import LayerSpec
 from windtunnel.training.pipelines.live.trainer import PipelineTrainer
@@ -76,7 +76,7 @@ def build(options: argparse.Namespace) -> PipelineTrainer:
 
 
 def main() -> None:
-    """Entry point; ``survive.run`` does not return under a supervisor."""
+    """Entry point; ``elastic.run`` does not return under a supervisor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--forward", type=float, default=FORWARD)
@@ -88,7 +88,7 @@ def main() -> None:
         trainer: PipelineTrainer = job.keep("trainer", lambda: build(options))
         return trainer.fit(job, options.steps)
 
-    survive.run(train, backend="gloo")
+    elastic.run(train, backend="gloo")
 
 
 if __name__ == "__main__":

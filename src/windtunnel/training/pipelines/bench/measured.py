@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from windtunnel.training.pipelines.bench.flights import (
+from windtunnel.training.elastic.events import Recovery
+from windtunnel.training.pipelines.bench.runs import (
     CHECKPOINT_EVERY,
     NODES,
     Cold,
@@ -18,7 +19,6 @@ from windtunnel.training.pipelines.bench.flights import (
     fly_with_peer_memory,
     restart_cold,
 )  # fmt: skip
-from windtunnel.training.survive.events import Recovery
 
 SCHEMES: tuple[Scheme, ...] = ("templates", "warm restart")
 SEED = 5

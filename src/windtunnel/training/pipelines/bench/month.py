@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.traces.failures import poisson
+from windtunnel.training.goodput.advise import Question, advise
+from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.pipelines.bench.twin import (
     DAYS,
     LAYERS,
@@ -16,9 +19,6 @@ from windtunnel.training.pipelines.bench.twin import (
     STEP_TIME,
     mtbf,
 )  # fmt: skip
-from windtunnel.training.survive.failures import poisson
-from windtunnel.training.survive.twin.advise import Question, advise
-from windtunnel.training.survive.twin.model import Costs, Job
 
 
 def main(machines: int) -> None:

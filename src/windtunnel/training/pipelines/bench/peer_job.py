@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from windtunnel.training import survive
+from windtunnel.training import elastic
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.pipelines.bench.job import (
     FORWARD,
@@ -57,12 +57,12 @@ def _reduce(gradients: list[Tensor]) -> None:
 
 
 def main() -> None:
-    """Entry point; ``survive.run`` does not return under a supervisor."""
+    """Entry point; ``elastic.run`` does not return under a supervisor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pipelines", type=int, required=True)
     options = parser.parse_args()
-    survive.run(lambda job: train(job, options.steps, options.pipelines), backend="gloo")
+    elastic.run(lambda job: train(job, options.steps, options.pipelines), backend="gloo")
 
 
 if __name__ == "__main__":

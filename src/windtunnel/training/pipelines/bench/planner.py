@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
 from windtunnel.training.pipelines.model import LayerProfile
 from windtunnel.training.pipelines.policy.memoised import memoised_plan

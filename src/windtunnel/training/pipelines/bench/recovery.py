@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from windtunnel.report.bench_rows import Row
-from windtunnel.training.pipelines.bench.flights import CHECKPOINT_EVERY, COMES_AFTER, NODES, Flown, median
+from windtunnel.bench.rows import Row
+from windtunnel.training.elastic.events import PHASES, Recovery
 from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
 from windtunnel.training.pipelines.bench.measured import (
     SCHEMES,
@@ -15,7 +15,7 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
-from windtunnel.training.survive.events import PHASES, Recovery
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, COMES_AFTER, NODES, Flown, median
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 

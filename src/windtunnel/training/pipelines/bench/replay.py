@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
+from windtunnel.traces.failures import regular
+from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.simulate import fly
 from windtunnel.training.pipelines.bench.artifact import (
     MACHINES,
     OOBLECK,
@@ -18,9 +21,6 @@ from windtunnel.training.pipelines.bench.artifact import (
 )  # fmt: skip
 from windtunnel.training.pipelines.bench.schemes import GoOnOnFewer, RestartOnFewer
 from windtunnel.training.pipelines.published import CHECKPOINT_EVERY, MODELS
-from windtunnel.training.survive.failures import regular
-from windtunnel.training.survive.twin.fly import fly
-from windtunnel.training.survive.twin.model import Costs, Flight, Job
 
 SOURCE = "Oobleck (Jang et al., SOSP 2023), its artifact's simulator run on its own traces"
 # Seconds between losses (the trace that is named after ten minutes has 601.2), and what that simulator gave;

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from windtunnel.training.survive.policy import Shrink
-from windtunnel.training.survive.twin.fly import Setback
-from windtunnel.training.survive.twin.members import Members
-from windtunnel.training.survive.twin.model import Costs, Job
-from windtunnel.training.survive.twin.restart import StorageRestart
+from windtunnel.training.elastic.policy.membership import Shrink
+from windtunnel.training.goodput.twin.hosts import Members
+from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.restart import StorageRestart
+from windtunnel.training.goodput.twin.simulate import Setback
 
 
 class RestartOnFewer(StorageRestart):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from windtunnel.report.bench_rows import Row
+from windtunnel.bench.rows import Row
 
 MACHINES, QUICK_MACHINES = 8192, 512
 DAYS = 30.0

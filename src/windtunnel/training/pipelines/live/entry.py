@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live import storage
 from windtunnel.training.pipelines.live.commit import Resolution, Standing, commit_key, resolve
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
@@ -34,8 +34,8 @@ from windtunnel.training.pipelines.policy.compose import compose
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 
 if TYPE_CHECKING:
+    from windtunnel.training.elastic.live.job import Job
     from windtunnel.training.pipelines.live.trainer import PipelineTrainer
-    from windtunnel.training.survive.live.job import Job
 
 
 class LayersLost(RuntimeError):
@@ -96,7 +96,7 @@ def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing
     if job.world > 1 and "gloo" not in str(dist.get_backend_config()):
         raise UserError(
             f"the process group's backend is {dist.get_backend_config()}; accepted: one with gloo for tensors"
-            ' of the CPU: survive.run(train, backend="gloo")'
+            ' of the CPU: elastic.run(train, backend="gloo")'
         )
     pending = trainer.pending.step if trainer.pending else None
     mine = Standing(

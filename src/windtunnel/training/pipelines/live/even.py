@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live.layers import LayerSpec
 from windtunnel.training.pipelines.model import LayerProfile, TemplateSet
 from windtunnel.training.pipelines.policy.planner import plan

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _HEADER = 4096  # bytes of the first message
 _ALIGN = 16

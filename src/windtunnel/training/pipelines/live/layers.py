@@ -20,8 +20,8 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from windtunnel.errors import UserError
-from windtunnel.training.survive.live.determinism import seed_for
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.determinism import seed_for
 
 _ALIGN = 16  # bytes: a tensor of any dtype may begin there
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.determinism import seed_for
 from windtunnel.training.pipelines.live.layers import Layer
-from windtunnel.training.survive.live.determinism import seed_for
 
 Loss = Callable[[Any, Any], Tensor]
 Sink = Callable[[Layer, list[Tensor]], None]

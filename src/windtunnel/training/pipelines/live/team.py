@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live.reduce import Holders, make_groups
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
 from windtunnel.training.pipelines.policy.transfers import layers_by_node

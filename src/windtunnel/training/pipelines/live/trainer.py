@@ -4,7 +4,7 @@
         trainer = job.keep("trainer", lambda: PipelineTrainer(layers, …))
         return trainer.fit(job, steps=1000)
 
-    survive.run(train)
+    elastic.run(train)
 
 `fit` is called again, in the same process, whenever the membership changed. The trainer keeps the state of
 its layers meanwhile. Coming into a generation (`entry`), all machines tell each other what they hold, settle
@@ -36,7 +36,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.determinism import seed_for
 from windtunnel.training.pipelines.live import entry, storage
 from windtunnel.training.pipelines.live.commit import commit_key
 from windtunnel.training.pipelines.live.exchange import Exchange
@@ -48,10 +49,9 @@ from windtunnel.training.pipelines.live.team import Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
 from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
 from windtunnel.training.pipelines.policy.templates import to_json
-from windtunnel.training.survive.live.determinism import seed_for
 
 if TYPE_CHECKING:
-    from windtunnel.training.survive.live.job import Job
+    from windtunnel.training.elastic.live.job import Job
 
 Batch = Callable[[list[int]], tuple[Any, Any]]
 

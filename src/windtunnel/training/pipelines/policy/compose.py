@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
 from windtunnel.training.pipelines.policy.distribute import distribute
 from windtunnel.training.pipelines.policy.templates import covered, largest_size

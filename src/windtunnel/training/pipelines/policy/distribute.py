@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _TICKS = 10**15
 """Times are compared in femtoseconds: equal pipelines are equal, and ties go to the first."""

@@ -28,7 +28,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Stage, Template
 from windtunnel.training.pipelines.policy.search import INFINITE, fill
 from windtunnel.training.pipelines.policy.times import iteration_time

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy.assign import assign
 from windtunnel.training.pipelines.policy.compose import choose_sizes, share, step_seconds, usable

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Stage, Template, TemplateSet
 from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
 

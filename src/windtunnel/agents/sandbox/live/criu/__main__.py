@@ -8,7 +8,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.criu.doctor import doctor, ladder
 from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.install import setup
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, version_of
 from windtunnel.agents.sandbox.live.criu.run import Criu
 from windtunnel.agents.sandbox.live.criu.trial import trial
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 Method = Literal["auto", "source", "packages"]
 Progress = Callable[[str], None]

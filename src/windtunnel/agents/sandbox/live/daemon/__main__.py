@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.daemon.entry import end, run
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 IDLE_SECONDS = 300.0
 

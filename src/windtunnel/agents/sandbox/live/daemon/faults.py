@@ -6,7 +6,7 @@ import errno
 import logging
 
 from windtunnel.agents.sandbox.client.wire import STATUS
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
 

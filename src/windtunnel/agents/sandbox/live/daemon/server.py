@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.live.daemon.faults import Died
 from windtunnel.agents.sandbox.live.daemon.guard import guarded, is_loopback
 from windtunnel.agents.sandbox.live.daemon.service import Events, Service
 from windtunnel.agents.sandbox.model import Facility
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
 TAKEOVER_SECONDS = 30.0

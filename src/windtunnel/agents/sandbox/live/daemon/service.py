@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.live.daemon.lanes import Lanes
 from windtunnel.agents.sandbox.live.place import checked_name
 from windtunnel.agents.sandbox.model import Facility
 from windtunnel.agents.sandbox.views import Event
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 BACKLOG = 1000
 """Events that a slow listener may be behind; it loses the oldest."""

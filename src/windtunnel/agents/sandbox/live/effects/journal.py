@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.agents.sandbox.live.effects.ledger import Ledger, held, identity
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 State = Literal["planned", "done", "failed", "unknown"]
 Check = Callable[[str], Any]

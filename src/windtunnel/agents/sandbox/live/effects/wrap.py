@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.agents.sandbox.live.effects.journal import Check, Journal
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 TOKEN = "idempotency_key"
 

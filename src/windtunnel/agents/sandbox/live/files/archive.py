@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from windtunnel.agents.sandbox.live.files.tree import remove, set_extended, set_owner
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 Progress = Callable[[str], None]
 _BROKEN = (

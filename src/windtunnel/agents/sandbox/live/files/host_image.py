@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.files.tree import Copier, attributes
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 RECIPE = 2
 """Moves when the same packages give another image."""

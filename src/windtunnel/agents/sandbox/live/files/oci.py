@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from windtunnel.agents.sandbox.live.files import archive
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})")
 _ARCHITECTURES = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.files import archive, host_image, oci
 from windtunnel.agents.sandbox.live.files.tree import Copier
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 Progress = Callable[[str], None]
 

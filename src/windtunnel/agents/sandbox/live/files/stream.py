@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.live.files.archive import Unpacker, opened
 from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.tree import extended, extents, remove
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _REMOVED = "WINDTUNNEL.removed"
 _PARENT = "WINDTUNNEL.parent"

@@ -28,7 +28,7 @@ from windtunnel.agents.sandbox.live.images.packs import decompress, opened
 from windtunnel.agents.sandbox.live.images.remote import Remote
 from windtunnel.agents.sandbox.live.images.store import PageStore
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _PACK = re.compile(r"packs/[A-Za-z0-9][A-Za-z0-9._-]*\.pack")
 _PIECE = re.compile(r"pieces/[0-9a-f]{2}/([0-9a-f]{64})\.zst")

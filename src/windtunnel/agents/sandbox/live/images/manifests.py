@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.live.images import plain
 from windtunnel.agents.sandbox.live.images.fault import ImageError
 from windtunnel.agents.sandbox.live.images.safely import checked_id, sync_folder, write_new
 from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 FORMAT = 1
 NAME = "manifest.json"

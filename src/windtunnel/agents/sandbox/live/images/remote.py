@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.live.images.fault import ImageError
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 _BLOCK = 1 << 20
 

@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.live.inspect.paths import Root
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS
 from windtunnel.agents.sandbox.live.inspect.tasks import Tasks
 from windtunnel.agents.sandbox.model import Effects, FileChange, References
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 Kind = Literal["ebpf", "fanotify", "activity"]
 KINDS: tuple[Kind, ...] = ("ebpf", "fanotify", "activity")

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 
 from windtunnel.agents.sandbox.live.machine.inside import IN_ROOT, NO_XDEV, open_inside, opened, write_all
 from windtunnel.agents.sandbox.views import Entry
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 MOST = 2**30
 """Bytes that ``get`` returns at most; larger files go to a file by ``get_to``."""

@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 
 from windtunnel.agents.sandbox.live.machine import cgroup as cgroups
-from windtunnel.agents.sandbox.live.machine import netlink, network
+from windtunnel.agents.sandbox.live.machine import network
 from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import INIT, Group
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.linux import netlink
 
 
 def leftovers(home: Home, boxes: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.live.machine.turn import OnOutput
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import ShellState, Spec, TurnResult
 from windtunnel.agents.sandbox.views import Entry
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 SHELL_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 MOST_SHELLS = 64

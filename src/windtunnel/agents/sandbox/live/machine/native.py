@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 SOURCE = Path(__file__).parent / "init"
 FLAGS = (

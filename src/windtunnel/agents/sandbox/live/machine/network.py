@@ -24,12 +24,12 @@ from typing import TypeVar
 
 import psutil
 
-from windtunnel.agents.sandbox.live.machine import netlink
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import Group
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Network
+from windtunnel.linux import netlink
 
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000

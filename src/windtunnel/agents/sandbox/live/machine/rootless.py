@@ -21,7 +21,7 @@ from windtunnel.agents.sandbox.live.machine.group import INIT, Group, boot_id
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import Spec
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 COUNTED_INSIDE = (5, 14)
 """From this kernel on, a limit on processes counts those of the user namespace and no others of the user."""

@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.traces.convert.mini import from_mini
 from windtunnel.agents.sandbox.traces.convert.parts import Converted
 from windtunnel.agents.sandbox.traces.convert.sweagent import from_sweagent
 from windtunnel.agents.sandbox.traces.think import Think
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 __all__ = ["Converted", "convert"]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from windtunnel.agents.sandbox.traces.convert.parts import Converted, name_from
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>]|[()][0-9A-B])")
 PROMPT = re.compile(r"^(?:\([\w.-]+\) )?[^\n$#%❯]{0,120}[$#%❯] ")

@@ -18,7 +18,7 @@ from typing import Any
 from windtunnel.agents.sandbox.traces.convert.parts import Converted, StandIn, name_from, with_drawn_think
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.think import Think
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 BLOCK = re.compile(r"```(?:mswea_bash_command|bash|sh)[ \t]*\n(.*?)\n```", re.DOTALL)
 ANSWER = re.compile(r"<returncode>(-?\d+)</returncode>\s*<output>\n?(.*?)\n?</output>", re.DOTALL)

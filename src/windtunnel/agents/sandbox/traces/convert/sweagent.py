@@ -19,7 +19,7 @@ from typing import Any
 from windtunnel.agents.sandbox.traces.convert.parts import Converted, StandIn, name_from, with_drawn_think
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.think import Think
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 
 NOT_TRANSLATED = re.compile(
     "str_replace_editor|filemap|view_image|decompile|disassemble|connect_.+|debug_.+|open_site|close_site|"

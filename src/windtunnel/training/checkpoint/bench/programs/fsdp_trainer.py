@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from windtunnel.training.checkpoint.bench.ground import LAST
+from windtunnel.training.checkpoint.bench.harness import LAST
 from windtunnel.training.checkpoint.bench.timed import TimedCheckpointer
-from windtunnel.training.survive import Job, run
-from windtunnel.training.survive.live import determinism
+from windtunnel.training.elastic import Job, run
+from windtunnel.training.elastic.live import determinism
 
 SAMPLES, BATCH, CLASSES = 512, 16, 10
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live.memory import LocalMemory
-from windtunnel.training.survive import Job, run
+from windtunnel.training.elastic import Job, run
 
 PLAN = json.loads(sys.argv[1])
 

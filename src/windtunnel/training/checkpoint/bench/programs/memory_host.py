@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
-from windtunnel.training.survive.model import Membership
+from windtunnel.training.elastic.model import Membership
 
 
 class Context:

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from windtunnel.training.survive import Job, run
+from windtunnel.training.elastic import Job, run
 
 PAUSE = 0.01  # seconds of a step, so that many ranks leave the cores to what is measured
 LAST = "last"

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from windtunnel.training.checkpoint.bench.ground import LAST
+from windtunnel.training.checkpoint.bench.harness import LAST
 from windtunnel.training.checkpoint.bench.savers import SAVERS
-from windtunnel.training.survive import Job, run
-from windtunnel.training.survive.live import determinism
+from windtunnel.training.elastic import Job, run
+from windtunnel.training.elastic.live import determinism
 
 PARTS = 8
 PER_PARAMETER = 12  # bytes: the parameter and two moments, in float32

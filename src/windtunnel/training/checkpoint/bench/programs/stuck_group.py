@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from windtunnel.training.survive.live.group import CuttableGroup
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.training.elastic.live.group import CuttableGroup
+from windtunnel.training.elastic.model import Membership, Node
 
 AFTER = 0.2
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.errors import UserError
+from windtunnel.base import wire
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.pacing import Pace
 from windtunnel.training.checkpoint.live.memory.state import Board
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
 from windtunnel.training.checkpoint.model import Copy, Health
-from windtunnel.training.survive.live import wire
 
 RESERVATION = 5e7
 """Bytes/s at which slots are made at the very least; `LocalMemory.reserve` waits that long."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import xxhash
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import room
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot

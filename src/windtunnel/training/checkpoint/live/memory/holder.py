@@ -12,13 +12,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.serve import Handler, Message
 from windtunnel.training.checkpoint.live.memory.state import Refused, State
 from windtunnel.training.checkpoint.live.slot import Slot
-from windtunnel.training.survive.live import wire
 
 LARGEST_LAYOUT = 256 << 20
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
@@ -24,8 +25,7 @@ from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.policy import fit
 from windtunnel.training.checkpoint.policy.placement import Kind, place
 from windtunnel.training.checkpoint.policy.slots import EMPTY, require
-from windtunnel.training.survive.live import wire
-from windtunnel.training.survive.model import Node
+from windtunnel.training.elastic.model import Node
 
 ALLOCATION = 1e8
 """Bytes/s at which memory is taken and touched at the very least."""

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import room, transfer
 from windtunnel.training.checkpoint.live.memory.serve import Message

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.pacing import Pacer
 from windtunnel.training.checkpoint.live.slot import Header, read_header
-from windtunnel.training.survive.live import wire
-from windtunnel.training.survive.model import Node
+from windtunnel.training.elastic.model import Node
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.base import wire
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory.state import Refused
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.survive.live import wire
 
 Message = dict[str, Any]
 Handler = Callable[[socket.socket, Message, int], Message | None]

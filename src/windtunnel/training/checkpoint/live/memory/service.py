@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory.holder import Holder
 from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.pacing import Pacer
@@ -26,8 +27,7 @@ from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.serve import Handler, Listener, Message
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.model import Health
-from windtunnel.training.survive.live import wire
-from windtunnel.training.survive.model import Membership
+from windtunnel.training.elastic.model import Membership
 
 _LONGEST_SOCKET_NAME = 100
 

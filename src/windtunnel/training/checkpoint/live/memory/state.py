@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint.live.memory.ledger import Ledger, merged, re
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Health
-from windtunnel.training.survive.model import Membership, Node
+from windtunnel.training.elastic.model import Membership, Node
 
 _BOARD = struct.Struct("<qq")
 

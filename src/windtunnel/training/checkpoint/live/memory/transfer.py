@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.survive.live import wire
 
 LENGTH = struct.Struct("!I")
 

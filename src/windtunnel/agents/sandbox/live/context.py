@@ -1,0 +1,52 @@
+"""The parts that a host puts together, and the faults that it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from windtunnel.agents.sandbox.live.criu import Criu
+from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
+from windtunnel.agents.sandbox.live.engine import Engine
+from windtunnel.agents.sandbox.live.files import Pool
+from windtunnel.agents.sandbox.live.images import Manifests, PageStore
+from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.policy import Retention, Rules
+from windtunnel.agents.sandbox.views import Event
+
+Method = Literal["semantic", "full", "files", "conversation"]
+"""What a turn's end keeps: what the policy decides, or always everything, always files, or nothing at all
+(what the semantic policy is compared with)."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every operation on a sandbox needs; ``criu`` and ``inspector``: None where there is none."""
+
+    home: Home
+    pool: Pool
+    pages: PageStore
+    manifests: Manifests
+    criu: Criu | None
+    inspector: Inspector | Onlooker | None
+    engine: Engine
+    rules: Rules
+    retention: Retention
+    method: Method
+    in_use: list[str]
+    """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
+    proxy: ModelProxy
+    report: Callable[[Event], None]
+    no_images: str
+    """Why processes are not kept where ``criu`` is None."""
+
+
+class SandboxError(Exception):
+    """A fault of the machine or of a sandbox, in a sentence; earlier checkpoints are untouched."""
+
+
+class SandboxDied(SandboxError):
+    """The sandbox's processes are gone. A restore brings its newest checkpoint back."""

@@ -1,0 +1,35 @@
+"""The model proxy: turn boundaries, the gate, and replay, for agents that know nothing of it.
+
+``Coordinator`` is what a host uses. ``classify`` says which requests end a turn, ``gate`` holds replies,
+``conversation`` records them, ``effect_gate`` keeps effects outside from happening twice.
+"""
+
+from windtunnel.agents.sandbox.live.model_proxy.classify import AGENTS, AgentRules
+from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation
+from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectService
+from windtunnel.agents.sandbox.live.model_proxy.events import (
+    Bounds,
+    Classified,
+    CoordinatorEvent,
+    Failed,
+    Replayed,
+    TurnServed,
+    Upstream,
+)
+from windtunnel.agents.sandbox.live.model_proxy.server import Coordinator, conversation_file
+
+__all__ = [
+    "AGENTS",
+    "AgentRules",
+    "Bounds",
+    "Classified",
+    "Conversation",
+    "Coordinator",
+    "CoordinatorEvent",
+    "EffectService",
+    "Failed",
+    "Replayed",
+    "TurnServed",
+    "Upstream",
+    "conversation_file",
+]

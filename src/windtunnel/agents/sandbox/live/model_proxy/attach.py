@@ -1,0 +1,130 @@
+"""The model proxy of a host, joined to its sandboxes: served while they run, told of restores and forks.
+
+A sandbox whose network is ``proxy`` finds the model API at ``http://127.0.0.1:7080``, a socket that the host
+made inside the sandbox's network namespace; nothing else is reachable from there. The proxy starts with the
+first such sandbox. Its journal of effects is one for the host, outside every sandbox, so no rollback takes it
+back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from windtunnel.agents.sandbox.live.effects import Journal
+from windtunnel.agents.sandbox.live.machine import listen_inside
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import Spec
+from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.live.box import Box
+    from windtunnel.agents.sandbox.live.model_proxy import Coordinator, CoordinatorEvent
+
+PORT = 7080
+JOURNAL = "effects.sqlite"
+ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+def with_address(spec: Spec) -> Spec:
+    """``spec`` with the variables by which the usual client libraries find the proxy.
+
+    Raises UserError when the network is the proxy's alone and no upstream is named.
+    """
+    if spec.network != "proxy":
+        return spec
+    if not spec.proxy_upstream:
+        raise UserError(
+            f"sandbox {spec.name}: network 'proxy' needs proxy_upstream (--upstream), the model API's URL"
+        )
+    addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}
+    return replace(spec, environment={**addresses, **spec.environment})
+
+
+class ModelProxy:
+    """Starts a coordinator when a sandbox needs one. All methods do nothing for sandboxes that need none."""
+
+    def __init__(self, home: Home, on_event: Callable[[CoordinatorEvent], None] | None = None) -> None:
+        self._home = home
+        self._on_event = on_event or (lambda event: None)
+        self._coordinator: Coordinator | None = None
+        self._journal: Journal | None = None
+        self._served: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def journal(self) -> Journal:
+        """The effects that sandboxes of this host had outside."""
+        with self._lock:
+            return self._opened_journal()
+
+    def coordinator(self) -> Coordinator:
+        """The coordinator, started now if it was not yet."""
+        from windtunnel.agents.sandbox.live.model_proxy import Coordinator
+
+        with self._lock:
+            if self._coordinator is None:
+                self._coordinator = Coordinator(
+                    self._home, on_event=self._on_event, journal=self._opened_journal()
+                )
+            return self._coordinator
+
+    def serve(self, box: Box) -> None:
+        """Be the model API of a sandbox that has just begun to run, or to run again.
+
+        Requests that were at the model when it died go on: their replies answer the agent when it asks again.
+        """
+        if box.spec.network != "proxy":
+            return
+        listener = listen_inside(box.machine().externals.netns, PORT)
+        try:
+            if box.name in self._served:
+                self.coordinator().listen(box.name, listener)
+            else:
+                self.coordinator().serve(box, box.spec.proxy_upstream, listener=listener)
+        except BaseException:
+            listener.close()
+            raise
+        self._served.add(box.name)
+
+    def forget(self, name: str) -> None:
+        """The sandbox is removed: another of its name is another one."""
+        if name in self._served and self._coordinator is not None:
+            self._served.discard(name)
+            self._coordinator.forget(name)
+        if (self._home.path / JOURNAL).exists():
+            self.journal.retire(name)
+
+    def restored(self, spec: Spec, turn: int, *, on_purpose: bool) -> None:
+        """Before the processes run again as they were after ``turn``. What they ask again is answered from
+        the record, except where somebody rolled back ``on_purpose`` and wants another answer."""
+        if spec.network != "proxy":
+            return
+        coordinator = self.coordinator()
+        (coordinator.rolled_back if on_purpose else coordinator.restored)(spec.name, turn)
+
+    def forked(self, source: str, spec: Spec, turn: int) -> None:
+        """Before a fork of ``source`` runs: it has the conversation up to ``turn``."""
+        if spec.network == "proxy":
+            self.coordinator().forked(source, spec.name, turn)
+        elif self._journal is not None:
+            self._journal.fork(source, spec.name, turn)
+
+    def close(self) -> None:
+        """Answer what is under way, then end."""
+        with self._lock:
+            if self._coordinator is not None:
+                with contextlib.suppress(TimeoutError):
+                    self._coordinator.close()
+            if self._journal is not None:
+                self._journal.close()
+            self._coordinator = self._journal = None
+            self._served.clear()
+
+    def _opened_journal(self) -> Journal:
+        if self._journal is None:
+            self._journal = Journal(self._home.path / JOURNAL)
+        return self._journal

@@ -1,0 +1,1 @@
+"""What every capability's bench is written with."""

@@ -1,0 +1,93 @@
+"""What ``windtunnel bench`` shows of any capability: rows of figures, made section by section.
+
+Every figure is measured in this run or marked as published with its source; a target that is missed is shown
+as missed, and a section that fails says why and does not lose the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windtunnel.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    ``error``: abs(emulated - measured) / measured, or against ``published`` where nothing was measured.
+    ``target``: in words, and ``met``: whether this run met it; None where there is none. ``note``: why a
+    figure is missing, or what to know of it.
+    """
+
+    section: str
+    name: str
+    unit: str
+    measured: float | None = None
+    emulated: float | None = None
+    published: float | None = None
+    source: str = ""
+    target: str = ""
+    met: bool | None = None
+    note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        truth = self.measured if self.measured is not None else self.published
+        if self.emulated is None or truth is None:
+            return None
+        if truth == 0:
+            return 0.0 if self.emulated == 0 else None
+        return abs(self.emulated - truth) / abs(truth)
+
+    def plain(self) -> dict[str, Any]:
+        """The row as values of JSON."""
+        return {**asdict(self), "error": self.error}
+
+
+def left_out(section: str, name: str, why: str) -> Row:
+    """A row that says why there is no figure."""
+    return Row(section, name, "", note=why)
+
+
+def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
+    """The rows that ``produce`` yields; where it fails, those before the failure and one that tells it."""
+    rows: list[Row] = []
+    try:
+        for row in produce():
+            rows.append(row)
+    except Exception as error:  # whatever it is, the other sections go on
+        reason = f"{type(error).__name__}: {error}"
+        rows.append(left_out(section, f"{section} (failed)", reason.splitlines()[0]))
+    return rows
+
+
+def all_rows(
+    sections: Mapping[str, Callable[[], Iterable[Row]]],
+    wanted: Sequence[str] = (),
+    progress: Callable[[str, float], None] | None = None,
+    shown: Callable[[list[Row]], None] | None = None,
+) -> list[Row]:
+    """The rows of the ``wanted`` sections (default: all), in the order of ``sections``.
+
+    ``progress`` is called with the section that begins, and the part of them that is done; ``shown`` with the
+    rows of each section once it is done.
+
+    Raises:
+        UserError: a section that there is not.
+    """
+    for name in wanted:
+        if name not in sections:
+            raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")
+    chosen = [name for name in sections if not wanted or name in wanted]
+    rows: list[Row] = []
+    for place, name in enumerate(chosen):
+        if progress is not None:
+            progress(name, place / len(chosen))
+        found = guarded(name, sections[name])
+        if shown is not None:
+            shown(found)
+        rows += found
+    return rows

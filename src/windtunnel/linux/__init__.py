@@ -1,0 +1,1 @@
+"""Linux as the capabilities need it: processes, namespaces, links, control groups, BPF."""

@@ -1,0 +1,1 @@
+"""What arrives from outside over time: failures of machines, sessions of agents."""

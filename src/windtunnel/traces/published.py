@@ -1,0 +1,198 @@
+"""Failures as they were published: causes and counts of a large run, removals of spot machines, traces in
+files.
+
+No trace is copied here: generated ones have the published statistics, and files are read as the user has
+them.
+
+- `llama3`: Llama 3 (Meta, 2024, table 5): 419 unexpected interruptions in 54 days on 16,384 GPUs. The printed
+  percentages do not all fit the counts; the counts are used. Which cause takes more than one machine, or
+  leaves its memory alive, is read from its name here, not published.
+- `spot`: what Oobleck's artifact (SOSP 2023) has of EC2: P3, 177 machines added and 167 removed at 79
+  instants in 11.4 hours; g4dn, 79 added and 74 removed in 10.6 hours (its instants are not published: one
+  removal each).
+- `CONTROLLED`: Oobleck's rates: 30 machines, 15 single removals (`failures.regular`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.traces.failures import Change
+
+Reach = Literal["machine", "domain", "software"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``count``: how often in the table. ``reach``: one machine, all machines of a domain, or only the
+    processes of one machine."""
+
+    name: str
+    count: int
+    reach: Reach = "machine"
+
+
+LLAMA3 = (
+    Cause("faulty GPU", 148),
+    Cause("GPU HBM3 memory", 72),
+    Cause("software bug", 54, "software"),
+    Cause("network switch or cable", 35, "domain"),
+    Cause("host maintenance", 32),
+    Cause("GPU SRAM memory", 19),
+    Cause("GPU system processor", 17),
+    Cause("network interface", 7),
+    Cause("NCCL watchdog timeout", 7, "software"),
+    Cause("silent data corruption", 6),
+    Cause("GPU thermal interface and sensor", 6),
+    Cause("SSD", 3),
+    Cause("power supply", 3),
+    Cause("server chassis", 2),
+    Cause("I/O expansion board", 2),
+    Cause("dependency", 2, "software"),
+    Cause("CPU", 2),
+    Cause("system memory", 2),
+)
+LLAMA3_SECONDS, LLAMA3_DEVICES = 54 * 86_400.0, 16_384
+
+CONTROLLED = {"6h": 21_600.0, "3h": 10_800.0, "1h": 3600.0, "30m": 1800.0, "10m": 600.0, "5m": 300.0}
+"""Seconds between the removals of Oobleck's controlled traces; 15 of them, from 30 machines."""
+
+
+@dataclass(frozen=True)
+class SpotStatistics:
+    """``instants``: at which the removals fell. ``seconds``: length of the capture."""
+
+    added: int
+    removed: int
+    instants: int
+    seconds: float
+
+
+SPOT = {
+    "p3": SpotStatistics(177, 167, 79, 11.4 * 3600),
+    "g4dn": SpotStatistics(79, 74, 74, 10.6 * 3600),
+}
+
+
+def llama3(
+    machines: int, horizon: float, random: np.random.Generator, *, per_machine: int = 8, domain_size: int = 1
+) -> tuple[Change, ...]:
+    """Failures of a job with ``per_machine`` devices in a machine, at the rate a device of the table's run.
+
+    ``horizon``: seconds. ``domain_size``: consecutive machines behind one switch.
+    """
+    total = sum(cause.count for cause in LLAMA3)
+    rate = total / LLAMA3_SECONDS / LLAMA3_DEVICES * machines * per_machine
+    times = np.sort(random.uniform(0.0, horizon, int(random.poisson(rate * horizon))))
+    kinds = random.choice(len(LLAMA3), len(times), p=[cause.count / total for cause in LLAMA3])
+    victims = random.integers(0, machines, len(times))
+    changes = []
+    for time, kind, victim in zip(times.tolist(), kinds.tolist(), victims.tolist(), strict=True):
+        cause = LLAMA3[kind]
+        lost: tuple[int, ...] = (victim,)
+        if cause.reach == "domain":
+            first = victim - victim % domain_size
+            lost = tuple(range(first, min(first + domain_size, machines)))
+        changes.append(Change(time, lost, software=cause.reach == "software", cause=cause.name))
+    return tuple(changes)
+
+
+def spot(machines: int, kind: str, random: np.random.Generator) -> tuple[Change, ...]:
+    """Removals and additions among ``machines`` at most, all there at first, as in the capture ``kind``.
+
+    Removals are as clustered as in the capture. What finds no machine to remove, or none to add, is left out.
+
+    Raises:
+        UserError: no such capture.
+    """
+    if kind not in SPOT:
+        raise UserError(f"spot trace is {kind!r}; accepted are {', '.join(SPOT)}")
+    told = SPOT[kind]
+    instants = random.uniform(0.0, told.seconds, told.instants)
+    sizes = 1 + random.multinomial(told.removed - told.instants, [1 / told.instants] * told.instants)
+    arrivals = random.uniform(0.0, told.seconds, told.added)
+    events = [(time, size) for time, size in zip(instants.tolist(), sizes.tolist(), strict=True)]
+    events += [(time, 0) for time in arrivals.tolist()]
+    there = set(range(machines))
+    changes = []
+    for time, size in sorted(events):
+        if size:
+            lost = random.permutation(sorted(there))[:size].tolist()
+            there.difference_update(lost)
+            if lost:
+                changes.append(Change(time, tuple(sorted(lost)), cause="spot"))
+        elif len(there) < machines:
+            machine = min(set(range(machines)) - there)
+            there.add(machine)
+            changes.append(Change(time, joined=(machine,), cause="spot"))
+    return tuple(changes)
+
+
+def read_csv(text: str, name: str) -> tuple[Change, ...]:
+    """A trace of lines ``milliseconds,add|remove,node``, as Bamboo's and Oobleck's; equal times are one
+    change.
+
+    Nodes are numbered in the order in which they first appear. ``name``: of the file, for messages.
+
+    Raises:
+        UserError: a line of another form, or a node that is added twice or removed without being there.
+    """
+    numbers: dict[str, int] = {}
+    there: set[str] = set()
+    at: dict[float, tuple[list[int], list[int]]] = {}
+    for count, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit():
+            raise UserError(f"{name}, line {count}: {line!r} is not 'milliseconds,add|remove,node'")
+        time, what, node = int(fields[0]) / 1000, fields[1], fields[2]
+        if (what == "add") == (node in there):
+            state = "there already" if what == "add" else "not there"
+            raise UserError(f"{name}, line {count}: {what} of node {node!r}, which is {state}")
+        number = numbers.setdefault(node, len(numbers))
+        lost, joined = at.setdefault(time, ([], []))
+        if what == "add":
+            there.add(node)
+            joined.append(number)
+        else:
+            there.discard(node)
+            lost.append(number)
+    return tuple(
+        Change(time, tuple(lost), tuple(joined), cause="trace") for time, (lost, joined) in sorted(at.items())
+    )
+
+
+def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
+    """A capture of SkyPilot (Wu et al., NSDI 2024): ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3,
+    ..]}``.
+
+    The counts of machines do not say which ones go: those with the highest numbers do. ``name``: of the file,
+    for messages.
+
+    Raises:
+        UserError: the text is something else.
+    """
+    try:
+        body = json.loads(text)
+        tick, counts = float(body["metadata"]["gap_seconds"]), body["data"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{name} is no capture with metadata.gap_seconds and data") from error
+    if not tick > 0 or not isinstance(counts, list):
+        raise UserError(f"{name}: gap_seconds is {tick:g} and must be positive, data must be a list")
+    changes = []
+    before = 0
+    for index, count in enumerate(counts):
+        if type(count) is not int or count < 0:
+            raise UserError(f"{name}: data[{index}] is {count!r}; a number of machines is needed")
+        if count > before:
+            changes.append(Change(index * tick, joined=tuple(range(before, count)), cause="trace"))
+        elif count < before:
+            changes.append(Change(index * tick, tuple(range(count, before)), cause="trace"))
+        before = count
+    return tuple(changes)

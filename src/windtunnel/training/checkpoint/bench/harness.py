@@ -1,0 +1,126 @@
+"""What the sections stand on: a folder that goes with all in it, jobs that end with their block,
+quantiles."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windtunnel.training.elastic.events import Event
+from windtunnel.training.elastic.live.launch import Launched, launch
+
+T = TypeVar("T")
+
+PROGRAMS = Path(__file__).parent / "programs"
+LAST = "last"
+"""A file in the run's folder: the number of the step to end with. Without one the programs go on."""
+
+SOURCE = "GEMINI, Wang et al., SOSP 2023"
+_PAUSE = 0.01
+_MARGIN = 12  # steps: more than ranks are ever apart, and than pass while the file is written
+
+
+class Failed(RuntimeError):
+    """A run of the comparison did not do what it was to do."""
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder for runs and storage, removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-bench-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def flying(program: str, arguments: Sequence[object], folder: Path, **options: Any) -> Iterator[Launched]:
+    """A job of one of the `PROGRAMS`; everything of it ends with the block. ``options``: of `launch.Job`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "output").open("wb") as output:
+        launched = launch(
+            PROGRAMS / f"{program}.py",
+            [str(argument) for argument in arguments],
+            folder=folder,
+            output=output.fileno(),
+            **options,
+        )
+        with launched:
+            yield launched
+
+
+def until(launched: Launched, what: Callable[[list[Event]], T], wanted: str, timeout: float = 60.0) -> T:
+    """The first true value of ``what`` of the events so far.
+
+    Raises:
+        Failed: the job ended before, or ``timeout`` seconds passed; with ``wanted``, in words.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        found = what(launched.events())
+        if found:
+            return found
+        if launched.outcome is not None:
+            raise Failed(f"the job ended ({launched.outcome.reason[:200]}) before {wanted}")
+        if time.monotonic() > end:
+            raise Failed(f"no {wanted} within {timeout:g} s")
+        time.sleep(_PAUSE)
+
+
+def end_soon(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
+    """Have the job end a few steps from now: the ranks' results.
+
+    Raises:
+        Failed: it did not end well.
+    """
+    newest = max((event["step"] for event in launched.events() if event["kind"] == "step"), default=0)
+    end_at(launched.folder, newest + _MARGIN)
+    return ended(launched, timeout)
+
+
+def end_at(folder: Path, step: int) -> None:
+    """Have the job of ``folder`` end with ``step``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{LAST}"
+    part.write_text(str(step))
+    part.replace(folder / LAST)
+
+
+def ended(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
+    """The ranks' results once the job ended.
+
+    Raises:
+        Failed: it did not end well, or not in time.
+    """
+    outcome = launched.wait(timeout)
+    if outcome is None or outcome.status:
+        told = "it still runs" if outcome is None else outcome.reason
+        raise Failed(f"the job did not end well: {told[-300:]}")
+    return outcome.results
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that at least ``share`` of the values do not exceed; nan for none."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def milliseconds(seconds: float) -> str:
+    """ "1.25 s", "34 ms"."""
+    if math.isnan(seconds):
+        return "–"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def conditions() -> str:
+    """In words, what the figures were measured on."""
+    return f"all machines on one host of {os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.1f} before"

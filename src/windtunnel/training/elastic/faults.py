@@ -1,0 +1,163 @@
+"""Faults that are injected on purpose: what strikes, whom, and when, written as one short text.
+
+    kill:node=2,step=7                          the machine at place 2 goes, with its memory, after step 7
+    kill:rank=3,step=5                          a process gets SIGKILL
+    kill:rank=2,point=after_local_write,step=5  at a named point instead of at a step's end
+    kill:rank=1,during=recovery                 as soon as it has regrouped after another failure
+    stop:rank=1,step=4                          SIGSTOP: it hangs, its connections stay open
+    exit:rank=1,step=4,status=3                 raise:rank=0,step=2
+    kill-agent:node=1,step=3                    the agent alone
+    wipe:node=1,step=3                          what the machine holds in memory is lost
+    flip:node=1,step=6                          one bit of a replica that it holds is turned
+    down:node=1,step=4                          its network link goes down
+    slow:node=1,step=4,rate=10Mbit              its network link gets slow
+
+``node`` is a place, so that it names the same position before and after a replacement. A fault strikes
+``times`` (1) times in a job, however often processes start anew: `live.inject` remembers that. This file only
+reads the texts and says when one applies; it is pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.base.errors import UserError
+
+POINTS = {
+    "step": "a step is finished (its optimizer has run and `Job.step` was called)",
+    "regrouped": "the process group of a new generation works, nothing is restored yet",
+    "restoring": "a rank is about to load its state",
+    "before_local_write": "a checkpoint of the step is due, its slot is not begun",
+    "during_local_write": "some bytes of the step are in the slot, which is marked dirty",
+    "after_local_write": "the step is complete in this machine's memory, no replica is",
+    "after_replicated": "all copies of this rank's shard are complete",
+    "before_commit": "a rank is about to say that it is ready for the commit of the step",
+    "after_ack": "a rank has said so, the commit is in doubt",
+    "before_apply": "the step is committed, this rank's optimizer has not applied it",
+    "before_persist": "a checkpoint is about to be written to storage",
+}
+WITHOUT_STEP = ("regrouped",)
+RECOVERY = ("regrouped", "restoring")
+
+# Fields beyond whom and when, by action. An action that needs a machine is done by its agent.
+_OWN_FIELDS: dict[str, tuple[str, ...]] = {
+    "kill": (),
+    "stop": (),
+    "exit": ("status",),
+    "raise": (),
+    "kill-agent": (),
+    "wipe": (),
+    "flip": ("shard",),
+    "down": (),
+    "slow": ("rate",),
+}
+_OF_MACHINES = ("kill-agent", "wipe", "flip", "down", "slow")
+_NUMBERS = ("node", "rank", "step", "generation", "times", "status")
+_COMMON = ("node", "rank", "step", "point", "during", "generation", "times")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)(bit|B)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that the machine
+    holds. ``text``: as it was written."""
+
+    text: str
+    action: str
+    node: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    point: str = "step"
+    during: str = ""
+    generation: int | None = None
+    times: int = 1
+    status: int = 1
+    rate: float = 0.0
+    shard: str = ""
+
+
+class InjectedError(RuntimeError):
+    """What ``raise:`` raises in the training program."""
+
+
+def parse(text: str) -> Fault:
+    """The fault that ``text`` describes.
+
+    Raises:
+        UserError: it is not understood; names the text, the field and what is accepted.
+    """
+    action, _, rest = text.strip().partition(":")
+    if action not in _OWN_FIELDS:
+        raise _refused(text, f"unknown action {action!r}", "one of " + ", ".join(_OWN_FIELDS))
+    allowed = _COMMON + _OWN_FIELDS[action]
+    fields: dict[str, Any] = {}
+    for part in rest.split(",") if rest else []:
+        name, equals, value = part.partition("=")
+        if not equals or name not in allowed:
+            raise _refused(text, f"unknown field {part!r}", "name=value with one of " + ", ".join(allowed))
+        if name in fields:
+            raise _refused(text, f"{name} is given twice", "one value for each field")
+        fields[name] = _value(text, name, value)
+    _check_whom_and_when(text, action, fields)
+    return Fault(text.strip(), action, **fields)
+
+
+def matches(
+    fault: Fault, point: str, step: int | None, rank: int, place: int, generation: int, fired: int
+) -> bool:
+    """Whether ``fault`` strikes now: ``rank`` on the machine at ``place`` is at ``point`` of ``step`` (None
+    where there is none) in ``generation``, and the fault struck ``fired`` times before. Generations count
+    from 1: a later one is a recovery."""
+    if fired >= fault.times:
+        return False
+    if fault.rank not in (None, rank) or fault.node not in (None, place):
+        return False
+    if fault.generation not in (None, generation):
+        return False
+    if fault.during:
+        return generation > 1 and point in RECOVERY
+    return point == fault.point and fault.step in (None, step)
+
+
+def _value(text: str, name: str, value: str) -> int | float | str:
+    if name in _NUMBERS:
+        if not re.fullmatch(r"[0-9]{1,9}", value) or (name == "times" and int(value) == 0):
+            least = 1 if name == "times" else 0
+            raise _refused(text, f"{name}={value}", f"a whole number from {least}")
+        if name == "status" and not 0 < int(value) < 256:
+            raise _refused(text, f"status={value}", "an exit status from 1 to 255")
+        return int(value)
+    if name == "point" and value not in POINTS:
+        raise _refused(text, f"point={value}", "one of " + ", ".join(POINTS))
+    if name == "during" and value != "recovery":
+        raise _refused(text, f"during={value}", "recovery")
+    if name == "shard" and not re.fullmatch(r"rank\d+|shared", value):
+        raise _refused(text, f"shard={value}", "rankN or shared")
+    if name == "rate":
+        found = _RATE.fullmatch(value)
+        if not found or not float(found[1]):
+            raise _refused(text, f"rate={value}", "a rate such as 10Mbit, 1Gbit or 5MB (a second)")
+        scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
+        return float(found[1]) * scale / (8 if found[3] == "bit" else 1)
+    return value
+
+
+def _check_whom_and_when(text: str, action: str, fields: dict[str, Any]) -> None:
+    if ("node" in fields) == ("rank" in fields):
+        raise _refused(text, "it does not say whom it strikes", "either node=PLACE or rank=RANK")
+    if action in _OF_MACHINES and "node" not in fields:
+        raise _refused(text, f"rank={fields['rank']}", f"node=PLACE, since {action} strikes a machine")
+    if not fields.keys() & {"step", "point", "during", "generation"}:
+        raise _refused(text, "it does not say when", "step=, point=, during=recovery or generation=")
+    if "during" in fields and fields.keys() & {"step", "point"}:
+        raise _refused(text, "during=recovery has no step and no point", "during= alone")
+    if fields.get("point") in WITHOUT_STEP and "step" in fields:
+        raise _refused(text, f"step={fields['step']}", f"no step, since point={fields['point']} has none")
+    if action == "slow" and "rate" not in fields:
+        raise _refused(text, "it does not say how slow", "rate=, such as rate=10Mbit")
+
+
+def _refused(text: str, what: str, accepted: str) -> UserError:
+    return UserError(f"fault {text!r}: {what}; accepted: {accepted}")

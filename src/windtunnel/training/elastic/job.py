@@ -1,0 +1,102 @@
+"""What is launched: a script, its machines, what is done at a loss; checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.faults import parse
+from windtunnel.training.elastic.policy.membership import Policy, Replace
+
+# What a trainer will import anyway; torch._dynamo is imported by the first optimizer of a process.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "windtunnel.training.checkpoint.live.checkpointer",
+    "windtunnel.training.elastic.live.run",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is launched.
+
+    ``nodes`` machines of ``per_node`` ranks, and ``spares`` more that wait. ``domains``: failure domain of
+    each machine, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
+    ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
+    bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
+    that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
+    of the process group where the program does not say. ``listen``: "host:port"
+    where machines that are not ours ask for the job; then none are emulated.
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    nodes: int
+    per_node: int = 1
+    spares: int = 0
+    policy: Policy = field(default_factory=Replace)
+    faults: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    domains: tuple[str, ...] = ()
+    network: str = "loopback"
+    rate: float | None = None
+    lease: float = 1.0
+    frozen_after: float = 1.0
+    beat: float = 0.1
+    replace_after: float = 0.0
+    orphan_after: float = 60.0
+    timeout: float = 60.0
+    deadlines: dict[str, float] = field(default_factory=dict)
+    listen: str | None = None
+    preload: tuple[str, ...] = PRELOAD
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UserError: one sentence.
+        """
+        self._check_script()
+        for name, least in (("nodes", 1), ("per_node", 1), ("spares", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"{name} is {value}, at least {least} is needed")
+        for text in self.faults:
+            fault = parse(text)
+            if fault.node is not None and fault.node >= self.nodes:
+                raise UserError(f"fault {text!r}: node={fault.node}, but places are 0 to {self.nodes - 1}")
+            if fault.rank is not None and fault.rank >= self.nodes * self.per_node:
+                last = self.nodes * self.per_node - 1
+                raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {last}")
+            if fault.action in ("down", "slow") and self.network != "netns":
+                raise UserError(
+                    f"fault {text!r}: the machines share one network; accepted with --network netns"
+                )
+        if self.network not in ("loopback", "netns"):
+            raise UserError(f"network {self.network!r}: accepted are loopback and netns")
+        if self.rate is not None and self.network != "netns":
+            raise UserError("rate: the loopback has no rate to set; give --network netns as well")
+        if not 0 < 2 * self.beat <= self.lease:
+            raise UserError(f"lease {self.lease:g} s: at least {2 * self.beat:g} s are needed")
+
+    def _check_script(self) -> None:
+        """What Python itself would refuse is refused once, and not by every rank."""
+        if not self.script.is_file():
+            what = "it is a folder" if self.script.is_dir() else "no such file"
+            raise UserError(f"{self.script}: {what}; give a training script in Python")
+        try:
+            compile(self.script.read_bytes(), str(self.script), "exec", dont_inherit=True)
+        except OSError as error:
+            raise UserError(f"{self.script}: it cannot be read ({error.strerror})") from error
+        except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            told = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise UserError(f"{self.script}{line}: no Python that can be run ({told})") from error

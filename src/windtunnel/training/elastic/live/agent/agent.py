@@ -1,0 +1,489 @@
+"""The node agent: what it does with what the supervisor, its workers and its services say.
+
+All state belongs to one thread, that of `Agent.run`; every other thread puts functions into its queue. The
+agent decides nothing about the membership: it makes the present one true on its machine. On a membership
+ - of a lower epoch or generation than seen: it is refused;
+ - workers that spoke to the agent go on and are told, under their new rank; a worker that never spoke (a
+   script without `elastic.run`, or one that is still importing) is replaced, since its environment is old;
+ - ranks without a process get one; with ``restart_all`` every process is replaced.
+Everything else is passed on: posts and events of workers and services to the supervisor, decisions to them.
+
+What is said to a supervisor that dies is said to the next one: open posts, questions and results go with
+``hello``. Without one for ``orphan_after`` seconds the agent ends its workers, its memory and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.training.elastic.live.agent import environment, fault_injection
+from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.agent.forkserver_client import Forks, ZygoteKeeper
+from windtunnel.training.elastic.live.agent.link import Link
+from windtunnel.training.elastic.live.agent.output import Outputs, Stream
+from windtunnel.training.elastic.live.agent.worker_server import Door, Message, Visitor
+from windtunnel.training.elastic.live.agent.workers import Crew, Worker
+from windtunnel.training.elastic.model import Membership
+
+TICK = 0.05
+GRACE = 5.0  # seconds for workers to leave by themselves when the job is finished
+RUDE_GRACE = 1.0  # and when it failed
+LAST_WORDS = 1.0  # seconds that what a process said may arrive after the word of its end
+
+
+class Service(Protocol):
+    """What lives in the agent besides: the memory service."""
+
+    address: str
+    path: str
+
+    def membership(self, membership: Membership, place: int | None) -> None: ...
+    def decided(self, key: str, values: dict[int, Any]) -> None: ...
+    def close(self, wipe: bool) -> None: ...
+
+
+class Agent:
+    """One machine's agent. ``run`` returns the exit status that the supervisor gave, or 1 as an orphan."""
+
+    def __init__(self, config: AgentConfig, zygote: Path, keeper: ZygoteKeeper | None = None) -> None:
+        self.config = config
+        self._keeper = keeper
+        self.node: int | None = None
+        self.epoch = 0
+        self.member: Membership | None = None
+        self.place: int | None = None
+        self.mine: list[int] = []
+        self.services: list[Service] = []
+        self.memory = Path(config.memory_root) / f"{config.name}-{os.getpid()}"
+        self.memory.mkdir(parents=True, exist_ok=True)
+        self.status: int | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._posts: dict[tuple[int, str, int], Any] = {}
+        self._asked: dict[tuple[int, str], set[int]] = {}
+        self._results: dict[int, Message] = {}
+        self._visitors: dict[int, Visitor] = {}
+        self._early: list[tuple[Visitor, Message]] = []
+        self._ending: list[tuple[Worker, int, float]] = []  # with the generation and until when
+        self._heard = time.monotonic()
+        folder = Path(config.run) / "agents"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._status_file = folder / f"{config.name}.json"
+        self._outputs = Outputs()
+        self._forks = Forks(zygote, lambda m: self.do(lambda: self.crew.exited(m)))
+        self.crew = Crew(self._forks, self._outputs, self.do, self._started, self._gone)
+        self._door = Door(self.memory / "agent.sock", lambda v, m: self.do(lambda: self._visit(v, m)))
+        self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))
+
+    # -- what services call ------------------------------------------------------------------------------
+
+    def post(self, key: str, rank: int, value: Any) -> None:
+        """A service posts on behalf of a rank, in the present generation."""
+        self.do(lambda: self._post(self.generation, key, rank, value))
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """A service says that something happened."""
+        now = time.time()
+        self.do(lambda: self._event({"kind": kind, "t": now, **fields}))
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        return self.member.generation if self.member is not None else 0
+
+    def do(self, function: Callable[[], None]) -> None:
+        """Run ``function`` in the agent's thread."""
+        self._inbox.put(function)
+
+    def stop(self, status: int) -> None:
+        """End in order, from any thread or a signal handler."""
+        self.do(lambda: self._end(status))
+
+    def run(self) -> int:
+        """Serve until the end."""
+        self._write_status()
+        self.link.start()
+        checked = time.monotonic()
+        try:
+            while self.status is None:
+                self._turn(TICK)
+                if time.monotonic() - checked >= TICK:
+                    checked = time.monotonic()
+                    self._tick(checked)
+            return self.status
+        finally:
+            self._close()
+
+    def _turn(self, timeout: float) -> None:
+        """One thing that came. An agent outlives what goes wrong in it, and says so."""
+        try:
+            function = self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return
+        try:
+            function()
+        except Exception:
+            self._event({"kind": "note", "text": f"{self.config.name}: {traceback.format_exc()}"})
+
+    def _tick(self, now: float) -> None:
+        if self._keeper is not None:
+            self._keeper.tend()
+        self._hear_early()
+        self._end_waiting(now)
+        self._reconcile()
+        for worker in self.crew.living():
+            self._check_beat(worker, now)
+        if now - max(self.link.last_heard, self._heard) > self.config.orphan_after:
+            self._end(1)
+
+    def _check_beat(self, worker: Worker, now: float) -> None:
+        """Twice in a row, so that beats which came while this process itself stood still are read first."""
+        if not worker.spoke or worker.done or worker.frozen or worker.stopped:
+            return
+        late = now - worker.last_beat
+        worker.stale = worker.stale + 1 if late > self.config.frozen_after else 0
+        if worker.stale < 2:
+            return
+        stopped = environment.state(worker.pid) in "Tt"
+        if stopped or late > max(self.config.stuck_after, self.config.frozen_after):
+            worker.frozen = True
+            how = "it is stopped" if stopped else "it does not answer"
+            self._report(worker, "frozen", None, None, f"{how}: no sign of life for {late:.2f} s")
+
+    # -- the supervisor ----------------------------------------------------------------------------------
+
+    def _hello_from_link(self) -> Message:
+        """Called by the link's thread: the agent's thread makes the message."""
+        made: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.do(lambda: made.put(self._hello()))
+        try:
+            return made.get(timeout=10.0)
+        except queue.Empty:
+            raise OSError("the agent is busy") from None
+
+    def _hello(self) -> Message:
+        memory = self.services[0].address if self.services else ""
+        return {
+            "op": "hello",
+            "node": self.node,
+            "host": self.config.host,
+            "memory": memory,
+            "domain": self.config.domain,
+            "pid": os.getpid(),
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "workers": {worker.rank: worker.pid for worker in self._present()},
+            "posts": [
+                {"generation": generation, "key": key, "rank": rank, "value": value}
+                for (generation, key, rank), value in self._posts.items()
+            ],
+        }
+
+    def _present(self) -> list[Worker]:
+        return [w for w in self.crew.living() if w.rank in self.mine and not w.stopped]
+
+    def _hear(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        op = message["op"]
+        if op == "welcome":
+            self._welcome(message)
+        elif op == "membership":
+            membership = Membership.of(message["membership"])
+            if membership.epoch >= self.epoch and membership.generation >= self.generation:
+                self.epoch = membership.epoch
+                self._join(membership, message["place"], message["mine"])
+        elif op == "decided":
+            self._decided(message["generation"], message["key"], message["values"])
+        elif op == "answer":
+            self._answered(message)
+        elif op == "fence":
+            self._fence(message)
+        elif op == "end":
+            self._end(message["status"])
+
+    def _welcome(self, message: Message) -> None:
+        self.node = message["node"]
+        for (generation, key), _ in self._asked.items():
+            self.link.send({"op": "ask", "generation": generation, "key": key}, keep=False)
+        for result in self._results.values():
+            self.link.send(result, keep=False)
+        self._write_status()
+
+    def _join(self, membership: Membership, place: int | None, mine: list[int]) -> None:
+        again = self.member == membership and self.place == place
+        self.member, self.place, self.mine = membership, place, list(mine)
+        if again:
+            return
+        self._posts = {k: v for k, v in self._posts.items() if k[0] >= membership.generation}
+        self._results.clear()
+        for service in self.services:
+            service.membership(membership, place)
+        for worker in self.crew.living():
+            rank = self._rank_of(worker.local)
+            if rank is None or membership.restart_all or worker.frozen or not worker.spoke:
+                self.crew.stop(worker)
+                continue
+            worker.rank = worker.stream.rank = rank
+            worker.generation = self.generation
+            worker.done = False
+        self._reconcile()
+        for worker in self._present():
+            self._tell(worker, self._membership_for(worker, "membership"))
+        self._write_status()
+
+    def _rank_of(self, local: int) -> int | None:
+        return self.mine[local] if local < len(self.mine) else None
+
+    def _reconcile(self) -> None:
+        """Start what is missing, as far as the processes of before are gone."""
+        for local, rank in enumerate(self.mine):
+            before = self.crew.workers.get(local)
+            # What ended in the present generation is the supervisor's to decide about.
+            if before is not None and (not before.ended or before.generation == self.generation):
+                continue
+            self._start(local, rank)
+
+    def _start(self, local: int, rank: int) -> None:
+        assert self.member is not None
+        logs = Path(self.config.run) / "logs"
+        logs.mkdir(exist_ok=True)
+        stream = Stream(logs / f"rank-{rank}.gen-{self.generation}.log", rank)
+        worker = Worker(local, rank, self.generation, stream)
+        wanted = {
+            "script": self.config.script,
+            "arguments": self.config.arguments,
+            "cwd": self.config.cwd,
+            "env": environment.environment(self.config, self.member, self._door.path, rank, self.place),
+            "namespace": self.config.namespace,
+        }
+        try:
+            self.crew.start(worker, wanted)
+        except OSError:
+            stream.discard()  # the zygote is being replaced: the next tick tries again
+
+    def _fence(self, message: Message) -> None:
+        worker = self.crew.of_pid(message["pid"]) if message.get("pid") else None
+        if worker is None:
+            worker = next((w for w in self.crew.living() if w.rank == message["rank"]), None)
+        if worker is not None:
+            self.crew.kill(worker)
+
+    # -- the workers -------------------------------------------------------------------------------------
+
+    def _visit(self, visitor: Visitor, message: Message | None) -> None:
+        worker = self.crew.of_pid(visitor.pid)
+        if message is None:
+            self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
+            return
+        if worker is None and any(other.pid is None for other in self.crew.living()):
+            self._early.append((visitor, message))  # faster than the zygote's word that it was forked
+            return
+        ended = next((w for w in self.crew.workers.values() if w.pid == visitor.pid and w.ended), None)
+        if ended is not None and not ended.stopped:
+            self._hear_last_words(ended, message)
+            return
+        if worker is None or worker.stopped:
+            visitor.close()  # fenced: nobody of this generation
+            return
+        worker.last_beat = time.monotonic()
+        op = message["op"]
+        if op == "hello":
+            worker.spoke = True
+            self._visitors[visitor.pid] = visitor
+            self._tell(worker, self._membership_for(worker, "welcome"))
+        elif op == "beat":
+            worker.step = message.get("step", worker.step)
+        elif op == "post":
+            self._post(
+                message["generation"], message["key"], message.get("rank", worker.rank), message["value"]
+            )
+        elif op == "ask":
+            self._asked.setdefault((message["generation"], message["key"]), set()).add(visitor.pid)
+            self.link.send(
+                {"op": "ask", "generation": message["generation"], "key": message["key"]}, keep=False
+            )
+        elif op in ("event", "step"):
+            self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
+        elif op == "suspect":
+            self.link.send({**message, "op": "suspect", "rank": message.get("rank", worker.rank)})
+        elif op == "done":
+            self._done(worker, message.get("result"))
+        elif op == "failed":
+            worker.error = message["error"]
+        elif op == "inject":
+            fault_injection.node(self, message)
+
+    def _membership_for(self, worker: Worker, op: str) -> Message:
+        assert self.member is not None
+        path = self.services[0].path if self.services else None
+        return {
+            "op": op,
+            "membership": self.member.plain(),
+            "place": self.place,
+            "rank": worker.rank,
+            "local_rank": worker.local,
+            "node": self.node,
+            "memory_path": path,
+            "faults": list(self.config.faults),
+            "config": self.config.settings,
+        }
+
+    def _tell(self, worker: Worker, message: Message) -> None:
+        visitor = self._visitors.get(worker.pid or -1)
+        if visitor is not None:
+            visitor.send(message)
+
+    def _post(self, generation: int, key: str, rank: int, value: Any) -> None:
+        if generation < self.generation:
+            return
+        self._posts[generation, key, rank] = value
+        message = {"op": "post", "generation": generation, "key": key, "rank": rank, "value": value}
+        self.link.send(message, keep=False)  # open posts go with the next hello
+
+    def _decided(self, generation: int, key: str, values: dict[str, Any]) -> None:
+        by_rank = {int(rank): value for rank, value in values.items()}
+        for rank in by_rank:
+            self._posts.pop((generation, key, rank), None)
+        for service in self.services:
+            service.decided(key, by_rank)
+        message = {"op": "decided", "generation": generation, "key": key, "values": values}
+        for worker in self._present():
+            self._tell(worker, message)
+
+    def _answered(self, message: Message) -> None:
+        for known in [known for known in self._asked if known[1] == message["key"]]:
+            for pid in self._asked.pop(known):
+                visitor = self._visitors.get(pid)
+                if visitor is not None:
+                    visitor.send(message)
+
+    def _event(self, fields: Message) -> None:
+        fields.setdefault("t", time.time())
+        fields.setdefault("generation", self.generation)
+        self.link.send({**fields, "op": "event"})
+
+    def _done(self, worker: Worker, result: Any) -> None:
+        if not worker.done:
+            worker.done = True
+            message = {"op": "done", "generation": self.generation, "rank": worker.rank, "result": result}
+            self._results[worker.rank] = message
+            self.link.send(message, keep=False)
+
+    def _started(self, worker: Worker) -> None:
+        self._report(worker, "started", None, None, "")
+        self._write_status()
+        self._hear_early()
+
+    def _hear_early(self) -> None:
+        early, self._early = self._early, []
+        for visitor, message in early:
+            self._visit(visitor, message)
+
+    def _hear_last_words(self, worker: Worker, message: Message) -> None:
+        """They were overtaken by the word of its end; what struck it, or its result, may be among them."""
+        op = message["op"]
+        if op in ("event", "step"):
+            self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
+        elif op == "done" and any(other is worker for other, _, _ in self._ending):
+            self._done(worker, message.get("result"))
+            self._end_waiting(time.monotonic())
+
+    def _end_waiting(self, now: float) -> None:
+        """Report ends with which no more words can come."""
+        waiting, self._ending = self._ending, []
+        for worker, generation, until in waiting:
+            if generation != self.generation:
+                continue  # there it is started anew
+            if not worker.done and worker.pid in self._visitors and now < until:
+                self._ending.append((worker, generation, until))
+            else:
+                self._report_end(worker, 0, None)
+
+    def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
+        if status == 0 and not worker.stopped and not worker.done and worker.pid in self._visitors:
+            self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS))
+            return
+        self._report_end(worker, status, number)
+
+    def _report_end(self, worker: Worker, status: int | None, number: int | None) -> None:
+        self._visitors.pop(worker.pid or -1, None)
+        if worker.stopped:
+            self._reconcile()
+            self._write_status()
+            return
+        if status == 0:
+            self._done(worker, None)  # a script without `run`, or one that left early of its own will
+        error = worker.error
+        if status != 0:
+            error = error or worker.stream.last_lines
+        self._report(worker, "exit", status, number, error)
+        self._write_status()
+
+    def _report(self, worker: Worker, what: str, status: int | None, number: int | None, error: str) -> None:
+        self.link.send(
+            {
+                "op": "worker",
+                "rank": worker.rank,
+                "generation": self.generation,
+                "pid": worker.pid,
+                "what": what,
+                "status": status,
+                "signal": number,
+                "error": error,
+            }
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _end(self, status: int) -> None:
+        if self.status is not None:
+            return
+        self.status = status
+        last = time.monotonic() + (GRACE if status == 0 else RUDE_GRACE)
+        if status != 0:
+            for worker in self.crew.living():
+                self.crew.kill(worker, signal.SIGTERM)
+        while self.crew.living() and time.monotonic() < last:
+            self._turn(TICK)
+        for worker in self.crew.living():
+            self.crew.stop(worker)
+        last = time.monotonic() + GRACE
+        while self.crew.living() and time.monotonic() < last:
+            self._turn(TICK)
+
+    def _close(self) -> None:
+        for worker in self.crew.living():
+            self.crew.stop(worker)
+        self.link.close()
+        self._forks.close()
+        self._door.close()
+        for service in self.services:
+            with contextlib.suppress(Exception):
+                service.close(True)
+        self._outputs.close()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self._status_file.unlink(missing_ok=True)
+
+    def _write_status(self) -> None:
+        """For the launcher, which has to find the processes of a place."""
+        content = {
+            "pid": os.getpid(),
+            "node": self.node,
+            "place": self.place,
+            "generation": self.generation,
+            "memory": str(self.memory),
+            "workers": {worker.rank: worker.pid for worker in self.crew.living()},
+        }
+        part = self._status_file.with_suffix(".part")
+        part.write_text(json.dumps(content))
+        part.replace(self._status_file)

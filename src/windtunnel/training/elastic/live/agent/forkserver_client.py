@@ -1,0 +1,175 @@
+"""The agent's side of the zygote: keep one alive, and ask it for processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
+
+Answer = Callable[[dict[str, Any]], None]
+PATIENCE = 120.0  # seconds that a zygote may take to import what it preloads
+
+
+class ZygoteKeeper:
+    """Starts a zygote at ``path`` and, whenever `tend` finds it dead, another one in its place."""
+
+    def __init__(self, path: Path, preload: tuple[str, ...], env: dict[str, str]) -> None:
+        self.path, self._preload, self._env = path, preload, env
+        # All children are killed when this end closes, so however the owner ends.
+        self._lifeline, self._held = os.pipe()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        module = "windtunnel.linux.forkserver"
+        command = [sys.executable, "-m", module, "--socket", str(self.path)]
+        command += ["--preload", ",".join(self._preload), "--lifeline", str(self._lifeline)]
+        # One thread: an OpenMP pool must not exist when it forks. The children set their own number.
+        env = self._env | {"OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env=env, pass_fds=[self._lifeline], stdin=subprocess.DEVNULL)
+
+    def tend(self) -> bool:
+        """Whether it had died and was started again."""
+        if self.process.poll() is None:
+            return False
+        self.process = self._start()
+        return True
+
+    def close(self) -> None:
+        """End it with all its children."""
+        for fd in (self._held, self._lifeline):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        try:
+            self.process.wait(3.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5.0)
+        self.path.unlink(missing_ok=True)
+
+
+class Forks:
+    """A connection to a zygote, made anew when it breaks.
+
+    ``exited(message)`` gets every end of a child, until the zygote is gone.
+    """
+
+    def __init__(self, path: Path, exited: Answer) -> None:
+        self.path = path
+        self._exited = exited
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._answers: dict[int, tuple[socket.socket, Answer]] = {}  # with where it was asked
+
+    def ask(self, message: dict[str, Any], answer: Answer, fds: tuple[int, ...] = ()) -> None:
+        """Ask for a process; ``answer`` gets ``started`` or ``failed {error}`` later, from another thread.
+
+        Raises:
+            OSError: no zygote listens; ``answer`` is not called.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            for attempt in (1, 2):
+                try:
+                    sock = self._connected()
+                    self._answers[number] = sock, answer
+                    send_with_fds(sock, message | {"id": number}, list(fds))
+                    return
+                except OSError:  # the zygote of before is gone: try the one that replaced it
+                    self._answers.pop(number, None)
+                    self._sock = None
+                    if attempt == 2:
+                        raise
+
+    def start(self, wanted: dict[str, Any], out: int, err: int, answer: Answer) -> None:
+        """Ask for a trainer: see the module `zygote`. Raises as `ask`."""
+        memory = request_fd(wanted)
+        try:
+            self.ask({"op": "start"}, answer, (memory, out, err))
+        finally:
+            os.close(memory)
+
+    def store(self, host: str, timeout: float = PATIENCE) -> tuple[str, int]:
+        """A TCPStore in a process of its own: its "host:port", and its process id.
+
+        Raises:
+            OSError: no zygote, or it could not start one within ``timeout`` seconds.
+        """
+        done = threading.Event()
+        got: dict[str, Any] = {}
+
+        def answer(message: dict[str, Any]) -> None:
+            got.update(message)
+            done.set()
+
+        last = time.monotonic() + timeout
+        while True:
+            try:
+                self.ask({"op": "store", "host": host}, answer)
+                break
+            except OSError:
+                if time.monotonic() > last:
+                    raise
+                time.sleep(0.02)
+        if not done.wait(max(0.0, last - time.monotonic())):
+            raise TimeoutError(f"{self.path}: the zygote started no store within {timeout:.0f} s")
+        if got["op"] != "started":
+            raise OSError(f"{self.path}: {got.get('error', 'the zygote is gone')}")
+        return f"{host}:{got['port']}", int(got["pid"])
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                self._sock = None
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                sock.settimeout(2.0)
+                sock.connect(str(self.path))
+                sock.settimeout(None)
+            except OSError:
+                sock.close()
+                raise
+            self._sock = sock
+            threading.Thread(target=self._read_for_ever, args=(sock,), name="forks", daemon=True).start()
+        return self._sock
+
+    def _read_for_ever(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                packet = sock.recv(PACKET)
+            except OSError:
+                packet = b""
+            if not packet:
+                break
+            message = json.loads(packet)
+            if message["op"] == "exit":
+                self._exited(message)
+                continue
+            with self._lock:
+                asked = self._answers.pop(message["id"], None)
+            if asked is not None:
+                asked[1](message)
+        with self._lock:
+            if self._sock is sock:
+                self._sock = None
+            unanswered = [number for number, (asked, _) in self._answers.items() if asked is sock]
+            answers = [self._answers.pop(number)[1] for number in unanswered]
+        sock.close()
+        for answer in answers:
+            answer({"op": "failed", "error": "the zygote is gone"})

@@ -1,0 +1,131 @@
+"""The agent's connection to the supervisor: made again for ever, and nothing said on it is lost in between.
+
+After each connection the agent says ``hello`` with all that is still open; the ``welcome`` makes the link.
+What is sent before waits and follows then. A supervisor that is partitioned away is noticed by the kernel:
+beats that are not acknowledged within `SILENCE` seconds end the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from windtunnel.base import wire
+
+LONGEST_PAUSE = 0.2
+SILENCE = 5.0
+KEPT = 4096
+Message = dict[str, Any]
+
+
+class Link:
+    """``hello()`` makes the first message of each connection, ``deliver(message)`` gets all that arrive."""
+
+    def __init__(
+        self, address: str, hello: Callable[[], Message], deliver: Callable[[Message], None]
+    ) -> None:
+        self.address = address
+        self.beat = 0.2
+        self.last_heard = time.monotonic()
+        self._hello, self._deliver = hello, deliver
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None  # only while welcome
+        self._waiting: deque[Message] = deque(maxlen=KEPT)
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=f"link-{target.__name__}", daemon=True)
+            for target in (self._connect_for_ever, self._beat_for_ever)
+        ]
+
+    def start(self) -> None:
+        """Begin to connect."""
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message, *, keep: bool = True) -> None:
+        """Send, now or (``keep``) after the next welcome."""
+        with self._lock:
+            if self._sock is not None:
+                try:
+                    wire.send(self._sock, message)
+                    return
+                except OSError:
+                    self._drop()
+            if keep:
+                self._waiting.append(message)
+
+    def close(self) -> None:
+        """End the connection and its threads."""
+        self._ended.set()
+        with self._lock:
+            self._drop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(2.0)
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock = None
+
+    def _connect_for_ever(self) -> None:
+        pause = 0.01
+        while not self._ended.is_set():
+            try:
+                sock = wire.connect(self.address, 1.0)
+            except OSError:
+                self._ended.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            try:
+                self._converse(sock)
+                pause = 0.01
+            except (OSError, wire.WireError):
+                self._ended.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            finally:
+                with self._lock:
+                    self._drop()
+                sock.close()
+
+    def _converse(self, sock: socket.socket) -> None:
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
+        sock.settimeout(SILENCE)
+        wire.send(sock, self._hello())
+        while not self._ended.is_set():
+            try:
+                message, following = wire.receive(sock)
+            except TimeoutError:
+                if self._sock is None:
+                    raise  # no welcome: a port that nobody serves
+                continue  # a supervisor with nothing to say; whether it lives the kernel watches
+            wire.skip(sock, following)
+            self.last_heard = time.monotonic()
+            if message["op"] == "welcome":
+                self.beat = float(message.get("beat", self.beat))
+                self._welcome(sock)
+            self._deliver(message)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._sock = sock
+            while self._waiting:
+                wire.send(sock, self._waiting[0])
+                self._waiting.popleft()
+
+    def _beat_for_ever(self) -> None:
+        while not self._ended.wait(self.beat):
+            with self._lock:
+                if self._sock is not None:
+                    try:
+                        wire.send(self._sock, {"op": "beat"})
+                        self.last_heard = time.monotonic()
+                    except OSError:
+                        self._drop()

@@ -1,0 +1,134 @@
+"""The workers of a node as processes: started through the zygote, watched, killed.
+
+A worker belongs to a local rank and lives through many generations; its rank in the job changes when places
+are renumbered. At most one process of a local rank lives at a time: the next is started when the one before
+is gone. How a worker ended is told by the zygote; if that is gone too, its pidfd tells that it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.training.elastic.live.agent.forkserver_client import Forks
+from windtunnel.training.elastic.live.agent.output import Outputs, Stream
+
+Enqueue = Callable[[Callable[[], None]], None]
+UNTOLD = 0.5  # seconds to wait for the zygote to say how a worker ended, once its pidfd says that it did
+LAST_WORDS = 0.3  # seconds to wait for the end of what a worker printed
+
+
+@dataclass
+class Worker:
+    """One process. ``pid`` is None until the zygote has forked it. ``stopped``: we ended it ourselves."""
+
+    local: int
+    rank: int
+    generation: int
+    stream: Stream
+    pid: int | None = None
+    pidfd: int | None = None
+    spoke: bool = False
+    done: bool = False
+    stopped: bool = False
+    ended: bool = False
+    frozen: bool = False
+    stale: int = 0
+    last_beat: float = field(default_factory=time.monotonic)
+    step: int | None = None
+    error: str = ""
+
+
+class Crew:
+    """``enqueue`` runs a function in the agent's own thread; there ``started(worker)`` is called for every
+    process and ``gone(worker, status, signal)`` for every end."""
+
+    def __init__(
+        self,
+        forks: Forks,
+        outputs: Outputs,
+        enqueue: Enqueue,
+        started: Callable[[Worker], None],
+        gone: Callable[[Worker, int | None, int | None], None],
+    ) -> None:
+        self.workers: dict[int, Worker] = {}
+        self._forks, self._outputs = forks, outputs
+        self._enqueue, self._begun, self._gone = enqueue, started, gone
+
+    def start(self, worker: Worker, wanted: dict[str, Any]) -> None:
+        """Start a process for ``worker``.
+
+        Raises:
+            OSError: there is no zygote now; try again later.
+        """
+
+        def answered(message: dict[str, Any]) -> None:
+            self._enqueue(lambda: self._started(worker, message))
+
+        self._forks.start(wanted, worker.stream.out, worker.stream.err, answered)
+        worker.stream.given()
+        self._outputs.add(worker.stream)
+        self.workers[worker.local] = worker
+
+    def kill(self, worker: Worker, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the worker's session."""
+        if worker.pid is not None and not worker.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, number)
+
+    def stop(self, worker: Worker) -> None:
+        """End a worker that is no longer wanted; nothing is reported of it."""
+        worker.stopped = True
+        self.kill(worker)
+
+    def of_pid(self, pid: int) -> Worker | None:
+        return next((w for w in self.workers.values() if w.pid == pid and not w.ended), None)
+
+    def living(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if not worker.ended]
+
+    def exited(self, message: dict[str, Any]) -> None:
+        """The zygote says that a child ended (in the agent's thread)."""
+        worker = self.of_pid(message["pid"])
+        if worker is not None:
+            self._end(worker, message["status"], message["signal"])
+
+    def _started(self, worker: Worker, message: dict[str, Any]) -> None:
+        if message["op"] != "started":
+            worker.error = message.get("error", "")
+            self._end(worker, None, None)
+            return
+        worker.pid = message["pid"]
+        if worker.stopped:
+            self.kill(worker)
+        else:
+            self._begun(worker)
+        try:
+            worker.pidfd = os.pidfd_open(worker.pid)
+        except ProcessLookupError:
+            return  # it ended already, and the zygote says how
+        threading.Thread(target=self._watch, args=(worker, worker.pidfd), name="watch", daemon=True).start()
+
+    def _watch(self, worker: Worker, pidfd: int) -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os.close(pidfd)
+        time.sleep(UNTOLD)
+        self._enqueue(lambda: self._end(worker, None, None))
+
+    def _end(self, worker: Worker, status: int | None, number: int | None) -> None:
+        if worker.ended:
+            return
+        worker.ended = True
+        # A killed process has no last words worth waiting for; detection should take no longer than it must.
+        if number is None and status != 0:
+            worker.stream.ended.wait(LAST_WORDS)
+        self._gone(worker, status, number)

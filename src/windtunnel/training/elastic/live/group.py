@@ -1,0 +1,261 @@
+"""A process group that can be cut while its ranks are blocked in it, and built anew in the same process.
+
+gloo has no working abort: with a frozen peer, survivors sit in a collective until its timeout. So all sockets
+are remembered that WORLD and every later subgroup (``new_group``, DeviceMesh, DDP, FSDP2) opens, and a cut
+shuts them down (`sockets`). Each blocked operation then returns with an error in milliseconds, here and at
+the neighbours. The group's own client of the store is cut with it, so that a rank that waits for others to
+come into a generation that is superseded comes out as well. For NCCL the same interface calls its ``abort``.
+
+A collective that was cut leaves its tensors partly reduced: restore, or begin the step anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from windtunnel.training.elastic.live import ahead, meshes
+from windtunnel.training.elastic.live.sockets import Recorder, appeared
+from windtunnel.training.elastic.live.sockets import ports as _ports
+from windtunnel.training.elastic.model import Membership
+
+_Gloo = c10d.ProcessGroupGloo
+_CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
+_LOOK = 5.0  # seconds to wait for the store before a look whether the group was cut meanwhile
+_current: CuttableGroup | None = None  # whose subgroups are being recorded
+
+
+class _Recording(type):
+    """Stands in for the class `ProcessGroupGloo` where torch makes groups: the same objects come out."""
+
+    def __call__(cls, store: Any, rank: int, size: int, *args: Any, **named: Any) -> Any:
+        group = _current
+        if group is None:
+            return _Gloo(store, rank, size, *args, **named)
+        if args or set(named) != {"timeout"}:  # not as torch itself calls it
+            return group.make(lambda: _Gloo(store, rank, size, *args, **named), store, rank, size)
+        limit = named["timeout"]
+        group.gather(store, rank, size)
+        within = min(limit, timedelta(seconds=_CONNECT + _CONNECT_A_RANK * size))
+        made = group.make(lambda: _Gloo(store, rank, size, timeout=within), store, rank, size)
+        made._set_default_timeout(limit)
+        return made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Gloo)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_Gloo, name)
+
+
+class _RecordedGloo(metaclass=_Recording):
+    pass
+
+
+class CuttableGroup:
+    """WORLD of one generation. One at a time in a process.
+
+    ``backend``: as for ``init_process_group``. ``timeout`` (s) bounds every operation, the store's too.
+    """
+
+    def __init__(self, backend: str, timeout: float) -> None:
+        self.backend = backend
+        self.timeout = timeout
+        self.is_connecting = False  # to the store, which no cut interrupts
+        self._recorder = Recorder()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._recorder.is_cut
+
+    def form(self, membership: Membership, rank: int) -> None:
+        """Make WORLD out of the ranks of ``membership``. When this returns, all of them are in it.
+
+        Raises:
+            RuntimeError: a rank did not come within the timeout, or the connection to one or to the store
+                broke.
+            ConnectionAbortedError: the group was cut before.
+        """
+        global _current
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"  # what connects later would not be seen
+        limit = timedelta(seconds=self.timeout)
+        hook = sys.excepthook
+        _current = self
+        c10d.ProcessGroupGloo = _RecordedGloo  # type: ignore[assignment, misc]
+        store = self._meet(membership.store, limit)
+        try:
+            dist.init_process_group(
+                self.backend,
+                store=PrefixStore(membership.prefix, store),
+                rank=rank,
+                world_size=membership.world,
+                timeout=limit,
+            )
+        finally:
+            sys.excepthook = hook  # torch wraps it at each call: after 200 generations, 200 deep
+        dist.barrier()
+        ahead.prepare(membership.store, self.timeout)
+
+    def _meet(self, address: str, limit: timedelta) -> TCPStore:
+        """A client of the store: the one made ahead if it is there and works, else a new one."""
+        if (ready := ahead.take(address)) is not None:
+            store, recorder = ready
+            self._recorder.adopt(recorder.sockets)
+            try:
+                store.set_timeout(limit)
+                store.check(["alive"])
+                return store
+            except RuntimeError:  # it was caught in the cut of a group that connected at the same time
+                pass
+        end = time.monotonic() + self.timeout
+        self.is_connecting = True
+        try:
+            while True:
+                self._refuse_if_cut()
+                try:
+                    left = end - time.monotonic()
+                    store, recorder = ahead.connect(address, min(_LOOK, left))
+                    break
+                except RuntimeError:
+                    if left <= _LOOK:
+                        raise
+        finally:
+            self.is_connecting = False
+        self._recorder.adopt(recorder.sockets)
+        store.set_timeout(limit)
+        return store
+
+    def _refuse_if_cut(self) -> None:
+        if self.is_cut:
+            raise ConnectionAbortedError("the process group was cut")
+
+    def gather(self, store: Any, rank: int, size: int) -> None:
+        """Wait until all members have come. Whoever waits here can be cut; in gloo's constructor a rank that
+        waits for a connection from one that died has no socket of it to shut, and sits there until the
+        timeout. So it is entered when all are there, and given less time.
+
+        Raises:
+            ConnectionAbortedError: the group was cut before.
+            RuntimeError: it is cut now, or not all came within the timeout.
+        """
+        self._refuse_if_cut()
+        store.set(f"windtunnel/here/{rank}", "")
+        store.wait([f"windtunnel/here/{other}" for other in range(size)])
+
+    def make(self, constructor: Any, store: Any, rank: int, size: int) -> Any:
+        """What ``constructor`` makes, with the sockets that it opens recorded as this group's.
+
+        Of the sockets that appeared meanwhile only those are kept that lead from or to a port on which a
+        member of the new group listens (the members tell each other through ``store``): another thread of
+        the program may open connections of its own at any moment.
+        """
+        with self._recorder.recording():
+            before = dict(self._recorder.sockets)
+            made = constructor()
+        ours = [_ports(fd) for fd in appeared(self._recorder.sockets, before)]
+        store.set(f"windtunnel/{rank}", json.dumps([own for listens, own, _ in ours if listens]))
+        keys = [f"windtunnel/{other}" for other in range(size)]
+        self._choose(before, {port for text in store.multi_get(keys) for port in json.loads(text)})
+        return made
+
+    def _choose(self, before: dict[int, int], listening: set[int]) -> None:
+        """Of what was recorded since ``before``, keep what leads from or to a port of ``listening``."""
+        chosen = dict(before)
+        for fd, inode in self._recorder.sockets.items():
+            _, own, peer = _ports(fd)
+            if own in listening or peer in listening:
+                chosen[fd] = inode
+        self._recorder.keep(chosen)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """For groups made by hand (``ProcessGroupGloo(...)``): what the block connects is cut with this
+        group."""
+        with self._recorder.recording():
+            yield
+
+    def cut(self) -> int:
+        """Release every operation that is blocked in this group, here and at the neighbours, from any thread;
+        how many sockets were shut down. Nothing works in the group afterwards but `leave`."""
+        count = self._recorder.cut()
+        for group in list(c10d._world.pg_map) if _current is self else []:
+            with suppress(Exception):  # no such backend, or aborted already
+                backend = group._get_backend(torch.device("cuda"))
+                if not isinstance(backend, _Gloo):
+                    backend.abort()
+        return count
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Destroy the group and all subgroups, cut or not; afterwards another can be formed.
+
+        ``error``: the exception that ended the program's work in the group. The local variables of the frames
+        that it went through are dropped: they hold models and optimisers bound to the dead group.
+        """
+        global _current
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__, error = None, error.__cause__ or error.__context__
+        self._recorder.cut()
+        if _current is self:
+            _current = None
+            c10d.ProcessGroupGloo = _Gloo  # type: ignore[misc]
+            if dist.is_initialized():
+                # gloo's destructor joins its threads, and one that was cut in the middle of a ring may wait
+                # in vain until the group's timeout: that must not keep the next generation waiting.
+                held = list(c10d._world.pg_map)
+                dist.destroy_process_group()
+                threading.Thread(target=held.clear, daemon=True, name="windtunnel-leave").start()
+            # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
+            # while it formed must not leave this process a number ahead of those that are new.
+            c10d._world.group_count = 0
+            meshes.part()
+        gc.collect()
+        self._recorder = Recorder()
+
+
+@functools.cache
+def cut_works(bound: float = 2.0) -> bool:
+    """Whether a cut releases a blocked receive with the gloo at hand, tried between two threads of this
+    process; takes some 20 ms, ``bound`` s where it does not work."""
+    store = HashStore()
+    recorder = Recorder()
+    pair: dict[int, Any] = {}
+
+    def connect(rank: int) -> None:
+        with suppress(RuntimeError):
+            pair[rank] = _Gloo(store, rank, 2, timedelta(seconds=bound))
+
+    with recorder.recording():
+        threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if len(pair) < 2:
+        return False
+    waiting = pair[0].recv([torch.zeros(1)], 1, 0)
+    cutter = threading.Timer(0.005, recorder.cut)
+    cutter.start()
+    begin = time.monotonic()
+    try:
+        waiting.wait()
+        return False
+    except RuntimeError:
+        return time.monotonic() - begin < bound / 2
+    finally:
+        cutter.join()

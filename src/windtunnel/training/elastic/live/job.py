@@ -1,0 +1,187 @@
+"""What a training function sees of the job that it is part of: `Job`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windtunnel.training.elastic.faults import POINTS
+from windtunnel.training.elastic.live.fault_points import Injector
+from windtunnel.training.elastic.live.link import Link
+from windtunnel.training.elastic.model import Membership
+
+T = TypeVar("T")
+
+DURABLE = "commit/"  # keys that begin so outlive their generation
+
+
+class Regroup(BaseException):
+    """The membership changed: unwind to `run`, which calls the training function again.
+
+    Not an `Exception`, so that an ``except Exception`` in the program does not swallow it.
+    """
+
+
+class Job:
+    """One generation of the job, for one rank.
+
+    ``rank``, ``world``, ``local_rank``: as in torch.distributed. ``place``: position of this machine in the
+    job, ``node``: its id. ``memory``: address of this machine's memory service, None where there is no
+    supervisor. ``folder``: the run's folder. ``supervised``: False in a plain torchrun or single process,
+    where agreements go through torch.distributed and there is nothing to regroup.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        local_rank: int,
+        *,
+        timeout: float,
+        kept: dict[str, Any],
+        place: int = 0,
+        membership: Membership | None = None,
+        link: Link | None = None,
+        injector: Injector | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.local_rank = local_rank
+        self.place = place
+        self.membership = membership
+        self.generation = membership.generation if membership else 1
+        self.supervised = link is not None
+        self.node = link.node if link else place
+        self.memory = _unix(link.memory) if link and link.memory else None
+        self.folder = Path(os.environ.get("WINDTUNNEL_RUN", "."))
+        self.timeout = timeout
+        self._kept = kept
+        self._link = link
+        self._injector = injector
+        self._endings: list[Callable[[], object]] = []
+
+    def agree(self, key: str, value: Any = None, timeout: float | None = None) -> dict[int, Any]:
+        """The values that all ranks give for ``key``, by rank; a barrier, too. Values are those of JSON.
+
+        It goes over the control plane, so it works also while the process group is cut. A ``key`` is used
+        once in a generation. One that begins with "commit/" is on disk before anybody sees it decided.
+
+        Raises:
+            Regroup: a newer generation came.
+            TimeoutError: not all ranks came within ``timeout`` (s; the timeout of `run` by default).
+            TypeError: ``value`` is not one of JSON.
+        """
+        value = _plain(f"the value for {key!r}", value)
+        if self._link is None:
+            found = _gathered(value, self.world)
+            if key.startswith(DURABLE):
+                self._kept.setdefault(DURABLE, {})[key] = found
+            return found
+        limit = self.timeout if timeout is None else timeout
+        decided = self._link.agree(self.generation, key, self.rank, value, limit)
+        if decided is None:
+            raise Regroup(f"superseded while agreeing on {key!r}")
+        return decided
+
+    def decided(self, key: str) -> dict[int, Any] | None:
+        """What was agreed for a "commit/…" key in this or an earlier generation, None if it was not.
+
+        Raises:
+            TimeoutError: the supervisor does not answer.
+        """
+        if self._link is None:
+            return self._kept.get(DURABLE, {}).get(key)
+        return self._link.ask(self.generation, key, self.timeout)
+
+    def check(self) -> None:
+        """Come here now and then in long work outside the process group.
+
+        Raises:
+            Regroup: a newer generation is known.
+        """
+        if self._link is not None and self._link.newer(self.generation):
+            raise Regroup("a newer generation is known")
+
+    def keep(self, name: str, make: Callable[[], T]) -> T:
+        """The object called ``name``, made by ``make`` when first asked for; it lives as long as the process.
+
+        For what is costly and does not depend on the process group: a tokenizer, mapped data. Never a module
+        wrapped in DDP or FSDP: it holds the dead group.
+        """
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called when the training function has returned, before the job may end."""
+        self._endings.append(call)
+
+    def ending(self) -> None:
+        """The training function has returned: what was registered for this is done, in order."""
+        for call in self._endings:
+            call()
+
+    def at(self, point: str, step: int | None = None) -> None:
+        """This rank passes a named point (`faults.POINTS`): the fault injector may strike here.
+
+        Raises:
+            InjectedError: it did, by an exception.
+            ValueError: there is no such point.
+        """
+        if point not in POINTS:
+            raise ValueError(f"unknown point {point!r}; known: {', '.join(POINTS)}")
+        if self._injector is not None:
+            self._injector.at(point, step, self.rank, self.place, self.generation)
+
+    def step(self, step: int, **fields: Any) -> None:
+        """``step`` is finished. Rank 0's ``fields`` (the loss, …; values of JSON) go into the run's events.
+
+        Raises:
+            Regroup: a newer generation is known.
+        """
+        if self._link is not None:
+            self._link.at_step(step)
+            if self.rank == 0:
+                fields = {**_plain("a field of the step", fields), "step": step, "rank": 0}
+                self._link.send("step", **{**fields, "generation": self.generation, "t": time.time()})
+        self.at("step", step)
+        self.check()
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """A line in the run's events (dropped where there is no supervisor).
+
+        Raises:
+            TypeError: a field is not a value of JSON.
+        """
+        if self._link is not None:
+            fields = {"rank": self.rank, **_plain(f"a field of the event {kind!r}", fields)}
+            self._link.send(
+                "event", **{**fields, "kind": kind, "t": time.time(), "generation": self.generation}
+            )
+
+
+def _plain(what: str, value: Any) -> Any:
+    """``value`` as its reader will see it: lists for tuples, texts for the keys of objects."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        accepted = "None, bool, int, float, str, and lists and dicts of them"
+        raise TypeError(f"{what}: {error}; accepted: {accepted}") from None
+
+
+def _gathered(value: Any, world: int) -> dict[int, Any]:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return {0: value}
+    values: list[Any] = [None] * world
+    dist.all_gather_object(values, value)
+    return dict(enumerate(values))
+
+
+def _unix(path: str) -> str:
+    return path if ":" in path else f"unix:{path}"

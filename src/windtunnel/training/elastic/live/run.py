@@ -1,0 +1,251 @@
+"""The trainer's loop: form the group of the newest generation, train in it, and come back when it fails.
+
+    run(train)   # train(job) builds the model, restores it and trains; it is called again after each failure
+
+1. The agent says who is in the job (a generation). The group forms, `train` is called.
+2. A newer generation comes: the link's thread cuts the group, so that the program, wherever it is blocked,
+   gets an exception or, at the next `Job.check`, `Regroup`. Both unwind to here.
+3. An operation fails because a peer is gone, and nothing newer is known: the group is cut at once, which
+   brings out the neighbours that wait for *this* rank; the supervisor is told (`suspect`); the newer
+   generation is waited for.
+4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1 (with 2
+   for a `UserError`: another try would end alike, and the job ends).
+5. A program that does not come out of a group that was cut is killed: another process takes its place.
+6. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
+   step still brings everybody back): the result is reported and the process ends with status 0.
+
+The process ends without running destructors: those of gloo hang or abort now and then.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.fault_points import Injector
+from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
+from windtunnel.training.elastic.live.job import Job, Regroup
+from windtunnel.training.elastic.live.link import Link
+
+T = TypeVar("T")
+
+END = "commit/end"  # the key on which all ranks agree that training is over
+_TIMEOUT = 60.0  # seconds: of an operation, where nobody says
+_SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
+_PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (machines may be on order)
+
+# How gloo says that a peer is gone or silent. Its other errors (sizes that differ) are a program's own.
+_OF_PEERS = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket",
+    "timed out",
+    "timeout",
+    "connectfullmesh",
+    "connect",
+)
+# Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
+_LIBRARIES = ("windtunnel.training.", "torch.distributed")
+
+
+def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float | None = None) -> T:
+    """Call ``train`` under supervision, again after every failure elsewhere; its result.
+
+    Started by ``windtunnel train`` this call does not return: the result is reported to the supervisor, the
+    process ends. Started by torchrun, or alone, ``train`` is called once, in a group made from the
+    environment, and its result is returned.
+
+    ``backend``: as for ``init_process_group`` ("nccl" where there is CUDA, else "gloo"). ``timeout`` (s):
+    for every operation of the group and every agreement under supervision; what ``windtunnel train`` was
+    given as ``--timeout`` where it is None.
+
+    Raises:
+        UserError: there is a process group already.
+    """
+    if dist.is_initialized():
+        raise UserError("elastic.run: a process group exists; accepted: none, since run makes it")
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    address = os.environ.get("WINDTUNNEL_AGENT")
+    if not address:
+        return _once(train, backend, timeout or _TIMEOUT)
+    _supervised(train, backend, timeout, address)
+
+
+def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if world > 1 or "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:  # so that DDP and its like work in a process alone, too
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    place = int(os.environ.get("GROUP_RANK", "0"))
+    job = Job(rank, world, local_rank, timeout=timeout, kept={}, place=place)
+    result = train(job)
+    job.ending()
+    # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
+    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone)
+    timeout = timeout or float(link.config.get("timeout", _TIMEOUT))
+    if not cut_works():
+        timeout = min(timeout, _SHORT)
+        text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
+        link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation)
+    injector = Injector(link.faults, Path(os.environ["WINDTUNNEL_RUN"]), link)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    kept: dict[str, Any] = {}
+    first = link.membership.generation
+    # What is there now stays for the life of the process. Collecting garbage after a failure then looks only
+    # at what training made: some ms in place of some 100.
+    gc.collect()
+    gc.freeze()
+    while True:
+        membership, place = link.newest()
+        if place is None or (membership.restart_all and membership.generation > first):
+            _end(0)
+        rank = place * membership.per_node + local_rank
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(membership.world))
+        job = Job(
+            rank,
+            membership.world,
+            local_rank,
+            timeout=timeout,
+            kept=kept,
+            place=place,
+            membership=membership,
+            link=link,
+            injector=injector,
+        )
+        job.event("arrived")
+        group = CuttableGroup(backend, timeout)
+        link.watch(membership.generation, group.cut, functools.partial(_stuck, link, group))
+        try:
+            group.form(membership, rank)
+            job.event("grouped")
+            job.at("regrouped")
+            result = train(job)
+            job.ending()
+            _all_ended(job)
+        except BaseException as error:
+            _after(error, link, group, membership.generation, rank, timeout)
+        else:
+            link.send("done", generation=membership.generation, rank=rank, result=_reported(result))
+            _end(0)
+
+
+def _all_ended(job: Job) -> None:
+    try:
+        job.agree(END)
+    except Regroup:
+        if job.decided(END) is None:  # else all ranks had ended before the failure
+            raise
+
+
+def _after(
+    error: BaseException, link: Link, group: CuttableGroup, generation: int, rank: int, timeout: float
+) -> None:
+    """Come out of the failed generation; returns once a newer one is known, or ends the process."""
+    group.cut()
+    text = _told(error)
+    if not isinstance(error, Regroup) and not link.newer(generation):
+        if isinstance(error, UserError):
+            _failed(link, f"{error}\n", status=2)
+        if not of_peers(error):
+            _failed(link, text)
+        link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
+    group.leave(error)
+    if not link.newer(generation, float(link.config.get("patience", _PATIENCE))):
+        _failed(link, text)
+
+
+def of_peers(error: BaseException) -> bool:
+    """Whether ``error``, or one that it came from, says that a peer or the store is gone or silent."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen).lower()
+        if isinstance(seen, (dist.DistNetworkError, dist.DistStoreError)):
+            return True
+        if isinstance(seen, RuntimeError) and ("nccl" in text or "monitoredbarrier" in text):
+            return True
+        if isinstance(seen, RuntimeError) and "gloo" in text and any(part in text for part in _OF_PEERS):
+            return True
+        if isinstance(seen, (ConnectionError, TimeoutError)) and _raised_in(seen).startswith(_LIBRARIES):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _raised_in(error: BaseException) -> str:
+    """The name of the module that raised ``error``."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return str(at.tb_frame.f_globals.get("__name__", "")) if at is not None else ""
+
+
+def _told(error: BaseException) -> str:
+    """The traceback, from the program's own first frame on."""
+    at = error.__traceback__
+    if at is not None and at.tb_next is not None and at.tb_frame.f_code.co_filename == __file__:
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at))
+
+
+def _reported(result: Any) -> Any:
+    try:
+        json.dumps(result)
+    except (TypeError, ValueError):
+        return repr(result)
+    return result
+
+
+def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
+    sys.stderr.write(text)
+    link.send("failed", error=text)
+    _end(status)
+
+
+def _agent_gone(reason: str) -> NoReturn:
+    sys.stderr.write(f"the node agent is gone ({reason}); this process ends\n")
+    _end(1)
+
+
+def _stuck(link: Link, group: CuttableGroup) -> None:
+    if group.is_connecting:  # it asks the DNS or waits for the store, which has bounds of its own
+        return
+    text = "the program did not come out of a group that was cut; its process ends, another takes its place"
+    link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
+    sys.stderr.write(f"{text}\n")
+    for thread, frame in sys._current_frames().items():
+        if thread == threading.main_thread().ident:
+            sys.stderr.write("".join(traceback.format_stack(frame)))
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # not a failure of its own, so not by a status
+
+
+def _end(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

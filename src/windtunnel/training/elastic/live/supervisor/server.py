@@ -1,0 +1,267 @@
+"""The supervisor of a run: one process, no torch, that owns the membership of a job.
+
+Protocol (frames of `wire`; the fields are in the messages' senders): agents connect, say ``hello`` and get
+``welcome`` with their node id; from then on they beat. When enough machines are there generation 1 is formed
+and sent (``membership``). What agents report (workers that ended or froze, suspicions, their own silence)
+leads to the next generation. Ranks agree on values by ``post`` and ``decided``, and may ``ask`` for durable
+ones later. A machine or worker that was given up is fenced: its messages are refused by generation, its agent
+told to ``end``, its process killed (``fence``). When all ranks are done, or nothing more can be done, all
+agents get ``end``.
+
+If the supervisor dies the job goes on training; the agents try to connect again. The next supervisor on the
+same folder takes the lock, a higher epoch, the same port and the state from the event log, waits for the
+agents, and forms a new generation only if something is missing.
+
+One thread does everything; it is the only one that touches the state (`Core`). Sources: membership in views
+as in ISIS (Birman and Joseph, SOSP 1987); leases: Gray and Cheriton, SOSP 1989; fencing by generation as in
+Oobleck's rewritten runtime and torchft's quorum ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.supervisor import log, ownership
+from windtunnel.training.elastic.live.supervisor.connections import Connections
+from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
+from windtunnel.training.elastic.policy import handlers
+from windtunnel.training.elastic.policy.core import Core
+from windtunnel.training.elastic.policy.log_replay import past
+from windtunnel.training.elastic.policy.membership import Policy
+from windtunnel.training.elastic.policy.settings import Deadlines, Outcome, Settings
+
+EVENTS = "events.jsonl"
+
+
+class Supervisor:
+    """The one that supervises the run in ``folder``; see the module.
+
+    ``start_store``: starts a store process and returns its "host:port" and the process (`StoreProcess`); it
+    is called in a thread and may take seconds. ``order_machines``: asks for so many more machines; it is
+    called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
+    this run, or any). ``config``: for the log, values of JSON. Further settings: see `Settings`.
+
+    Raises:
+        UserError: another supervisor holds the run, its log cannot be read, or a value is impossible.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy,
+        places: int,
+        per_node: int,
+        *,
+        start_store: StartStore,
+        order_machines: Callable[[int], None],
+        beat: float = 0.1,
+        lease: float = 1.0,
+        settle: float = 0.02,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        deadlines: Deadlines | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        if places < 1 or per_node < 1:
+            raise UserError(f"places {places}, per_node {per_node}: both must be at least 1")
+        if not 0 < 2 * beat <= lease:
+            raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
+        self.folder = Path(folder)
+        self._owner = ownership.own(self.folder)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._owner.release)
+            before = past(log.read(self.folder / EVENTS))
+            self._log = log.EventLog(self.folder / EVENTS, self._owner.epoch)
+            undo.callback(self._log.close)
+            listener = _listen(listen, ownership.published(self.folder) if before.begun else None)
+            undo.callback(listener.close)
+            host, port = listener.getsockname()[:2]
+            self.address = f"{host}:{port}"
+            ownership.publish(self.folder, self.address, self._owner.epoch)
+            undo.pop_all()
+        self._log_works = True
+        self._connections = Connections(listener)
+        self._stores = Stores(start_store, self._connections.wake)
+        self._order = order_machines
+        self._stop: tuple[str, bool] | None = None
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        settings = Settings(places, per_node, beat, lease, settle, deadlines or Deadlines())
+        self._settings = settings
+        now = time.monotonic()
+        self._core = Core(settings, policy, self, self._owner.epoch, before, now)
+        self.record("started", before.generation, config=config or {}, address=self.address)
+        address = self._stores.adopt(before.store)
+        if address is not None and before.store is not None:
+            fields = {key: before.store[key] for key in ("pid", "started")}
+            self._core.store_up(address, now, **fields)
+        self._view = _view(self._core)
+
+    # for the caller
+
+    def run(self) -> Outcome:
+        """Supervise until the run is over. To be called once."""
+        try:
+            outcome = self._loop()
+            mine = not self._core.superseded and (self._stop is None or self._stop[1])
+            self._stores.close(kill=mine)
+        finally:
+            self._connections.close_all()
+            self._log.close()
+            self._owner.release()
+        return outcome
+
+    def start(self) -> None:
+        """`run` in a thread."""
+        self._thread = threading.Thread(target=self._run_in_thread, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        """The outcome of a supervisor that was started with `start`, None if it still runs after
+        ``timeout`` seconds.
+        """
+        assert self._thread is not None
+        self._thread.join(timeout)
+        return self._outcome
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run with status 1: agents end their workers. From any thread; `run` returns soon."""
+        self._stop = reason, True
+        self._connections.wake()
+
+    def abandon(self) -> None:
+        """Go away as a crash would: the job goes on, and another supervisor may take it up."""
+        self._stop = "abandoned", False
+        self._connections.wake()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What there is now, as values of JSON: epoch, generation, membership; places (node ids, None where
+        the machine is lost), spares, away (nodes without a connection), coming; ranks that grouped, are done,
+        or are lost; waiting (for machines), store; status and reason, None and "" while the run goes on.
+        """
+        return self._view
+
+    # the loop
+
+    def _run_in_thread(self) -> None:
+        try:
+            self._outcome = self.run()
+        except Exception as error:
+            self._outcome = Outcome(1, f"the supervisor failed: {error}", {})
+            raise
+
+    def _loop(self) -> Outcome:
+        core, ended = self._core, None
+        while True:
+            now = time.monotonic()
+            if self._stop is not None and not self._stop[1]:
+                return Outcome(1, self._stop[0], {})
+            try:
+                self._turn(now)
+            except log.LogFailed as error:
+                core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
+                self._log_works = False
+                core.end_all()
+            except Exception as error:
+                self.record("note", core.generation, text=traceback.format_exc())
+                core.finish(1, f"the supervisor failed: {type(error).__name__}: {error}", now)
+            self._view = _view(core)
+            if core.superseded and core.outcome is not None:
+                return core.outcome
+            if core.outcome is not None:
+                ended = ended or now
+                if not len(self._connections) or now > ended + self._settings.deadlines.end:
+                    return core.outcome
+
+    def _turn(self, now: float) -> None:
+        core, connections = self._core, self._connections
+        if self._stop is not None:
+            core.finish(1, self._stop[0], now)
+        for link, what in connections.poll(core.due(now), now):
+            now = time.monotonic()
+            if isinstance(what, str):
+                handlers.closed(core, link, now)
+            else:
+                self._hear(link, what, now)
+        now = time.monotonic()
+        for link in connections.silent(before=now - self._settings.lease - 1.0):
+            connections.close(link)
+        news = self._stores.look(now) if core.outcome is None else None
+        if news is not None:
+            kind, text, fields = news
+            if kind == "up":
+                core.store_up(text, now, **fields)
+            else:
+                core.store_down(text, now)
+        core.tick(now)
+
+    def _hear(self, link: int, message: dict[str, Any], now: float) -> None:
+        try:
+            if self._connections.greeted(link):
+                handlers.message(self._core, link, message, now)
+            elif message["op"] == "hello":
+                self._connections.greet(link)
+                handlers.hello(self._core, link, message, now)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            self.record("note", self._core.generation, text=f"a {message['op']!r} is not understood ({what})")
+            self._connections.close(link)
+            handlers.closed(self._core, link, now)
+
+    # effects of the core
+
+    def send(self, link: int, message: dict[str, Any]) -> None:
+        self._connections.send(link, message)
+
+    def drop(self, link: int) -> None:
+        self._connections.drop(link)
+
+    def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
+        if self._log_works:
+            self._log.write(kind, generation, t, **fields)
+
+    def order(self, count: int) -> None:
+        try:
+            self._order(count)
+        except Exception as error:
+            self._core.finish(1, f"{count} machines could not be ordered: {error}", time.monotonic())
+
+
+def _view(core: Core) -> dict[str, Any]:
+    places, outcome = core.places(), core.outcome
+    return {
+        "epoch": core.epoch,
+        "generation": core.generation,
+        "membership": core.plain,
+        "places": list(places),
+        "spares": [node for node in core.machines.live if node not in places],
+        "away": [node for node, machine in core.machines.live.items() if machine.link is None],
+        "coming": core.coming,
+        "grouped": sorted(core.grouped),
+        "done": sorted(core.done),
+        "lost": sorted(core.lost),
+        "waiting": core.waiting_since is not None,
+        "store": core.store,
+        "status": outcome.status if outcome is not None else None,
+        "reason": outcome.reason if outcome is not None else "",
+    }
+
+
+def _listen(wanted: tuple[str, int], last: str | None) -> socket.socket:
+    """A listening socket: at the port of the supervisor before, where agents look for the next one."""
+    host, port = wanted
+    ports = [port] if port else [int(last.rpartition(":")[2]), 0] if last is not None else [0]
+    for attempt in ports:
+        try:
+            return socket.create_server((host, attempt), backlog=256)
+        except OSError as error:
+            if attempt == ports[-1]:
+                raise UserError(f"listen {host}:{attempt}: {error.strerror}") from error
+    raise AssertionError

@@ -1,0 +1,429 @@
+"""What a supervisor decides: the state of a run, changed by messages and by the time, one after the other.
+
+No clock, thread or socket is in here: `Core` is called by one thread with what came and the time (monotonic
+seconds), and acts through `Effects`; so its behaviour can be searched for faults without waiting.
+
+The life of a generation: a loss (of a machine or a worker), a suspicion that stays alone, or a machine that
+came is a *change*. When nothing more comes for a short while the policy is asked with all that is known, and
+its answer, a complete membership, is written to the log and sent to every agent. A change while ranks still
+group in the generation before makes the next one; the newest always wins, so that failures during a recovery
+need no case of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.agreements import Agreements
+from windtunnel.training.elastic.policy.hosts import Machine, Machines
+from windtunnel.training.elastic.policy.log_replay import Past
+from windtunnel.training.elastic.policy.membership import Decision, Policy, Snapshot
+from windtunnel.training.elastic.policy.settings import Effects, Outcome, Settings
+
+Message = dict[str, Any]
+
+
+class Core:
+    """The state of a run."""
+
+    def __init__(
+        self, settings: Settings, policy: Policy, effects: Effects, epoch: int, before: Past, now: float
+    ) -> None:
+        deadlines = settings.deadlines
+        self.outcome: Outcome | None = None
+        self.superseded = False
+        self.machines = Machines(settings.lease, deadlines.grace, before.next_id, set(before.gone))
+        self.membership = before.membership
+        self.plain = before.membership.plain() if before.membership is not None else None
+        self.generation = before.generation
+        self.epoch = epoch
+        self.settings = settings
+        self._policy = policy
+        self.effects = effects
+        self._began = now
+        self._looked = now
+        # where machines and the store come from
+        self.coming = before.coming
+        self.waiting_since: float | None = None
+        self.store: str | None = None
+        self._store_since = now
+        self._store_error = ""
+        # the present generation
+        self.agreements = Agreements(dict(before.durable))
+        self._formed = now
+        self.grouped = set(before.grouped)
+        self.done: dict[int, Any] = dict(before.done)
+        self.lost: dict[int, int | None] = dict.fromkeys(before.lost)
+        self.suspects = dict(before.suspects)
+        self.suspected: float | None = now if before.suspects else None
+        self._hit = False  # something outside the program broke this generation
+        self._own = False  # the program ended by itself in this generation
+        # the next one
+        self._changed: float | None = None
+        self._forced = False  # a new generation is needed although all machines and workers are there
+        self._causes: list[str] = list(before.lost.values())
+        # what must not go on for ever
+        self._own_failures = before.own_failures
+        self.suspicions = self.formings = self.fruitless = 0
+        self.progress = False
+        self.newest: int | None = None  # step that was ever reported
+        self.reached: int | None = None  # and in this generation
+        self.cooperative = bool(before.grouped)  # workers speak to us: they are not plain scripts
+        for node, pid in before.machines.values():
+            self.machines.expect(node, pid, now + max(settings.lease, deadlines.back))
+        if self.membership is not None:
+            self.agreements.begin(self.generation, self.membership.world)
+            gone = [node.id for node in self.membership.nodes if node.id not in self.machines.live]
+            self._causes += [f"machine {node} is lost" for node in gone]
+        if self._causes or (self.membership is None and before.machines):
+            self.change(now)
+
+    def store_up(self, address: str, now: float, **fields: Any) -> None:
+        """A store serves at ``address``; generations from the next one on meet there."""
+        self.store = address
+        self.record("store", address=address, **fields)
+
+    def store_down(self, error: str, now: float) -> None:
+        """The store is gone, or another try to start one failed."""
+        if self.store is not None:
+            self.store, self._store_since = None, now
+        if error != self._store_error:
+            self.record("note", text=f"the store: {error}")
+        self._store_error = error
+
+    def finish(self, status: int, reason: str, now: float) -> None:
+        """The run is over: all agents are told."""
+        if self.outcome is not None:
+            return
+        self.outcome = Outcome(status, reason, dict(sorted(self.done.items())))
+        self.record("finished", status=status, reason=reason)
+        self.end_all()
+
+    def step_back(self, epoch: int) -> None:
+        """Another supervisor has this run: nothing is said to the agents or the log any more."""
+        self.superseded = True
+        self.outcome = Outcome(1, f"a later supervisor (epoch {epoch}) has this run", {})
+
+    def end_all(self) -> None:
+        """Tell all agents the outcome."""
+        assert self.outcome is not None
+        for machine in self.machines.live.values():
+            if machine.link is not None:
+                self.end(machine.link, self.outcome.status, self.outcome.reason)
+
+    # the time
+
+    def due(self, now: float) -> float:
+        """Seconds until `tick` is to be called, if nothing comes before."""
+        if self._changed is None:
+            return self.settings.beat / 2
+        return min(self.settings.beat / 2, max(0.001, self._changed + self.settings.settle - now))
+
+    def tick(self, now: float) -> None:
+        """What is due by now. Called after all messages that are there have been handed over, so that
+        nobody is given up whose beat waits to be read.
+        """
+        if now - self._looked > self.settings.lease / 2:
+            self.machines.renew_all(now)  # it was we who were stopped
+        self._looked = now
+        if self.outcome is not None:
+            return
+        for machine, evidence in self.machines.expired(now):
+            self._machine_lost(machine, evidence, now)
+        for machine in self.machines.live.values():
+            for rank, until in list(machine.unseen.items()):
+                if now > until:
+                    del machine.unseen[rank]
+                    self.worker_lost(machine, rank, "exit", "it ended unseen", False, now)
+        self._look_at_suspects(now)
+        self._look_at_forming(now)
+        self._look_at_waits(now)
+        if self.outcome is None and self._changed is not None and self._settled(self._changed, now):
+            self._decide(now)
+
+    def _settled(self, since: float, now: float) -> bool:
+        """Losses that come together are one change; so are those of machines that are away this instant."""
+        settings = self.settings
+        ready = since + settings.settle
+        patience = max(settings.lease, settings.deadlines.back)
+        return now >= ready and (not self.machines.doubtful() or now >= ready + patience)
+
+    def _look_at_suspects(self, now: float) -> None:
+        if self.suspected is None or self._changed is not None or self.waiting_since is not None:
+            return
+        if now < self.suspected + self.settings.deadlines.suspect:
+            return
+        self.suspected = None
+        self.suspicions += 1
+        words = "; ".join(f"rank {rank}: {in_short(error)}" for rank, error in sorted(self.suspects.items()))
+        if self.suspicions > self.settings.most_suspicions:
+            self.finish(
+                1,
+                f"all processes are there, but waited for each other in vain {self.suspicions} times without "
+                f"a new step in between; does every rank enter the same collectives? ({words})",
+                now,
+            )
+            return
+        for rank, error in sorted(self.suspects.items()):
+            self._record_lost("worker", self.place(rank), rank, "suspect", False, error)
+        self.force(f"suspicion ({words})", now)
+
+    def _look_at_forming(self, now: float) -> None:
+        """Ranks that did not join their group in time are fenced. Plain scripts never say that they did."""
+        membership, deadline = self.membership, self.settings.deadlines.form
+        if membership is None or not self.cooperative or self._changed is not None:
+            return
+        late = set(range(membership.world)) - self.grouped - set(self.done) - set(self.lost)
+        if not late or self.waiting_since is not None or now < self._formed + deadline:
+            return
+        self.formings += 1
+        if self.formings > self.settings.most_formings:
+            names = ", ".join(str(rank) for rank in sorted(late))
+            self.finish(1, f"ranks {names} joined no group in {self.formings} generations", now)
+            return
+        for rank in sorted(late):
+            machine = self._machine(rank)
+            if machine is not None:
+                self.fence(machine, rank, machine.workers.get(rank))
+                error = f"it joined no group within {deadline:g} s"
+                self.worker_lost(machine, rank, "frozen", error, False, now)
+
+    def _look_at_waits(self, now: float) -> None:
+        deadlines, there = self.settings.deadlines, len(self.machines.live)
+        if self.outcome is not None:
+            return
+        if self.membership is None and now > self._began + deadlines.hello and self._changed is None:
+            wanted = self.settings.places
+            if there < wanted:
+                self.finish(1, f"{there} of {wanted} machines came within {deadlines.hello:g} s", now)
+        elif self.waiting_since is not None and now > self.waiting_since + deadlines.machines:
+            self.finish(
+                1,
+                f"{self.coming} machines were ordered and did not come within {deadlines.machines:g} s",
+                now,
+            )
+
+    # decisions
+
+    def change(self, now: float) -> None:
+        if self._changed is None:
+            self._changed = now
+
+    def force(self, cause: str, now: float) -> None:
+        self._forced = True
+        self._causes.append(cause)
+        self.change(now)
+
+    def _decide(self, now: float) -> None:
+        self._changed = None
+        if self.membership is None:
+            self._decide_first(now)
+            return
+        places = self.places()
+        hurt = self._forced or bool(self.lost) or None in places
+        if self._own and not self._hit and None not in places:
+            self._own_failures += 1
+            self._hit = True  # whatever else ends in this generation is a consequence
+        self._own = False
+        spares = [node for node in self.machines.live if node not in places]
+        per_node = self.settings.per_node
+        snapshot = Snapshot(
+            wanted=self.settings.places,
+            places=places,
+            broken=tuple(sorted({rank // per_node for rank in self.lost})),
+            spares=tuple(spares),
+            coming=self.coming,
+            own_failures=self._own_failures,
+        )
+        decision = self._policy.decide(snapshot)
+        if decision.action == "fail":
+            self.finish(1, f"{decision.reason} ({self._cause()})", now)
+        elif decision.action == "wait":
+            if self.waiting_since is None:
+                self.waiting_since = now
+            if decision.order:
+                self.coming += decision.order
+                self.record("ordered", count=decision.order, reason=decision.reason)
+                self.effects.order(decision.order)
+        elif hurt or decision.places != places:
+            self._form(decision, hurt, now)
+        else:
+            self._causes.clear()
+
+    def _decide_first(self, now: float) -> None:
+        there = tuple(self.machines.live)
+        if len(there) >= self.settings.places:
+            self._causes = ["the run begins"]
+            self._form(Decision("form", there[: self.settings.places]), False, now)
+
+    def _form(self, decision: Decision, hurt: bool, now: float) -> None:
+        settings = self.settings
+        live = self.machines.live
+        if not decision.places or len(set(decision.places)) < len(decision.places):
+            raise ValueError(f"a policy formed the places {decision.places}")
+        nodes = tuple(live[node].node for node in decision.places)
+        if self.store is None:
+            if now > max(self._store_since, self._formed) + settings.deadlines.store:
+                self.finish(1, f"no store within {settings.deadlines.store:g} s: {self._store_error}", now)
+            else:
+                self.change(now)  # as soon as there is one
+            return
+        if hurt:
+            lived = now - self._formed > settings.deadlines.form  # what reports no steps may still work
+            self.fruitless = 0 if self.progress or lived else self.fruitless + 1
+            if self.fruitless > settings.most_fruitless:
+                self.finish(
+                    1, f"{self.fruitless} generations ended without a step, the last by {self._cause()}", now
+                )
+                return
+        cause = self._cause() + (f": {decision.reason}" if decision.reason else "")
+        self.generation += 1
+        membership = Membership(
+            generation=self.generation,
+            epoch=self.epoch,
+            nodes=nodes,
+            per_node=settings.per_node,
+            store=self.store,
+            cause=cause,
+            restart_all=decision.restart_all,
+        )
+        plain = membership.plain()
+        self.record(
+            "decided",
+            membership=plain,
+            reason=cause,
+            restart_all=decision.restart_all,
+            own_failures=self._own_failures,
+        )
+        self.membership, self.plain = membership, plain
+        self.agreements.begin(self.generation, membership.world)
+        self._formed, self.waiting_since, self.suspected = now, None, None
+        self._forced = self._hit = self._own = self.progress = False
+        self.reached = None
+        for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
+            forgotten.clear()
+        for machine in live.values():
+            machine.unseen.clear()
+            self.tell(machine)
+
+    def _cause(self) -> str:
+        if not self._causes:
+            return "machines that came"
+        more = f" and {len(self._causes) - 4} more" if len(self._causes) > 4 else ""
+        return "; ".join(self._causes[:4]) + more
+
+    # losses
+
+    def _machine_lost(self, machine: Machine, evidence: str, now: float) -> None:
+        self.machines.lose(machine)
+        if machine.link is not None:
+            self.end(machine.link, 1, "nothing came from this machine for a lease; it was given up")
+        node, place = machine.node.id, self.place_of(machine)
+        self._record_lost("node", place, None, evidence, False, "", node)
+        if place is not None:
+            self._hit = True
+            how = "its connection broke" if evidence == "connection" else "nothing came from it"
+            self._causes.append(f"machine {node} (place {place}) is lost, {how}")
+        self.change(now)
+
+    def worker_lost(
+        self, machine: Machine, rank: int, evidence: str, error: str, own: bool, now: float
+    ) -> None:
+        if rank in self.lost or rank in self.done:
+            return
+        own = own and not self._hit and not self.machines.doubtful()
+        self.lost[rank] = machine.workers.pop(rank, None)
+        self._hit |= not own
+        self._own |= own
+        self._record_lost("worker", self.place(rank), rank, evidence, own, error)
+        self._causes.append(f"rank {rank} is lost, {in_short(error) or evidence}")
+        self.change(now)
+
+    def fence(self, machine: Machine, rank: int, pid: int | None) -> None:
+        if pid is not None:
+            machine.fenced.add(pid)
+        if machine.link is not None:
+            self.send(machine.link, {"op": "fence", "rank": rank, "pid": pid})
+
+    # progress
+
+    def stepped(self, step: int) -> None:
+        """A step was done. It is progress unless an earlier generation had done it already: else a program
+        that fails at the same step each time would be started anew for ever. Where the numbers fall within a
+        generation, the program counts each epoch from its beginning.
+        """
+        again = self.newest is not None and step <= self.newest
+        if again and (self.reached is None or step > self.reached):
+            self.reached = step
+            return
+        self.newest = self.reached = step
+        self.progress = True
+        self.suspicions = self.formings = self.fruitless = 0
+
+    def is_done(self, rank: int, result: Any, now: float) -> None:
+        membership = self.membership
+        if membership is None or rank in self.lost:
+            return
+        if rank not in self.done:
+            self.done[rank] = result
+            self.record("done", rank=rank, result=result)
+        if len(self.done) == membership.world:
+            self.finish(0, "all ranks are done", now)
+
+    # machines
+
+    def tell(self, machine: Machine) -> None:
+        """The present membership, and this machine's part in it."""
+        membership = self.membership
+        if machine.link is None or membership is None:
+            return
+        place = membership.place_of(machine.node.id)
+        mine = list(self.ranks(place)) if place is not None else []
+        told = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
+        self.send(machine.link, told)
+
+    def end(self, link: int, status: int, reason: str) -> None:
+        self.send(link, {"op": "end", "status": status, "reason": reason})
+        self.effects.drop(link)
+
+    # small things
+
+    def places(self) -> tuple[int | None, ...]:
+        nodes = self.membership.nodes if self.membership is not None else ()
+        return tuple(node.id if node.id in self.machines.live else None for node in nodes)
+
+    def place_of(self, machine: Machine) -> int | None:
+        return self.membership.place_of(machine.node.id) if self.membership is not None else None
+
+    def place(self, rank: int) -> int:
+        return rank // self.settings.per_node
+
+    def ranks(self, place: int) -> range:
+        return range(place * self.settings.per_node, (place + 1) * self.settings.per_node)
+
+    def _machine(self, rank: int) -> Machine | None:
+        nodes = self.membership.nodes if self.membership is not None else ()
+        return self.machines.live.get(nodes[self.place(rank)].id)
+
+    def send(self, link: int, message: Message) -> None:
+        self.effects.send(link, {**message, "epoch": self.epoch})
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.effects.record(kind, self.generation, **fields)
+
+    def _record_lost(
+        self,
+        what: str,
+        place: int | None,
+        rank: int | None,
+        evidence: str,
+        own: bool,
+        error: str,
+        node: int | None = None,
+    ) -> None:
+        if node is None and place is not None and self.membership is not None:
+            node = self.membership.nodes[place].id
+        fields = {"what": what, "node": node, "place": place, "rank": rank}
+        self.record("lost", **fields, evidence=evidence, own=own, error=error)

@@ -1,0 +1,221 @@
+"""What agents say to the supervisor, and what of it is believed.
+
+A message counts only if it comes over the connection of a machine that is there, carries the present
+generation, and is about a rank of that machine; whatever else still runs somewhere is not heard.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.policy.agreements import DURABLE
+from windtunnel.training.elastic.policy.core import Core, Message
+from windtunnel.training.elastic.policy.hosts import Machine
+
+LARGEST_DURABLE = 64 << 10
+"""Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
+OURS = frozenset(
+    {"started", "node.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
+    | {"suspected", "done"}
+)
+"""Events that nobody else may write: a later supervisor believes them."""
+
+
+def hello(core: Core, link: int, message: Message, now: float) -> None:
+    """An agent on a new connection: a new machine, one that comes back, or one that was given up."""
+    node, generation = message.get("node"), int(message.get("generation", 0))
+    host, memory = str(message["host"]), str(message["memory"])
+    domain, pid = str(message.get("domain", "")), int(message["pid"])
+    workers = {int(rank): pid for rank, pid in message.get("workers", {}).items()}
+    if core.outcome is not None:
+        core.end(link, core.outcome.status, core.outcome.reason)
+        return
+    if int(message.get("epoch", 0)) > core.epoch:
+        core.step_back(int(message["epoch"]))
+        return
+    if node is None:
+        count = len(core.machines.live)
+        machine = core.machines.join(host, memory, domain, pid, link, now)
+        if len(core.machines.live) > count:
+            core.coming = max(0, core.coming - 1)
+            about = {"host": host, "memory": memory, "domain": domain, "pid": pid}
+            core.record("node.joined", node=machine.node.id, place=None, **about)
+            core.change(now)
+        _welcome(core, machine)
+        if core.place_of(machine) is not None:
+            core.tell(machine)
+        return
+    known = core.machines.live.get(int(node))
+    if known is None or known.pid != pid:
+        core.end(link, 1, f"machine {node} was given up; it may come again as a new one")
+        return
+    if known.link is not None:
+        core.effects.drop(known.link)
+    core.machines.attach(known, link, now)
+    _back(core, known, generation, workers, now)
+    for post in message.get("posts", []):
+        _post(core, known, post, now)
+
+
+def message(core: Core, link: int, message: Message, now: float) -> None:
+    """Anything else that an agent says."""
+    machine = core.machines.of_link(link)
+    if machine is None or core.outcome is not None:
+        return
+    core.machines.renew(machine, now)
+    match message["op"]:
+        case "beat":
+            pass
+        case "post":
+            _post(core, machine, message, now)
+        case "ask":
+            _ask(core, machine, message)
+        case "event":
+            _event(core, machine, message)
+        case "worker":
+            _worker(core, machine, message, now)
+        case "suspect":
+            _suspect(core, machine, message, now)
+        case "done":
+            if _mine(core, machine, message):
+                core.is_done(int(message["rank"]), message.get("result"), now)
+
+
+def closed(core: Core, link: int, now: float) -> None:
+    """A connection is gone."""
+    machine = core.machines.of_link(link)
+    if machine is not None:
+        core.machines.detach(machine, now)
+
+
+def _back(core: Core, machine: Machine, generation: int, workers: dict[int, int | None], now: float) -> None:
+    """A machine is connected again: what it missed, and what became of its workers meanwhile."""
+    machine.workers = workers
+    _welcome(core, machine)
+    membership, place = core.membership, core.place_of(machine)
+    if membership is None:
+        return
+    if generation != core.generation:
+        if membership.epoch == core.epoch:
+            core.tell(machine)
+        elif place is not None:
+            # agents refuse what an earlier supervisor decided, and others may be in that generation
+            core.force("the supervisor was started again in the middle of a recovery", now)
+        return
+    for rank in core.ranks(place) if place is not None else ():
+        if rank in core.lost and rank in workers:
+            core.fence(machine, rank, workers[rank])
+        elif rank not in workers and rank not in core.done and rank not in core.lost:
+            machine.unseen[rank] = now + core.settings.deadlines.suspect
+
+
+# What argparse and `elastic.run` end with where the input is wrong: another try would end alike.
+WRONG_USE = 2
+
+
+def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
+    rank, pid, what = int(message["rank"]), message.get("pid"), message["what"]
+    if not _mine(core, machine, message) or pid in machine.fenced:
+        return
+    machine.unseen.pop(rank, None)
+    if what == "started":
+        machine.workers[rank] = pid
+        return
+    if what == "frozen":
+        error = message.get("error") or "it does not move"
+        core.fence(machine, rank, pid)
+        core.worker_lost(machine, rank, "frozen", error, False, now)
+        return
+    status, killed = message.get("status"), message.get("signal")
+    if status == 0 and not killed:
+        core.is_done(rank, core.done.get(rank), now)
+        return
+    own = not killed and status is not None
+    if killed:
+        words = f"killed by {_signal(killed)}"
+    else:  # without a status: the zygote, which could have told, is gone as well
+        words = "it ended" if status is None else f"ended with status {status}"
+    error = str(message.get("error") or "")
+    core.worker_lost(machine, rank, "exit", f"{words}: {error}" if error else words, own, now)
+    if own and status == WRONG_USE:
+        core.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
+
+
+def _suspect(core: Core, machine: Machine, message: Message, now: float) -> None:
+    rank = int(message["rank"])
+    if not _mine(core, machine, message) or rank in core.suspects:
+        return
+    core.cooperative = True
+    core.suspects[rank] = str(message.get("error", ""))
+    core.record("suspected", rank=rank, error=core.suspects[rank])
+    if core.suspected is None:
+        core.suspected = now
+
+
+def _event(core: Core, machine: Machine, message: Message) -> None:
+    fields = {key: value for key, value in message.items() if key not in ("op", "epoch")}
+    kind, t = str(fields.pop("kind")), fields.pop("t", None)
+    generation = int(fields.pop("generation", core.generation))
+    if kind == "grouped":
+        rank = int(fields["rank"])
+        if not _mine(core, machine, {**message, "generation": generation}):
+            return
+        core.cooperative = True
+        core.grouped.add(rank)
+    elif kind in OURS:
+        return
+    elif kind == "step" and generation == core.generation:
+        core.stepped(int(fields["step"]))
+    fields.setdefault("node", machine.node.id)
+    core.effects.record(kind, generation, t, **fields)
+
+
+def _post(core: Core, machine: Machine, message: Message, now: float) -> None:
+    generation, key, rank = int(message["generation"]), str(message["key"]), int(message["rank"])
+    if core.place_of(machine) is None or machine.link is None:
+        return
+    core.cooperative = True
+    values = core.agreements.decided(generation, key)
+    if values is not None:  # it was decided while this agent was away
+        core.send(machine.link, _decided(generation, key, values))
+    elif core.agreements.post(generation, key, rank, message.get("value")):
+        values = core.agreements.complete(key)
+        if key.startswith(DURABLE):
+            small = len(repr(values)) <= LARGEST_DURABLE
+            core.record("agreed", key=key, values=values if small else dict.fromkeys(values))
+        core.agreements.seal(key)
+        for other in core.machines.live.values():
+            if other.link is not None:
+                core.send(other.link, _decided(generation, key, values))
+
+
+def _ask(core: Core, machine: Machine, message: Message) -> None:
+    answer = {**message, "op": "answer", "values": core.agreements.ask(str(message["key"]))}
+    if machine.link is not None:
+        core.send(machine.link, answer)
+
+
+def _welcome(core: Core, machine: Machine) -> None:
+    settings = core.settings
+    assert machine.link is not None
+    welcome = {"op": "welcome", "node": machine.node.id, "beat": settings.beat, "lease": settings.lease}
+    core.send(machine.link, welcome)
+
+
+def _mine(core: Core, machine: Machine, message: Message) -> bool:
+    """Whether a message is of this generation, and about a rank of the machine that sent it."""
+    place, rank = core.place_of(machine), int(message["rank"])
+    return place is not None and int(message["generation"]) == core.generation and rank in core.ranks(place)
+
+
+def _decided(generation: int, key: str, values: dict[int, Any]) -> Message:
+    return {"op": "decided", "generation": generation, "key": key, "values": values}
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

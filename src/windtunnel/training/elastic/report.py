@@ -1,0 +1,197 @@
+"""What a surviving run tells its user: a line for every event that matters, and the sums at the end.
+
+All figures are measured: they are differences of the times in the run's event log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.training.elastic.events import PHASES, Event, Recovery, goodput, in_short, recoveries
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Narrator:
+    """Turns events into lines, a line only where something changed that a user wants to know."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._recovering = False
+        self._restored: list[Event] = []
+        self._grouped = False
+
+    def line(self, event: Event) -> str | None:
+        """The line for ``event``, None for most."""
+        if self._began is None:
+            self._began = event["t"]
+        text = self._text(event)
+        return None if text is None else f"[{event['t'] - self._began:8.2f} s] {text}"
+
+    def _text(self, event: Event) -> str | None:
+        kind = event["kind"]
+        if kind == "decided":
+            return self._decided(event)
+        if kind == "grouped":
+            self._grouped = True
+        if kind == "step":
+            return self._step(event)
+        if kind == "restored":
+            self._restored.append(event)
+            return None
+        if kind == "injected":
+            return f"injected: {event['fault']}"
+        if kind == "lost":
+            return _lost(event)
+        if kind == "ordered":
+            return f"{_count(event['count'], 'machine')} ordered ({event.get('reason', 'one is missing')})"
+        if kind == "note":
+            return f"note: {event['text'].strip().splitlines()[-1]}"
+        if kind == "finished":
+            return f"finished: {in_short(event['reason'])}" if event["status"] == 0 else None
+        return None
+
+    def _decided(self, event: Event) -> str:
+        membership = event["membership"]
+        self._recovering = True
+        self._restored = []
+        nodes = ", ".join(str(node["id"]) for node in membership["nodes"])
+        ranks = len(membership["nodes"]) * membership["per_node"]
+        how = ", every process anew" if membership["restart_all"] else self._of_plain(membership)
+        return f"generation {membership['generation']}: {ranks} ranks on machines {nodes}{how}"
+
+    def _of_plain(self, membership: dict[str, Any]) -> str:
+        if self._grouped or membership["generation"] == 1:
+            return ""
+        return ", every process anew, since the script does not call windtunnel.training.elastic.run"
+
+    def _step(self, event: Event) -> str | None:
+        if not self._recovering:
+            return None
+        self._recovering = False
+        if event["generation"] == 1 and self._resumed is None:
+            return None
+        return f"step {event['step']} is done, the first of generation {event['generation']}{self._tiers()}"
+
+    @property
+    def _resumed(self) -> int | None:
+        return self._restored[-1].get("step") if self._restored else None
+
+    def _tiers(self) -> str:
+        tiers: dict[str, list[int]] = {}
+        for event in self._restored:
+            tiers.setdefault(str(event.get("tier")), []).append(event["rank"])
+        if not tiers:
+            return ""
+        step = self._resumed
+        parts = [f"{_ranks(ranks)} from {tier}" for tier, ranks in sorted(tiers.items())]
+        return f" (restored step {step}: {'; '.join(parts)})"
+
+
+def _lost(event: Event) -> str:
+    evidence = {
+        "exit": "it ended",
+        "connection": "its connection broke",
+        "lease": "nothing came from it",
+        "frozen": "it does not move",
+    }.get(event["evidence"], event["evidence"])
+    if event["evidence"] == "suspect":
+        return f"rank {event['rank']} lost its peers: {in_short(event['error'])}"
+    if event["what"] == "node":
+        place = f" (place {event['place']})" if event.get("place") is not None else ""
+        return f"lost machine {event['node']}{place}: {evidence}"
+    error = in_short(event.get("error") or "")
+    return f"lost rank {event['rank']}: {error or evidence}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number} {what}s"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """0, 1, 2, 5 as "ranks 0-2,5"."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    told = ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"rank {told}" if len(set(ranks)) == 1 else f"ranks {told}"
+
+
+def failed_rank(events: list[Event]) -> Event | None:
+    """The loss that ended the run: the last one that was the program's own doing, else the last one."""
+    losses = [event for event in events if event["kind"] == "lost"]
+    own = [event for event in losses if event.get("own") and event.get("error")]
+    return (own or losses)[-1] if losses else None
+
+
+def print_end(events: list[Event], console: Console) -> None:
+    """The table of recoveries and the line about goodput."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    found = [recovery for recovery in recoveries(events) if recovery.complete]
+    if found:
+        table = Table(box=SIMPLE_HEAD, title="Recoveries, seconds (measured)", title_justify="left")
+        table.add_column("failure", overflow="fold", min_width=24)
+        for name in (*PHASES, "total", "steps_lost"):
+            table.add_column(name.replace("_", "\n"), justify="right")
+        for recovery in found:
+            cells = [_seconds(recovery.phases[name]) for name in PHASES]
+            lost = "–" if recovery.steps_lost is None else str(recovery.steps_lost)
+            table.add_row(Text(_failure(recovery)), *cells, _seconds(recovery.seconds), lost)
+        console.print(table)
+        starting = [recovery.starting for recovery in found if recovery.starting is not None]
+        if starting:
+            _say(
+                console,
+                f"Of regroup, {median(starting):.3f} s (median) was the wait until every process, new ones "
+                f"too, was in the script's `run`",
+            )
+    sums = goodput(events)
+    if sums.steps > 1:
+        _say(
+            console,
+            f"Goodput {100 * sums.fraction:.1f} % (measured): of {sums.seconds:.2f} s, "
+            f"{sums.recovering:.2f} s went into recovering and {sums.redone:.2f} s into "
+            f"{_count(sums.steps_redone, 'step')} done again",
+        )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def summary(events: list[Event]) -> dict[str, Any]:
+    """The sums of a run as values of JSON (seconds)."""
+    return {
+        "recoveries": [
+            {
+                "failure": _failure(recovery),
+                "generation": recovery.generation,
+                "phases": recovery.phases,
+                "seconds": recovery.seconds,
+                "starting": recovery.starting,
+                "steps_lost": recovery.steps_lost,
+                "tiers": recovery.tiers,
+            }
+            for recovery in recoveries(events)
+        ],
+        "goodput": asdict(goodput(events)),
+    }
+
+
+def _failure(recovery: Recovery) -> str:
+    if recovery.fault is not None:
+        return recovery.fault
+    return _lost(recovery.lost[0]) if recovery.lost else in_short(recovery.cause)
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

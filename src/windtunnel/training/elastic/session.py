@@ -1,0 +1,309 @@
+"""One run of ``windtunnel train``, from the user's words to the store: check, launch, narrate, sum up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.training.checkpoint.live.files import open_files
+from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training.elastic import report
+from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.job import Job
+from windtunnel.training.elastic.live import cleanup, rendezvous
+from windtunnel.training.elastic.live.launch import Launched
+from windtunnel.training.elastic.policy.membership import Policy, Replace, Shrink
+
+CAPABILITY = "training.elastic"
+CHOICES = {
+    "on_loss": ("replace", "shrink", "restart"),
+    "placement": ("group", "ring", "mixed", "domains"),
+    "mode": ("blocking", "concurrent", "idle"),
+    "network": ("loopback", "netns"),
+}
+LEAST = {
+    "nodes": 1,
+    "per_node": 1,
+    "spares": 0,
+    "min_nodes": 1,
+    "slots": 2,
+    "persist_every": 1,
+    "max_restarts": 0,
+    "replace_after": 0,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the options of the command, as they were given."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    nodes: int
+    per_node: int
+    spares: int
+    on_loss: str
+    min_nodes: int
+    faults: tuple[str, ...]
+    copies: int | None
+    placement: str | None
+    domains: str
+    mode: str
+    slots: int
+    persist: str
+    persist_every: int
+    network: str
+    rate: str
+    lease: float
+    timeout: float
+    max_restarts: int
+    replace_after: float
+    external: bool
+    listen: str
+
+    def job(self) -> Job:
+        """What is to be launched.
+
+        Raises:
+            UserError: an option is wrong.
+        """
+        for name, accepted in CHOICES.items():
+            if getattr(self, name) not in (*accepted, None):
+                given = getattr(self, name)
+                raise UserError(f"--{_option(name)} {given}: accepted are {', '.join(accepted)}")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
+        if self.timeout <= 0:
+            raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
+        if self.copies is not None and not 1 <= self.copies <= self.nodes:
+            raise UserError(
+                f"--copies {self.copies}: accepted are 1 to {self.nodes}, a machine for each copy"
+            )
+        if self.min_nodes > self.nodes:
+            raise UserError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}")
+        domains = read_domains(self.domains, self.nodes)
+        settings = self._settings(domains)
+        place(self.nodes, settings["copies"], settings["placement"], domains)
+        if self.external and not self.listen:
+            raise UserError("--external-nodes: give --listen HOST:PORT, where the machines find this one")
+        job = Job(
+            script=self.script.absolute(),
+            arguments=self.arguments,
+            nodes=self.nodes,
+            per_node=self.per_node,
+            spares=self.spares,
+            policy=self._policy(),
+            faults=self.faults,
+            settings=settings,
+            domains=domains,
+            network=self.network,
+            rate=parse_rate(self.rate) if self.rate else None,
+            lease=self.lease,
+            frozen_after=self.lease,
+            beat=min(0.1, self.lease / 4),
+            replace_after=self.replace_after,
+            deadlines={"form": self.timeout},
+            timeout=self.timeout,
+            listen=self.listen if self.external else None,
+        )
+        job.check()
+        return job
+
+    def _policy(self) -> Policy:
+        if self.on_loss == "shrink":
+            return Shrink(minimum=self.min_nodes, max_own_failures=self.max_restarts)
+        return Replace(restart_all=self.on_loss == "restart", max_own_failures=self.max_restarts)
+
+    def _settings(self, domains: tuple[str, ...]) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "copies": min(2, self.nodes) if self.copies is None else self.copies,
+            "placement": self.placement or ("domains" if self.domains else "mixed"),
+            "mode": self.mode,
+            "slots": self.slots,
+        }
+        if domains:
+            settings["domains"] = list(domains)
+        if self.persist:
+            settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
+        return settings
+
+
+def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
+    """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
+
+    Raises:
+        UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
+    """
+    job = request.job()
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
+        if (out / "events.jsonl").exists():
+            raise UserError(f"--out {out}: there is a run in it already; give a new folder")
+        return _fly(job, out, as_json)
+    from windtunnel.store import Store
+
+    inputs = {**asdict(request), "script": str(request.script)}
+    run = Store.open().begin(CAPABILITY, inputs)
+    try:
+        summary = _fly(job, run.directory, as_json)
+    except (UserError, ScriptError) as error:
+        run.fail(str(error))
+        raise
+    except BaseException as error:
+        run.fail(f"{type(error).__name__}: {error}")
+        raise
+    run.finish(summary)
+    return summary
+
+
+def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
+    from rich.console import Console
+
+    narrator = report.Narrator()
+
+    def narrate(event: dict[str, Any]) -> None:
+        line = narrator.line(event)
+        if line is not None:
+            # One write, so that it does not mix with the trainers' lines.
+            os.write(2, f"windtunnel {line}\n".encode())
+
+    cleanup.adopt()
+    with _terminable(), Launched(job, folder, narrate, None) as launched:
+        outcome = launched.wait()
+        events = launched.events()
+    assert outcome is not None
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 140)  # what is piped is searched, so it is not folded
+    report.print_end(events, console)
+    console.print(
+        f"More: events in {folder / 'events.jsonl'}, what each rank printed in {folder / 'logs'}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+    if outcome.status != 0:
+        lost = report.failed_rank(events)
+        details = (lost or {}).get("error") or ""
+        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", details)
+    summary = {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "results": outcome.results,
+        **report.summary(events),
+        "wall_time_s": events[-1]["t"] - events[0]["t"],
+        "directory": str(folder),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(summary))
+    return summary
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does; a second one does not disturb the cleaning up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(number: int, _: object) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        os.write(2, b"windtunnel: interrupted; every process of the run is ended\n")
+        raise KeyboardInterrupt
+
+    before = [(number, signal.signal(number, end)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def lend(address: str, host: str, domain: str) -> int:
+    """Be a machine of the job that the launcher at ``address`` has begun: the exit status.
+
+    Raises:
+        UserError: nobody listens there, or the script is not on this machine.
+    """
+    from windtunnel.training.elastic.host import serve
+
+    config = rendezvous.ask(address, host, domain)
+    if not Path(config.script).is_file():
+        raise UserError(f"{config.script}: no such file on this machine; the job at {address} needs it")
+    Path(config.run).mkdir(parents=True, exist_ok=True)
+    cleanup.sweep()
+    memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
+    name = f"machine-{os.uname().nodename}-{os.getpid()}"
+    os.write(2, f"windtunnel this machine is lent to the job at {address} until that ends\n".encode())
+    try:
+        return serve(replace(config, name=name, memory_root=str(memory)))
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def writable(url: str) -> str:
+    """``url``, absolute where it is a path, once a file was written there and removed again.
+
+    Raises:
+        UserError: nothing can be written there; said now, not at the first checkpoint.
+    """
+    if "://" not in url:
+        url = str(Path(url).absolute())
+    files = open_files(url)
+    name = f"probe-{os.getpid()}"
+    try:
+        files.write(name, b"")
+        files.remove(name)
+    except Exception as error:  # whatever a library of object storage raises
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"--persist {url}: nothing can be written there ({why})") from error
+    return url
+
+
+def parse_rate(text: str) -> float:
+    """ "1Gbit", "10Mbit", "5MB": bytes/s.
+
+    Raises:
+        UserError: it is not a rate.
+    """
+    from windtunnel.training.elastic.faults import parse
+
+    try:
+        return parse(f"slow:node=0,step=0,rate={text}").rate
+    except UserError:
+        raise UserError(
+            f"--rate {text}: accepted is a rate such as 10Mbit, 1Gbit or 5MB (a second)"
+        ) from None
+
+
+def read_domains(text: str, nodes: int) -> tuple[str, ...]:
+    """The failure domain of each machine: "a,a,b,b", or a file with one in each line.
+
+    Raises:
+        UserError: there are not as many as machines.
+    """
+    if not text:
+        return ()
+    path = Path(text)
+    where = f"--domains {text}"
+    parts = path.read_text().split() if path.is_file() else text.split(",")
+    found = tuple(part.strip() for part in parts)
+    if len(found) != nodes or not all(found):
+        raise UserError(f"{where}: {len(found)} domains for {nodes} machines; give one for each")
+    return found
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,201 @@
+"""Times of captured operators on the machine at hand, called through PyTorch's dispatcher from Python.
+
+On a CPU what an operator costs depends on what lies in the caches, so the operators are run in the order of
+the job, again and again, each call timed, and the median of an operator's calls is its time. An argument is
+the most recent result of its shape and dtype if there is one (an activation comes warm out of the operator
+before), else one of a few tensors taken in turn (parameters come cold). With each call a result of an
+earlier one is given back, so that the price of allocating memory is in it, as it is in the job.
+
+On a GPU calls are queued behind a kernel that only waits, so that the host's launches do not show.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from windtunnel.training.emulate.calibrate.arguments import Plan, make_tensor, map_tensors, plan_call
+from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.twin.cost.profile import Profile
+from windtunnel.training.emulate.twin.cost.signature import contiguous, signature
+
+COPIES = 4  # tensors of one shape taken in turn where nothing recent fits
+RECENT = 2
+MAX_STOCK_BYTES = 4 << 30
+Key = tuple[tuple[int, ...], str, tuple[int, ...]]
+
+
+def measure_operators(
+    ops: Sequence[Operator],
+    device: str = "cpu",
+    threads: int = 1,
+    *,
+    order: Sequence[int] | None = None,
+    seconds: float = 20.0,
+    progress: Callable[[float], None] | None = None,
+) -> Profile:
+    """Run every operator of ``ops`` on ``device`` and tell its time.
+
+    ``order``: indices into ``ops`` in the order of the job's step (each at least once to be measured;
+    default: as listed). ``seconds``: about how long to measure. ``progress`` is called with the fraction
+    done. Operators that cannot be run by themselves (views, unknown ones, unusual arguments) are left out
+    of the profile, and ``provenance["skipped"]`` names them. Sets PyTorch's number of threads for the time
+    of the call.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            runner = _Runner(ops, device)
+            wanted = list(order) if order is not None else list(range(len(ops)))
+            if device == "cuda":
+                times = runner.on_gpu(progress)
+            else:
+                times = runner.in_order(wanted, seconds, progress)
+    finally:
+        torch.set_num_threads(before)
+    profile = Profile(
+        device, provenance={"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
+    )
+    for op, samples in zip(ops, times, strict=True):
+        if samples:
+            profile.add(op, statistics.median(samples))
+    skipped = sorted({ops[row].name for row in wanted if not times[row]})
+    if skipped:
+        profile.provenance["skipped"] = " ".join(skipped)
+    return profile
+
+
+class _Runner:
+    """Plans, tensors and samples of one measurement."""
+
+    def __init__(self, ops: Sequence[Operator], device: str) -> None:
+        self.ops = ops
+        self.device = device
+        plans: dict[str, Plan | None] = {}
+        self.plans = [plans.setdefault(signature(op), plan_call(op, device)) for op in ops]
+        self.samples: list[list[float]] = [[] for _ in ops]
+        self.stock: dict[tuple[Key, int], deque[torch.Tensor]] = {}
+        self.stock_bytes = 0
+        self.recent: dict[Key, deque[torch.Tensor]] = {}
+        self.kept: dict[Key, int] = defaultdict(lambda: RECENT)
+
+    def in_order(
+        self, order: list[int], seconds: float, progress: Callable[[float], None] | None
+    ) -> list[list[float]]:
+        """Samples of each operator from passes over ``order`` until ``seconds`` are over, at least three."""
+        made = Counter(_key(out) for row in order for out in self.ops[row].outputs)
+        # About half of what a step makes of a shape is held until backward.
+        self.kept = defaultdict(lambda: RECENT, {key: max(RECENT, count // 2) for key, count in made.items()})
+        deadline = perf_counter() + seconds
+        begin = perf_counter()
+        passes = 0
+        while passes < 4 or (perf_counter() < deadline and passes < 60):
+            for row in order:
+                self._call(row, keep=passes > 0)
+            passes += 1
+            if progress:
+                progress(min(1.0, max(passes / 60, (perf_counter() - begin) / seconds)))
+        return self.samples
+
+    def on_gpu(self, progress: Callable[[float], None] | None) -> list[list[float]]:
+        """Samples of each operator: calls queued back to back between two events."""
+        for row in range(len(self.ops)):
+            plan = self.plans[row]
+            if plan is not None and self._call(row, keep=False):
+                self.samples[row] = [self._gpu_seconds(plan) for _ in range(5)]
+            self.recent.clear()
+            self.stock.clear()
+            if progress:
+                progress((row + 1) / len(self.ops))
+        return self.samples
+
+    def _gpu_seconds(self, plan: Plan, calls: int = 10) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        sets = [self._arguments(plan) for _ in range(COPIES)]
+        # About 2 ms: the launches below are queued before it ends.
+        torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]
+        start.record()
+        for call in range(calls):
+            positional, keywords = sets[call % COPIES]
+            plan.function(*positional, **keywords)
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / calls
+
+    def _call(self, row: int, keep: bool) -> bool:
+        """Run one operator, and keep its time; an operator that fails is not tried again."""
+        plan = self.plans[row]
+        if plan is None:
+            return False
+        op = self.ops[row]
+        room = [self.recent.setdefault(_key(out), deque()) for out in op.outputs]
+        old: list[Any] | None = [
+            queue.popleft()
+            for out, queue in zip(op.outputs, room, strict=True)
+            if len(queue) > self.kept[_key(out)]
+        ]
+        try:
+            positional, keywords = self._arguments(plan)
+            begin = perf_counter()
+            result = plan.function(*positional, **keywords)
+            del old  # the memory of an earlier result goes back, as in the job
+            elapsed = perf_counter() - begin
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            self.plans[row] = None
+            self.samples[row] = []
+            return False
+        if keep:
+            self.samples[row].append(elapsed)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        for out, queue, tensor in zip(op.outputs, room, results, strict=False):
+            # What comes out here need not be what came out where it was captured.
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and str(tensor.dtype) == f"torch.{out.dtype}"
+            ):
+                queue.append(tensor)
+        return True
+
+    def _arguments(self, plan: Plan) -> tuple[Any, dict[str, Any]]:
+        used: set[int] = set()
+
+        def make(meta: TensorMeta) -> torch.Tensor:
+            tensor = self._tensor(meta, plan.index_limit, used)
+            used.add(id(tensor))
+            return tensor
+
+        return map_tensors(plan.positional, make), {
+            key: map_tensors(v, make) for key, v in plan.keywords.items()
+        }
+
+    def _tensor(self, meta: TensorMeta, limit: int, used: set[int]) -> torch.Tensor:
+        key = _key(meta)
+        recent = self.recent.get(key, ())
+        # The first argument of a shape is what was made last, still warm; a second one was made long before.
+        for tensor in recent if used else reversed(recent):
+            if id(tensor) not in used:
+                return tensor
+        turn = self.stock.setdefault((key, limit), deque())
+        if len(turn) < COPIES and self.stock_bytes + meta.nbytes < MAX_STOCK_BYTES:
+            device = "cpu" if meta.device == "cpu" else self.device
+            turn.append(make_tensor(meta, device, limit))
+            self.stock_bytes += meta.nbytes
+        for _ in range(len(turn)):
+            turn.rotate(1)
+            if id(turn[0]) not in used:
+                return turn[0]
+        tensor = make_tensor(meta, "cpu" if meta.device == "cpu" else self.device, limit)
+        turn.append(tensor)
+        self.stock_bytes += meta.nbytes
+        return tensor
+
+
+def _key(meta: TensorMeta) -> Key:
+    return meta.shape, meta.dtype, meta.stride or contiguous(meta.shape)

@@ -1,0 +1,320 @@
+"""What only Python knows: modules, optimisers, steps, call sites, and what a block of memory holds.
+
+Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has
+stepped; two consecutive steps with the same events are the steady state, and the capture ends there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from windtunnel.training.emulate.graph import (
+    EVENT,
+    Category,
+    EventKind,
+    Group,
+    Phase,
+    Slice,
+)
+from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.collector import Collector
+from windtunnel.training.emulate.live.rows import read_collective, read_operator
+from windtunnel.training.emulate.live.world import World
+
+
+@dataclass
+class Observer:
+    """Follows one rank's run. ``on_steady`` is called at the end of the step that repeats the one before it;
+    ``settled``: at the end of that many steps, because another rank has shown that they repeat from there."""
+
+    native: ctypes.CDLL
+    world: World
+    device: str
+    max_steps: int
+    on_steady: Callable[[], None]
+    settled: int | None = None
+    scopes: list[str] = field(default_factory=lambda: [""])
+    call_sites: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    categories: dict[int, int] = field(default_factory=dict)
+    regions: int = 0
+
+    def __post_init__(self) -> None:
+        self._scope_ids: dict[str, int] = {"": 0}
+        self._own: dict[str, bool] = {}  # file -> whether it is the user's
+        self._collector = Collector()
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._stack: list[int] = []
+        self._site_ids: dict[str, int] = {}
+        self._optimizer: weakref.ref[Any] | None = None
+        self._step_digest: int | None = None
+        self.repeats = False
+        self._marks: list[tuple[dict[int, int], int]] = []  # at the end of each step
+        self._keep: list[Any] = []
+        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def install(self) -> None:
+        """Hook modules, optimisers and the native library's questions. Call once."""
+        self._collector.install()
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        site = ctypes.CFUNCTYPE(ctypes.c_int32)(self._call_site)
+        read = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._host_read)
+        self._keep += [site, read]
+        self.native.wt_callbacks(site, read)
+        self._mark_reduced_gradients()
+        self._mark_resized()
+
+    def note(self, sentence: str) -> None:
+        """A sentence for the report, once."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
+    # -- modules
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        path = self._paths.get(module)
+        if path is None:
+            if not self._stack:
+                self._roots.add(module)
+                for name, child in module.named_modules():
+                    self._paths[child] = name or type(module).__name__
+            path = self._paths.setdefault(module, type(module).__name__)
+        scope = self._scope_ids.get(path)
+        if scope is None:
+            scope = self._scope_ids[path] = len(self.scopes)
+            self.scopes.append(path)
+        self._stack.append(scope)
+        self.native.wt_scope(scope)
+        self._collector.module_entered()
+
+    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self.native.wt_scope(self._stack[-1] if self._stack else 0)
+
+    # -- steps
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stack.clear()
+        self.native.wt_scope(0)
+        self._classify_state(optimizer, gradients=True)
+        self.native.wt_phase(int(Phase.OPTIMIZER))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.native.wt_phase(int(Phase.OTHER))
+        self._classify_state(optimizer, gradients=False)
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return  # a script with several optimisers: the first one that steps marks the step
+        self._collector.step_ended()
+        self.native.wt_event(int(EventKind.STEP), 0, len(self.steps), 0)
+        begin = self.steps[-1][1] if self.steps else 0
+        end = self.native.wt_event_count()
+        self.steps.append((begin, end))
+        self._marks.append((dict(self.categories), int(self.native.wt_collective_block_count())))
+        digest = self._digest(begin)
+        self.repeats = digest == self._step_digest
+        if self.settled is not None:
+            if len(self.steps) == self.settled:
+                self.on_steady()
+        elif self.repeats or len(self.steps) == self.max_steps:
+            if not self.repeats and len(self.steps) > 1:
+                self.note(
+                    f"the last two of {len(self.steps)} captured steps differ; the last one is reported"
+                )
+            self.on_steady()
+        self._step_digest = digest
+
+    def events(self, begin: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
+        """The events so far, from ``begin``, as an array that owns its memory."""
+        count = self.native.wt_event_count() - begin
+        if count == 0:
+            return np.zeros(0, EVENT)
+        address = self.native.wt_events() + begin * EVENT.itemsize
+        buffer = (ctypes.c_char * (count * EVENT.itemsize)).from_address(address)
+        return _in_order_of_blocks(np.frombuffer(buffer, EVENT).copy())
+
+    def _digest(self, begin: int) -> int:
+        events = self.events(begin)
+        kind = events["kind"]
+        same_ref = (kind == EventKind.OP) | (kind == EventKind.COLLECTIVE)
+        same_value = kind == EventKind.ALLOC
+        columns = np.stack([
+            kind.astype(np.int64), events["phase"], events["stream"], events["scope"],
+            np.where(same_ref, events["ref"], 0), np.where(same_value, events["value"], 0),
+        ])  # fmt: skip
+        # Where Python's collector runs differs from step to step, so frees of cycles do: their place is left
+        # out.
+        return hash(columns[:, kind != EventKind.FREE].tobytes())
+
+    # -- what a block holds
+
+    def _block(self, tensor: Any) -> int:
+        local = getattr(tensor, "_local_tensor", tensor)
+        if not isinstance(local, torch.Tensor) or local.device.type == "meta":
+            return -1
+        return int(self.native.wt_storage_block(local.untyped_storage()._cdata))
+
+    def mark(self, tensors: Iterable[Any], category: Category) -> None:
+        for tensor in tensors:
+            block = self._block(tensor)
+            if block >= 0:
+                self.categories[block] = int(category)
+
+    def _classify_state(self, optimizer: Any, gradients: bool) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if gradients:
+            for root in self._roots:
+                self.mark(root.parameters(), Category.PARAMETER)
+                self.mark(root.buffers(), Category.PARAMETER)
+            self.mark(parameters, Category.PARAMETER)
+            self.mark((p.grad for p in parameters if p.grad is not None), Category.GRADIENT)
+        else:
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    self.mark(state.values(), Category.OPTIMIZER)
+
+    def _mark_reduced_gradients(self) -> None:
+        """FSDP hands its unsharded gradients to one function, which frees them."""
+        try:
+            from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
+        except ImportError:
+            return
+        original = module.foreach_reduce  # type: ignore[attr-defined]
+
+        def foreach_reduce(fsdp_params: Any, unsharded_grads: Any, *args: Any, **kwargs: Any) -> Any:
+            self.mark(unsharded_grads, Category.GRADIENT)
+            return original(fsdp_params, unsharded_grads, *args, **kwargs)
+
+        module.foreach_reduce = foreach_reduce  # type: ignore[attr-defined]
+
+    def _mark_resized(self) -> None:
+        original = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            result = original(storage, size)
+            if size and storage.device.type != "meta":
+                block = int(self.native.wt_storage_block(storage._cdata))
+                if block >= 0:
+                    self.categories[block] = int(Category.PARAMETER)  # a gathered parameter, in use
+            return result  # type: ignore[return-value]
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+    # -- where in the script
+
+    def _place(self) -> str | None:
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            own = self._own.get(code.co_filename)
+            if own is None:
+                own = self._own[code.co_filename] = failure.is_own(code.co_filename)
+            if own:
+                return failure.name_place(code.co_filename, frame.f_lineno, code.co_name)
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+    def _call_site(self) -> int:
+        place = self._place()
+        if place is None:
+            where = self.scopes[self._stack[-1]] if self._stack else ""
+            place = f"backward of {where}" if where else "backward"
+        row = self._site_ids.get(place)
+        if row is None:
+            row = self._site_ids[place] = len(self.call_sites)
+            self.call_sites.append(place)
+        return row
+
+    def _host_read(self, what: bytes) -> None:
+        kind = what.decode()
+        value = {"item": "1 (False for a boolean)", "equal": "True"}.get(kind, "zeros")
+        self.note(
+            f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands "
+            "for the value"
+        )
+
+    # -- the result
+
+    def slice(self) -> Slice:
+        """Everything recorded, as plain data."""
+        events = self.events()
+        if not self.steps or (self.steps[-1][1] < len(events) and len(self.steps) == 0):
+            self.steps = [(0, len(events))]
+        if self.repeats and self.settled is None:
+            # The last step is the one before it once more: leave it out, so that all ranks end at the same
+            # step.
+            self.steps.pop()
+            self._marks.pop()
+            events = events[: self.steps[-1][1]]
+        groups, rows = self._groups()
+        return Slice(
+            rank=self.world.rank, world_size=self.world.size, device=self.device,
+            operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
+            collectives=[
+                read_collective(self.native.wt_row(1, i), rows, groups)
+                for i in range(self.native.wt_row_count(1))
+            ],
+            groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
+            scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
+            settled=self.repeats, warnings=self.warnings,
+        )  # fmt: skip
+
+    def _groups(self) -> tuple[list[Group], dict[str, int]]:
+        mine = [(name, self.world.groups[row]) for name, row in self.world.names.items()]
+        return [group for _, group in mine], {name: index for index, (name, _) in enumerate(mine)}
+
+    def _block_categories(self, events: np.ndarray[Any, np.dtype[Any]]) -> dict[int, int]:
+        """Marked blocks keep their mark; blocks of collectives are communication buffers; what forward
+        allocates and backward frees are activations; the rest is temporary."""
+        alloc, free = events[events["kind"] == EventKind.ALLOC], events[events["kind"] == EventKind.FREE]
+        count = int(alloc["ref"].max()) + 1 if len(alloc) else 0
+        freed_in = np.full(count, -1, np.int64)
+        known = free["ref"] < count
+        freed_in[free["ref"][known]] = free["phase"][known]
+        in_backward = np.isin(freed_in, (int(Phase.BACKWARD), int(Phase.RECOMPUTE)))
+        made_in = np.zeros(count, np.int64)
+        made_in[alloc["ref"]] = alloc["phase"]
+        before = np.isin(made_in, (int(Phase.OTHER), int(Phase.FORWARD)))
+        recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
+        category = np.full(count, int(Category.TEMPORARY))
+        category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
+        marks, total = (
+            self._marks[-1]
+            if self._marks
+            else (self.categories, int(self.native.wt_collective_block_count()))
+        )
+        if total:
+            buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
+            blocks = np.unique(np.frombuffer(bytes(buffer), np.int64))
+            category[blocks[blocks < count]] = int(Category.COMMUNICATION)
+        for block, mark in marks.items():
+            if block < count:
+                category[block] = mark
+        return {int(block): int(category[block]) for block in alloc["ref"]}
+
+
+def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Frees that follow each other directly, sorted by block: a set or a cycle lets its tensors go in the
+    order of their addresses, which differs from run to run and means nothing."""
+    frees = events["kind"] == EventKind.FREE
+    run = np.cumsum(~frees)
+    rows = np.flatnonzero(frees)
+    ordered = rows[np.lexsort((events["ref"][rows], run[rows]))]
+    events[rows] = events[ordered]
+    return events

@@ -1,0 +1,180 @@
+"""Starts the worker, sends it ranks, takes their slices: the capture as the rest of the package sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.cluster.model import Cluster
+from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.live import failure
+
+WORKER_LOG = "worker.txt"
+LOG_LINES = 120
+"""Of a failed script's output that are shown."""
+MAX_STEPS = 5
+"""Steps that are run at most while looking for two equal ones."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The user's program: a path and its arguments."""
+
+    path: Path
+    arguments: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raises:
+        UserError: the file does not exist or is no file.
+        """
+        if not self.path.exists():
+            raise UserError(f"script {str(self.path)!r} does not exist")
+        if not self.path.is_file():
+            raise UserError(f"script {str(self.path)!r} is not a file")
+
+
+class Session:
+    """Captures ranks of one script on one cluster. A context manager: the worker and its files end with it.
+
+    Raises:
+        UserError: the script does not exist, or PyTorch is not installed.
+        ScriptError: the script raised, exited with a status, or hung (no end within ``timeout`` seconds).
+    """
+
+    def __init__(
+        self, script: Script, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2,
+        timeout: float = 900.0, max_steps: int = MAX_STEPS,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        script.check()
+        self.script, self.cluster = script, cluster
+        self.world_size = cluster.world_size if world_size is None else world_size
+        self.jobs, self.timeout, self.max_steps = jobs, timeout, max_steps
+        self.progress = progress
+        self.captured: list[int] = []
+        self.settled: int | None = None
+        self.total = 0
+        self.requests = 0
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._worker: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Session:
+        self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
+        device_file = Path(self._scratch.name, "device.pkl")
+        device_file.write_bytes(pickle.dumps(self.cluster.host.device))
+        with open(Path(self._scratch.name, WORKER_LOG), "w") as log:
+            self._worker = subprocess.Popen(
+                [sys.executable, "-m", "windtunnel.training.emulate.live.worker", str(device_file)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._worker is not None:
+            # The worker has nothing of its own to finish; its group holds the ranks and what they started.
+            _kill_group(self._worker.pid)
+            self._worker.wait()
+            assert self._worker.stdin and self._worker.stdout
+            with contextlib.suppress(BrokenPipeError):
+                self._worker.stdin.close()
+            self._worker.stdout.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def capture(self, ranks: Sequence[int]) -> list[Slice]:
+        """Run the script as each of ``ranks`` and return their slices, in that order."""
+        assert self._worker is not None and self._scratch is not None
+        assert self._worker.stdin is not None and self._worker.stdout is not None
+        directory = Path(self._scratch.name)
+        self.requests += 1
+        request = {
+            "number": self.requests,
+            "script": str(self.script.path), "arguments": list(self.script.arguments), "ranks": list(ranks),
+            "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host,
+            "directory": str(directory),
+            "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
+            "settled": self.settled,
+        }  # fmt: skip
+        try:
+            self._worker.stdin.write(json.dumps(request) + "\n")
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            raise self._worker_died() from None
+        done = 0
+        for line in self._worker.stdout:
+            message: dict[str, Any] = json.loads(line)
+            if message["request"] != self.requests:
+                continue  # of a request that failed before all of its ranks had ended
+            if message.get("end"):
+                break
+            if message["status"] != 0:
+                raise _failure(message, directory, self.timeout)
+            done += 1
+            if self.progress is not None:
+                self.progress(done, len(ranks))
+        if done < len(ranks):
+            raise self._worker_died()
+        self.captured.extend(ranks)
+        self.total += len(ranks)
+        slices = []
+        for rank in ranks:
+            path = directory / f"slice-{rank}.pkl"
+            if not path.exists():
+                raise ScriptError(
+                    f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
+                )
+            slices.append(pickle.loads(path.read_bytes()))
+            path.unlink()
+        if self.settled is None and slices and slices[0].settled:
+            # The first rank has shown after how many steps nothing changes any more: the others stop there.
+            self.settled = len(slices[0].steps)
+        return slices
+
+    def _worker_died(self) -> Exception:
+        assert self._worker is not None and self._scratch is not None
+        self._worker.wait()
+        details = Path(self._scratch.name, WORKER_LOG).read_text(errors="replace")
+        last = details.strip().splitlines()[-1] if details.strip() else ""
+        if last.startswith("windtunnel.base.errors.UserError: "):
+            return UserError(last.removeprefix("windtunnel.base.errors.UserError: "))
+        status = self._worker.returncode
+        how = f"killed by signal {-status}" if status < 0 else f"with status {status}"
+        return ScriptError(f"the process that runs the script ended early, {how} (out of memory?)", details)
+
+
+def _failure(message: dict[str, Any], directory: Path, timeout: float) -> ScriptError:
+    """What happened to a rank, from its exit status, its log and what it left."""
+    rank, status = message["rank"], message["status"]
+    log = (directory / f"log-{rank}.txt").read_text(errors="replace")
+    tail = failure.shorten(log, LOG_LINES)
+    if message["hung"]:
+        place = failure.stood_at(log)
+        at = f" at {place}" if place else ""
+        return ScriptError(f"the script hung as rank {rank}: after {timeout:.0f} s it stood{at}", tail)
+    reason = failure.told(directory, rank)
+    if reason:
+        return ScriptError(f"{reason} (as rank {rank})", tail)
+    if status == -9:
+        return ScriptError(f"rank {rank} was killed (SIGKILL; out of memory?)", tail)
+    if status < 0:
+        return ScriptError(f"the script died of signal {-status} as rank {rank}", tail)
+    return ScriptError(f"the script ended with status {status} as rank {rank}", tail)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

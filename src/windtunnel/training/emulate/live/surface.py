@@ -1,0 +1,177 @@
+"""Completes ``torch.cuda`` on a CPU-only build, so that scripts see the target's devices.
+
+A CPU-only build keeps all Python of ``torch.cuda`` but none of the C functions underneath. Those are supplied
+here, so that the Python above them runs as it is. Streams and events become the generic ``torch.Stream`` and
+``torch.Event``, which work on any registered device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from windtunnel.cluster.model import Device
+from windtunnel.training.emulate.live import data, streams
+
+
+@dataclass
+class Surface:
+    """What the script sees: how many devices a host has, and of what kind."""
+
+    native: ctypes.CDLL
+    device: Device
+    count: int
+
+
+def install(surface: Surface) -> None:
+    """Give torch a CUDA device. Call once in a process, after torch is imported, before the script runs."""
+    native, device = surface.native, surface.device
+    _supply_functions(surface)
+    streams.install(native)
+    data.install(native)
+    cuda: Any = torch.cuda
+    cuda._initialized = True
+    cuda.is_bf16_supported = lambda including_emulation=True: (
+        device.capability >= (8, 0) or including_emulation
+    )
+    cuda.default_generators = tuple(torch.Generator() for _ in range(surface.count))
+    torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
+    torch.backends.cuda.is_built = lambda: True
+    torch.version.cuda = "13.0"
+    for range_call in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, range_call, lambda *args, **kwargs: None)
+
+
+def _supply_functions(surface: Surface) -> None:
+    native, device = surface.native, surface.device
+    memory = int(device.memory_bytes)
+    properties = SimpleNamespace(
+        name=device.torch_name, major=device.capability[0], minor=device.capability[1], total_memory=memory,
+        multi_processor_count=device.sm_count, L2_cache_size=device.l2_bytes, warp_size=32,
+        is_integrated=False, is_multi_gpu_board=False,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
+        shared_memory_per_multiprocessor=233472, gcnArchName="",
+        uuid="GPU-00000000-0000-0000-0000-000000000000",
+        pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+    )  # fmt: skip
+
+    def exchange(index: int) -> int:
+        _check(index)
+        return int(native.wt_exchange_device(index))
+
+    def current() -> int:
+        return int(native.wt_exchange_device(-1))
+
+    def set_device(index: int) -> None:
+        _check(index)
+        native.wt_device(surface.count, device.capability[0] * 10 + device.capability[1], index)
+
+    def _check(index: int) -> None:
+        if index >= surface.count:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal {index}: the emulated host has {surface.count} devices"
+            )
+
+    def stats(index: int) -> dict[str, Any]:
+        now, peak = native.wt_allocated(0), native.wt_allocated(1)
+        used = {"current": now, "peak": peak, "allocated": peak, "freed": peak - now}
+        unused = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        pair = {"all": used, "large_pool": used, "small_pool": unused}
+        zero = {"all": unused, "large_pool": unused, "small_pool": unused}
+        same = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+        none = ("segment", "allocation", "active", "inactive_split", "inactive_split_bytes")
+        return {
+            **dict.fromkeys(same, pair),
+            **dict.fromkeys(none, zero),
+            "oversize_allocations": unused, "oversize_segments": unused,
+            "num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0,
+            "max_split_size": -1,
+        }  # fmt: skip
+
+    def stream_triple(index: int) -> tuple[int, int, int]:
+        return native.wt_stream(), current() if index is None or index < 0 else index, 1
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        torch._C._accelerator_setStream(  # the guard writes it down, for C++ and Python alike
+            torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        )
+
+    functions: dict[str, Callable[..., Any]] = {
+        "_cuda_getDeviceCount": lambda: surface.count,
+        "_cuda_getDevice": current,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_init": lambda: None,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getArchFlags": lambda: "sm_80 sm_90 sm_100",
+        "_cuda_getCurrentStream": stream_triple,
+        "_cuda_getDefaultStream": lambda index: (0, index, 1),
+        "_cuda_getCurrentRawStream": lambda index: native.wt_stream(),
+        "_cuda_setStream": set_stream,
+        "_cuda_synchronize": lambda: native.wt_event(7, native.wt_stream(), -1, 0),
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_memoryStats": stats,
+        "_cuda_resetPeakMemoryStats": lambda index: native.wt_reset_peak(),
+        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
+        "_cuda_emptyCache": lambda *args: None,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_setMemoryFraction": lambda *args: None,
+        "_cuda_getMemoryFraction": lambda *args: 1.0,
+        "_cuda_canDeviceAccessPeer": lambda a, b: True,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": lambda mode: None,
+        "_cuda_getCompiledVersion": lambda: 13000,
+        "_cuda_lock_mutex": lambda: None,
+        "_cuda_unlock_mutex": lambda: None,
+        "_cuda_record_memory_history": lambda *args, **kwargs: None,
+        "_cuda_memorySnapshot": lambda *args, **kwargs: {"segments": [], "device_traces": []},
+        "_accelerator_hooks_set_current_device": set_device,
+        "_nccl_version": lambda: (2 << 32) | (27 << 16) | 5,
+        "_nccl_version_suffix": lambda: b"",
+    }
+    for name, function in functions.items():
+        setattr(torch._C, name, function)
+    cuda: Any = torch.cuda
+    cuda._exchange_device = cuda._maybe_exchange_device = exchange
+    cuda._cudart = _runtime()
+    cudnn: Any = torch.backends.cudnn
+    cudnn.is_available = lambda: True
+    cudnn.version = lambda: 91002
+    modes = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+    cudnn.rnn.get_cudnn_mode = modes.__getitem__
+    cudnn.is_acceptable = lambda tensor: tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
+    cuda._get_device_properties = lambda index: properties
+    cuda.get_device_properties = lambda device=None: properties
+    cuda.get_device_capability = lambda device=None: (properties.major, properties.minor)
+    cuda.get_device_name = lambda device=None: properties.name
+    cuda.device_count = lambda: surface.count
+    cuda.is_available = lambda: True
+    cuda.memory.mem_get_info = cuda.mem_get_info = lambda device=None: (
+        max(0, memory - native.wt_allocated(0)),
+        memory,
+    )
+    state = torch.zeros(16, dtype=torch.uint8)
+    for module in (cuda, cuda.random):
+        module.get_rng_state = lambda device="cuda": state.clone()
+        module.set_rng_state = lambda new_state, device="cuda": None
+        module.get_rng_state_all = lambda: [state.clone() for _ in range(surface.count)]
+        module.set_rng_state_all = lambda new_states: None
+        for seeding in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
+            setattr(module, seeding, lambda *args: None)
+        module.initial_seed = lambda: 0
+
+
+def _runtime() -> Any:
+    """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
+    success = SimpleNamespace(success=0)
+    names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
+    calls = {name: (lambda *args: 0) for name in names}
+    return SimpleNamespace(cudaError=success, cudaGetErrorString=lambda code: f"error {code}", **calls)

@@ -1,0 +1,237 @@
+"""The process in which ranks run: ``python -m windtunnel.training.emulate.live.worker``.
+
+It loads the absent device and torch once, then forks one child a rank, two at a time, so that a rank starts
+in milliseconds and shares the memory of everything imported. Requests come as JSON lines on standard input,
+one a batch of ranks; a line of JSON goes back for every rank that ends. The script's own output goes to a log
+file a rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import pickle
+import runpy
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.training.emulate.live import failure
+
+# torch is imported in main(), after the absent device is loaded
+
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run: see `session.Session`, which sends it."""
+
+    number: int
+    script: str
+    arguments: list[str]
+    ranks: list[int]
+    world_size: int
+    devices_per_host: int
+    directory: str
+    max_steps: int
+    jobs: int
+    timeout: float
+    earlier: list[int]
+    settled: int | None
+
+
+def main() -> None:
+    from windtunnel.training.emulate.live import native_library
+
+    device = pickle.loads(Path(sys.argv[1]).read_bytes())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    native = native_library.load()
+    _import_torch()
+    if device.kind == "gpu":
+        native.wt_device(1, device.capability[0] * 10 + device.capability[1], 0)
+        native.wt_register_operators(native_library.operator_names())
+    native.wt_register_collectives()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        request = Request(**json.loads(line))
+        _serve(request, device, native)
+        _answer(request, end=True)
+
+
+def _answer(request: Request, **content: Any) -> None:
+    print(json.dumps({"request": request.number, **content}), flush=True)
+
+
+def _import_torch() -> None:
+    """Everything that a training script is likely to import, so that forked ranks find it there."""
+    import torch
+    import torch._meta_registrations
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+    import torch.utils.checkpoint
+    import torch.utils.data
+
+    torch.set_num_threads(1)
+
+
+def _serve(request: Request, device: Any, native: Any) -> None:
+    waiting = list(request.ranks)
+    parent = os.getppid()
+    running: dict[int, tuple[int, float]] = {}  # pid -> (rank, started)
+    hung: set[int] = set()
+    started: list[int] = list(request.earlier)
+    while waiting or running:
+        while waiting and len(running) < request.jobs:
+            rank = waiting.pop(0)
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                _run_rank(request, rank, frozenset(started), device, native)
+            running[pid] = (rank, time.monotonic())
+            started.append(rank)
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            rank, _ = running.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            Path(request.directory, f"done-{rank}").touch()
+            _answer(request, rank=rank, status=code, hung=pid in hung)
+            continue
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)  # whoever asked is gone: the ranks and their helpers go too
+        now = time.monotonic()
+        for child, (_, began) in list(running.items()):
+            if now - began > request.timeout:
+                hung.add(child)
+                os.kill(child, signal.SIGUSR1)  # writes where it stands to the rank's log
+                time.sleep(0.5)
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> None:
+    """In the forked child: never returns."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    directory = Path(request.directory)
+    log = open(directory / f"log-{rank}.txt", "w", buffering=1)  # noqa: SIM115 - lives as long as the process
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    faulthandler.enable(file=log)
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    code = 70
+    try:
+        observer = _prepare(request, rank, earlier, device, native)
+        code = _run_script(request, rank, observer)
+    except BaseException as error:
+        failure.show(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
+    from windtunnel.training.emulate.live import (
+        compiled,
+        custom,
+        host,
+        refusals,
+        saving,
+        shapes,
+        surface,
+        world,
+    )
+    from windtunnel.training.emulate.live.mailbox import Mailbox
+    from windtunnel.training.emulate.live.observe import Observer
+
+    directory = Path(request.directory)
+    local = rank % request.devices_per_host
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(request.world_size),
+        LOCAL_WORLD_SIZE=str(min(request.devices_per_host, request.world_size)),
+        GROUP_RANK=str(rank // request.devices_per_host),
+        ROLE_RANK=str(rank), ROLE_WORLD_SIZE=str(request.world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+    )  # fmt: skip
+    mailbox = Mailbox(directory, rank, earlier)
+    notes: list[str] = []
+    the_world = world.World(rank, request.world_size, mailbox, notes.append)
+
+    def finish() -> None:
+        _write(directory, rank, observer)
+        mailbox.close()
+        sys.stdout.flush()
+        os._exit(0)
+
+    if device.kind == "gpu":
+        surface.install(surface.Surface(native, device, request.devices_per_host))
+        native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
+        world.install(the_world, native, "cuda")
+    else:
+        host.install(native)
+        world.install(the_world, native, "cpu")
+    observer = Observer(native, the_world, device.name, request.max_steps, finish, request.settled)
+    the_world.note = observer.note
+    observer.install()
+    compiled.install(observer)
+    if device.kind == "gpu":
+        shapes.install(observer.note)
+        refusals.install()
+        saving.install(observer.note)
+        custom.install(native)
+    native.wt_record_on(1)
+    return observer
+
+
+def _write(directory: Path, rank: int, observer: Any) -> None:
+    part = directory / f"slice-{rank}.part"
+    part.write_bytes(pickle.dumps(observer.slice(), protocol=pickle.HIGHEST_PROTOCOL))
+    os.replace(part, directory / f"slice-{rank}.pkl")
+
+
+def _run_script(request: Request, rank: int, observer: Any) -> int:
+    """Run the script to its steady step (which ends the process) or to its end. Returns an exit status."""
+    script, directory = Path(request.script).resolve(), Path(request.directory)
+    sys.argv = [str(script), *request.arguments]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
+        if code != 0:
+            if not isinstance(stop.code, int):
+                print(stop.code, file=sys.stderr)
+            failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
+            return code
+    except BaseException as error:
+        failure.show(error)
+        failure.tell(directory, rank, failure.sentence(error))
+        return 1
+    if len(observer.events()) == 0:
+        failure.tell(directory, rank, "the script ended without any work on a device")
+        return 3
+    if not observer.steps:
+        observer.note("the script ended without an optimiser step: all of it is reported as one step")
+    elif len(observer.steps) == 1:
+        observer.note(
+            "the script ended after one step: its set-up is part of what is reported; let it run three"
+        )
+    _write(directory, rank, observer)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

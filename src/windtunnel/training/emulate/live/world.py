@@ -1,0 +1,328 @@
+"""Completes ``torch.distributed``: a world of the target's size, of which this process is one rank.
+
+Process groups are PyTorch's own `ProcessGroup` over a backend that does nothing; every collective is caught
+at c10d's operators by the native library, whoever issues it. What is left for Python: the rendezvous, the
+list of all groups of the world, and messages whose data must be real (objects, shapes that pipeline stages
+tell each other).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
+
+from windtunnel.training.emulate.graph import Group
+from windtunnel.training.emulate.live.mailbox import Mailbox
+
+
+@dataclass
+class World:
+    """All process groups that the script makes, in order. ``note`` takes one sentence for the report."""
+
+    rank: int
+    size: int
+    mailbox: Mailbox
+    note: Callable[[str], None]
+    groups: list[Group] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)  # c10d's group name -> row of groups
+
+    def add(self, ranks: tuple[int, ...], label: str, name: str | None) -> None:
+        if name is not None:
+            self.names.setdefault(name, len(self.groups))
+        self.groups.append(Group(name or f"group{len(self.groups)}", ranks, label))
+
+
+def install(world: World, native: ctypes.CDLL, device_type: str) -> None:
+    """Pretend the world. Call once, after the surface is there and before the script runs."""
+    _pretend_backends()
+    _start_without_peers(world, device_type)
+    _list_groups(world)
+    _batch_messages(native)
+    _carry_objects(world)
+    _agree_on_shapes(world)
+    _trust_replicas()
+
+
+class _AnyFake(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, FakeProcessGroup)
+
+
+class _Options:
+    """Stands for a backend's options: holds what the script sets."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.is_high_priority_stream = False
+        self._timeout = None
+        self.config = type("Config", (), {})()
+
+
+class _Backend(metaclass=_AnyFake):
+    """Stands for ``ProcessGroupNCCL`` and ``ProcessGroupGloo``."""
+
+    Options = _Options
+
+    def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+        return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())  # type: ignore[call-arg]
+
+
+def _pretend_backends() -> None:
+    for module in (dist, c10d):
+        m: Any = module
+        m.ProcessGroupNCCL = type("ProcessGroupNCCL", (_Backend,), {})
+        m.ProcessGroupGloo = type("ProcessGroupGloo", (_Backend,), {})
+        m.is_nccl_available = lambda: True
+        m.is_gloo_available = lambda: True
+    flags: Any = c10d
+    flags._NCCL_AVAILABLE = True
+    flags.default_pg_nccl_timeout = c10d.default_pg_timeout
+    fake: Any = FakeProcessGroup
+    fake._set_sequence_number_for_group = lambda self: None
+    fake._get_sequence_number_for_group = lambda self: 0
+
+
+def _start_without_peers(world: World, device_type: str) -> None:
+    original = c10d.init_process_group
+
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        if backend is None:
+            backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        for key, expected in (("world_size", world.size), ("rank", world.rank)):
+            given = kwargs.get(key, -1)
+            if given not in (-1, None, expected):
+                raise ValueError(
+                    f"init_process_group({key}={given}): the emulated world gives {key} {expected}"
+                )
+        kept = {key: kwargs[key] for key in ("timeout", "group_name") if key in kwargs}
+        original(backend, store=HashStore(), rank=world.rank, world_size=world.size, **kept)
+        world.add(tuple(range(world.size)), "world", c10d._get_default_group().group_name)
+
+    for module in (dist, c10d):
+        m: Any = module
+        m.init_process_group = init_process_group
+
+
+def _list_groups(world: World) -> None:
+    original = c10d._new_group_with_tag
+
+    def new_group_with_tag(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        group = original(ranks, *args, **kwargs)
+        description = str(kwargs.get("group_desc") or "")
+        label = description.removeprefix("mesh_") if description.startswith("mesh_") else ""
+        members = tuple(int(r) for r in ranks) if ranks is not None else tuple(range(world.size))
+        mine = group if isinstance(group, dist.ProcessGroup) else None
+        world.add(members, label, mine.group_name if mine is not None else None)
+        return group
+
+    c10d._new_group_with_tag = new_group_with_tag  # type: ignore[assignment]
+
+
+def _batch_messages(native: ctypes.CDLL) -> None:
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+        c10d._check_p2p_op_list(p2p_op_list)
+        native.wt_batch(1)
+        try:
+            works = []
+            for message in p2p_op_list:
+                key = "group_dst" if message.op is dist.isend else "group_src"
+                peer = {key: message.group_peer}
+                works.append(message.op(message.tensor, group=message.group, tag=message.tag, **peer))
+            return works
+        finally:
+            native.wt_batch(-1)
+
+    for module in (dist, c10d):
+        m: Any = module
+        m.batch_isend_irecv = batch_isend_irecv
+
+
+def _carry_objects(world: World) -> None:
+    """Object collectives: the data are real where the sender is captured before this rank, else this rank's
+    own."""
+
+    def ranks_of(group: Any) -> list[int]:
+        return list(c10d.get_process_group_ranks(group or c10d._get_default_group()))
+
+    def topic(kind: str, group: Any) -> str:
+        return f"{kind} {ranks_of(group)}"
+
+    def hear(sender: int, kind: str, group: Any, own: Any) -> Any:
+        if sender == world.rank:
+            return own
+        known, content = world.mailbox.read(sender, topic(kind, group))
+        if not known:
+            world.note(f"{kind}: ranks that are not captured earlier are taken to say what this rank says")
+            return own
+        return content
+
+    def source(src: Any, group: Any, group_src: Any) -> int:
+        if group_src is not None:
+            return ranks_of(group)[group_src]
+        return int(src if src is not None else 0)
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        world.mailbox.post(topic("all_gather_object", group), obj)
+        for index, rank in enumerate(ranks_of(group)):
+            object_list[index] = hear(rank, "all_gather_object", group, obj)
+
+    def gather_object(
+        obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    ) -> None:
+        world.mailbox.post(topic("gather_object", group), obj)
+        if source(dst, group, group_dst) == world.rank and object_gather_list is not None:
+            for index, rank in enumerate(ranks_of(group)):
+                object_gather_list[index] = hear(rank, "gather_object", group, obj)
+
+    def broadcast_object_list(
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **_: Any,
+    ) -> None:
+        sender = source(src, group, group_src)
+        if sender == world.rank:
+            world.mailbox.post(topic("broadcast_object_list", group), list(object_list))
+        else:
+            object_list[:] = hear(sender, "broadcast_object_list", group, list(object_list))
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Any = None,
+        src: Any = None,
+        group: Any = None,
+        group_src: Any = None,
+    ) -> None:
+        output, input_list = scatter_object_output_list, scatter_object_input_list
+        sender = source(src, group, group_src)
+        if sender == world.rank:
+            world.mailbox.post(topic("scatter_object_list", group), list(input_list))
+        everything = hear(sender, "scatter_object_list", group, input_list)
+        output[0] = everything[ranks_of(group).index(world.rank)] if everything else None
+
+    def send_object_list(
+        object_list: list[Any],
+        dst: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: Any = None,
+        **_: Any,
+    ) -> None:
+        world.mailbox.post(f"object {source(dst, group, group_dst)} {ranks_of(group)}", list(object_list))
+
+    def recv_object_list(
+        object_list: list[Any],
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **_: Any,
+    ) -> int:
+        sender = source(src, group, group_src)
+        known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
+        if not known:
+            raise NotImplementedError(
+                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank is "
+                f"not captured before rank {world.rank}, so what it sends is unknown; name both with "
+                "--ranks, the sender first"
+            )
+        object_list[:] = content
+        return sender
+
+    for function in (
+        all_gather_object,
+        gather_object,
+        broadcast_object_list,
+        scatter_object_list,
+        send_object_list,
+        recv_object_list,
+    ):
+        for module in (dist, c10d):
+            setattr(module, function.__name__, function)
+
+
+def _agree_on_shapes(world: World) -> None:
+    """Pipeline stages vote on how to learn shapes and tell each other: answered without the messages.
+
+    Forward shapes come from the previous stage's capture, which runs before, or from this rank's own stages;
+    a stage's gradients have the shapes of its own outputs.
+    """
+    try:
+        from torch.distributed.pipelining import schedules, stage
+    except ImportError:
+        return
+    modes: Any = stage
+    base: Any = stage.PipelineStage
+
+    def warmup(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        for one in stages:
+            static = one._stage_meta.inputs is not None and one._stage_meta.outputs is not None
+            one._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
+
+    sent: list[tuple[int, Any]] = []  # by this rank's stages, the last one at the end
+
+    def send_meta(self: Any, meta: Any, dst_stage: int) -> None:
+        sent.append((self.stage_index, meta))
+        world.mailbox.post(f"shapes {self.stage_index} {dst_stage}", meta, for_all=True)
+
+    def recv_meta(self: Any, src_stage: int) -> Any:
+        if src_stage > self.stage_index:
+            return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
+        sender = self._resolve_peer_global_rank(src_stage)
+        known, meta = world.mailbox.read(sender, f"shapes {src_stage} {self.stage_index}")
+        if known:
+            return meta
+        if sent:
+            # Stages that loop over the ranks: the one before is captured later. What lies between stages has
+            # one shape in a stack of layers; where it has not, the messages of the two ranks do not match and
+            # are reported.
+            stage_index, meta = sent[-1]
+            world.note(
+                f"pipeline stage {self.stage_index} takes what stage {stage_index} sends to have the shape "
+                "of its input"
+            )
+            return meta
+        raise NotImplementedError(
+            f"windtunnel: pipeline stage {self.stage_index} learns its input shapes from stage {src_stage}, "
+            f"which cannot be emulated because rank {sender} is not captured before rank {world.rank}; use "
+            "--ranks auto, or pass input_args and output_args to PipelineStage"
+        )
+
+    pipeline: Any = schedules._PipelineSchedule
+    pipeline._warmup_p2p = warmup
+    base._send_meta = send_meta
+    base._recv_meta = recv_meta
+
+
+def _trust_replicas() -> None:
+    """DDP compares parameter shapes across ranks by reading device data, which have no values here."""
+    import torch.nn.parallel.distributed as ddp
+
+    def verified(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    for module in (ddp, dist, c10d, torch.distributed.utils):
+        if hasattr(module, "_verify_param_shape_across_processes"):
+            module._verify_param_shape_across_processes = verified  # type: ignore[attr-defined]
+    if hasattr(dist, "_verify_params_across_processes"):
+        dist._verify_params_across_processes = verified  # type: ignore[assignment]
+
+    # DTensor's random numbers: every rank is given the state of the first, and compares it with its own on
+    # the device.
+    import torch.distributed.tensor._random as random
+
+    tracker: Any = random.OffsetBasedRNGTracker
+    original = tracker.__init__
+
+    def start(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+        original(self, device_mesh, False)
+
+    tracker.__init__ = start

@@ -1,0 +1,209 @@
+"""One world from the slices of its classes: collectives get all their members, sends their receives.
+
+Whether calls meet is decided for each group and each pair of ranks exactly, yet cheaply: the sequence of
+calls that a class makes in a channel is given a number, and a group is in order when the numbers of its
+members are equal (the sender's and the receiver's, for messages). 8,192 ranks are a few array comparisons.
+Where they are not equal the two sequences are walked to the first call that differs, and the deadlock that
+this would be is told with the ranks and the call sites.
+
+The whole stream is checked, set-up included. Orders across groups, which can hang too, show in the replay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.errors import ScriptError
+from windtunnel.training.emulate.policy.calls import COLLECTIVE, RECV, SEND, Calls, Channel, read_calls
+from windtunnel.training.emulate.policy.classes import Classes
+from windtunnel.training.emulate.policy.deadlock import Deadlock, at, call_words, ranks_words
+from windtunnel.training.emulate.policy.families import Family
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks: their classes, and for each class the calls of the steady step, which meet by number."""
+
+    classes: Classes
+    calls: list[Calls]
+
+    @property
+    def size(self) -> int:
+        return self.classes.world_size
+
+
+@dataclass(frozen=True)
+class _Break:
+    """Where calls stop meeting: the event in some slice (to tell the earliest), and the sentence."""
+
+    event: int
+    words: str
+
+
+def stitch(classes: Classes) -> World:
+    """Check that all calls of all ranks meet, and return the world.
+
+    Raises:
+        Deadlock: a collective that not all members of its group join, or join with other arguments; a message
+            that nobody receives, sends, or receives with another size.
+        ScriptError: calls meet, but in different steps of the two ranks.
+    """
+    whole = [read_calls(cls.slice, classes.families, steady=False) for cls in classes.classes]
+    broken = _first_break(classes, whole)
+    if broken:
+        raise Deadlock(f"the job would hang: {broken.words}{_doubt(classes)}")
+    steady = [read_calls(cls.slice, classes.families, steady=True) for cls in classes.classes]
+    broken = _first_break(classes, steady)
+    if broken:
+        raise ScriptError(
+            "the steps of the ranks do not line up (is optimizer.step() called equally often?):"
+            f" {broken.words}"
+        )
+    return World(classes, steady)
+
+
+def _doubt(classes: Classes) -> str:
+    if not len(classes.assumed):
+        return ""
+    return f" (but {ranks_words(classes.assumed)} were not captured; use --ranks auto to be sure)"
+
+
+def _first_break(classes: Classes, calls: list[Calls]) -> _Break | None:
+    channels = sorted({channel for call in calls for channel in call.channels})
+    breaks = [_outsiders(classes, calls, channel) for channel in channels]
+    breaks += [_collectives(classes, calls, channel) for channel in channels if channel[1] == COLLECTIVE]
+    # A receive at distance d is a send at distance -d of the other side, so both give one set of sends.
+    sends = {_sender_side(channel, classes) for channel in channels if channel[1] != COLLECTIVE}
+    breaks += [_messages(classes, calls, channel) for channel in sorted(sends)]
+    found = [broken for broken in breaks if broken]
+    return min(found, key=lambda broken: broken.event) if found else None
+
+
+def _sender_side(channel: Channel, classes: Classes) -> Channel:
+    family, direction, distance = channel
+    size = classes.families.families[family].size
+    return (family, SEND, distance if direction == SEND else -distance % size)
+
+
+def _numbers(keys: list[Hashable], numbers: dict[Hashable, int]) -> NDArray[np.int64]:
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def _outsiders(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+    family = classes.families.families[channel[0]]
+    for row, call in enumerate(calls):
+        if channel not in call.channels:
+            continue
+        members = classes.classes[row].members
+        outside = members[family.group_of[members] < 0]
+        if len(outside):
+            event = int(call.event[call.channels[channel][0]])
+            words = (
+                f"{ranks_words(outside)} would call {call_words(call.collective(call.channels[channel][0]))}"
+                f"{at(call.slice, event)} but belong to no group {family.name!r} of {family.size} ranks"
+            )
+            return _Break(event, words)
+    return None
+
+
+def _collectives(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+    family = classes.families.families[channel[0]]
+    numbers = _numbers([call.agreed(channel) for call in calls], {})
+    found = numbers[classes.rank_class][family.members]
+    bad = np.flatnonzero((found != found[:, :1]).any(axis=1))
+    return _mismatch(classes, calls, channel, family, family.members[bad[0]], len(bad)) if len(bad) else None
+
+
+def _mismatch(
+    classes: Classes,
+    calls: list[Calls],
+    channel: Channel,
+    family: Family,
+    members: NDArray[np.int32],
+    groups: int,
+) -> _Break:
+    sequences = {rank: calls[classes.rank_class[rank]].agreed(channel) for rank in members.tolist()}
+    lengths = [len(sequence) for sequence in sequences.values()]
+    # The first call on which not all agree; None stands for a rank that makes no more calls.
+    number, votes = next(
+        (k, votes)
+        for k in range(max(lengths))
+        if len(votes := Counter(s[k] if k < len(s) else None for s in sequences.values())) > 1
+    )
+    usual = votes.most_common(1)[0][0]
+    agreed = {rank: s[number] if number < len(s) else None for rank, s in sequences.items()}
+    odd = next(value for value in agreed.values() if value != usual)
+    sides = [[rank for rank, value in agreed.items() if value == side] for side in (odd, usual)]
+    if odd is None:
+        sides.reverse()
+    (waiting, others) = sides
+    first, first_event = _call_of(classes, calls, channel, waiting[0], number)
+    where = f"group {family.name!r} of {family.size} ranks, call {number + 1}"
+    verb = "waits" if len(waiting) == 1 else "wait"
+    words = f"{ranks_words(waiting)} {verb} in {first} ({where}){first_event[1]}, but {ranks_words(others)} "
+    if agreed[others[0]] is None:
+        site = _last_site(classes, calls, channel, others[0])
+        words += f"never {'joins' if len(others) == 1 else 'join'} it: no call follows number {number}{site}"
+    else:
+        second, second_event = _call_of(classes, calls, channel, others[0], number)
+        words += f"called {second}{second_event[1]}"
+    if groups > 1:
+        words += f"; {groups - 1} more groups of this kind likewise"
+    return _Break(first_event[0], words)
+
+
+def _call_of(
+    classes: Classes, calls: list[Calls], channel: Channel, rank: int, number: int
+) -> tuple[str, tuple[int, str]]:
+    call = calls[classes.rank_class[rank]]
+    position = int(call.channels[channel][number])
+    event = int(call.event[position])
+    row, family = call.collective(position), classes.families.families[channel[0]]
+    words = call_words(row)
+    if channel[1] == COLLECTIVE and row.peer >= 0:
+        root = family.members[family.group_of[rank], family.index_of[row.peer]]
+        words += f" with root {root}"
+    return words, (event, at(call.slice, event))
+
+
+def _last_site(classes: Classes, calls: list[Calls], channel: Channel, rank: int) -> str:
+    call = calls[classes.rank_class[rank]]
+    positions = call.channels.get(channel)
+    return at(call.slice, int(call.event[positions[-1]])) if positions is not None else ""
+
+
+def _messages(classes: Classes, calls: list[Calls], channel: Channel) -> _Break | None:
+    number, _, distance = channel
+    family = classes.families.families[number]
+    back: Channel = (number, RECV, -distance % family.size)
+    numbers: dict[Hashable, int] = {}
+    sent = _numbers([call.agreed(channel) for call in calls], numbers)[classes.rank_class]
+    received = _numbers([call.agreed(back) for call in calls], numbers)[classes.rank_class]
+    receivers = np.roll(family.members, -distance, axis=1)
+    bad = np.flatnonzero((sent[family.members] != received[receivers]).ravel())
+    if not len(bad):
+        return None
+    sender, receiver = int(family.members.ravel()[bad[0]]), int(receivers.ravel()[bad[0]])
+    out = calls[classes.rank_class[sender]].agreed(channel)
+    in_ = calls[classes.rank_class[receiver]].agreed(back)
+    k = next((i for i, (a, b) in enumerate(zip(out, in_, strict=False)) if a != b), min(len(out), len(in_)))
+    where = f"(group {family.name!r}, message {k + 1})"
+    if k < len(out):
+        words, (event, site) = _call_of(classes, calls, channel, sender, k)
+        text = f"rank {sender} waits in {words} to rank {receiver} {where}{site}, but rank {receiver} "
+        if k < len(in_):
+            words, (_, site) = _call_of(classes, calls, back, receiver, k)
+            text += f"called {words}{site}"
+        else:
+            text += "never receives it"
+        return _Break(event, text)
+    words, (event, site) = _call_of(classes, calls, back, receiver, k)
+    text = (
+        f"rank {receiver} waits in {words} from rank {sender} {where}{site}, but rank {sender} never sends it"
+    )
+    return _Break(event, text)

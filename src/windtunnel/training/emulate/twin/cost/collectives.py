@@ -1,0 +1,342 @@
+"""Seconds of a collective or message on the links that its group crosses.
+
+As NCCL does before each call, the time of every algorithm and protocol is predicted as latency plus bytes
+over bandwidth, and the least is taken. *Ring* passes every byte once over every link of a circle that
+enters and leaves each host once; *tree* (two of them, each with half of the data) trades bandwidth for
+fewer steps between hosts; *NVLS* lets the NVLink switch add up; *PAT* gathers and scatters in log steps
+between single ranks; *direct* is what an all-to-all does. Protocols: *Simple* moves large chunks at the
+full rate behind memory fences, *LL* stores a flag with each 4 bytes, *LL128* one with each 120. Latencies
+and factors are those of NCCL's tuner (`NcclParameters`), bandwidths those of the placement.
+
+``nbytes`` is what nccl-tests calls the size: the whole buffer of an all_reduce, broadcast or reduce, the
+gathered output of an all_gather, the whole input of a reduce_scatter, one rank's buffer in an all_to_all, the
+root's whole buffer in a gather or scatter. The *bus bandwidth* is nccl-tests' too: what the slowest link
+carries, comparable with its rate whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from windtunnel.cluster.model import Cluster, Placement
+from windtunnel.training.emulate.graph import Collective, Group
+from windtunnel.training.emulate.twin.cost.gloo import gloo_seconds
+from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, CostParameters, NcclParameters
+
+if TYPE_CHECKING:
+    from windtunnel.training.emulate.twin.cost.profile import Profile
+
+LL, LL128, SIMPLE = 0, 1, 2
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """``seconds`` = ``latency_part`` + ``bandwidth_part``; ``bus_bandwidth`` in bytes/s as nccl-tests tells
+    it."""
+
+    seconds: float
+    algorithm: str
+    protocol: str
+    bus_bandwidth: float
+    latency_part: float
+    bandwidth_part: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """The group as NCCL sees it: bandwidths in bytes/s of the whole ring, shares and efficiencies applied."""
+
+    ranks: int
+    hosts: int
+    local: int
+    ring: float  # what one circle through all ranks carries
+    host: float  # of one rank to its peers inside the host (line rate, 0 when it has none there)
+    cross: float  # of one rank over the network when all traffic leaves the leaf
+    hop: float  # wire and switch latency of one message between hosts beyond NCCL's own
+    nvlink: bool
+    nvls: bool
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bus over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md)."""
+    if kind == "all_reduce":
+        return 2.0 * (ranks - 1) / ranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def sharing_of(cluster: Cluster, placement: Placement) -> float:
+    """How many groups of the same shape use each NIC at once, when all devices of a host do the same.
+
+    In an SPMD job the groups of a mesh dimension communicate together. With a NIC for each device they do not
+    meet; with fewer NICs than devices they do.
+    """
+    if placement.hosts < 2:
+        return 1.0
+    return max(1.0, cluster.host.devices * placement.nics_per_rank / cluster.host.nics)
+
+
+def collective_cost(
+    kind: str,
+    nbytes: int,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    backend: str = "nccl",
+    sharing: float = 1.0,
+    profile: Profile | None = None,
+    params: CostParameters = DEFAULT,
+) -> CollectiveCost:
+    """The cost of one collective of ``kind`` over ``nbytes`` (see the module) by the ranks of ``placement``.
+
+    ``sharing``: how many such groups cross the same NICs at once (`sharing_of`). ``profile``: measured gloo
+    times of this machine, for ``backend="gloo"``. Raises `ValueError` for a kind that there is not.
+    """
+    if backend == "gloo":
+        seconds = gloo_seconds(kind, nbytes, placement, profile, params.gloo)
+        bus = nbytes / seconds * bus_factor(kind, placement.ranks) if seconds else 0.0
+        return CollectiveCost(seconds, "ring", "tcp", bus, min(seconds, params.gloo.call_seconds), 0.0)
+    return _nccl_cost(kind, int(nbytes), placement, cluster, float(sharing), params)
+
+
+@lru_cache(maxsize=65536)
+def _nccl_cost(
+    kind: str, nbytes: int, placement: Placement, cluster: Cluster, sharing: float, params: CostParameters
+) -> CollectiveCost:
+    if kind in ("send", "recv"):
+        return _message(nbytes, placement, cluster, sharing, params)
+    if kind not in _ALGORITHMS:
+        raise ValueError(f"collective {kind!r} is not one of {', '.join(sorted(_ALGORITHMS))}, send, recv")
+    if placement.ranks == 1:
+        rate = cluster.host.device.memory_bandwidth / 2
+        copy = 0.0 if kind == "barrier" else nbytes / rate
+        return CollectiveCost(
+            params.nccl.single_rank + copy, "copy", "Simple", 0.0, params.nccl.single_rank, copy
+        )
+    if kind == "barrier":
+        nbytes = 4
+    network = _network(placement, cluster, sharing)
+    best: tuple[float, str, str, float, float] | None = None
+    for algorithm, predict in _ALGORITHMS[kind].items():
+        for protocol in (LL, LL128, SIMPLE):
+            predicted = predict(kind, protocol, network, params.nccl)
+            if predicted is None:
+                continue
+            latency, bandwidth = predicted
+            seconds = latency + nbytes / bandwidth
+            if best is None or seconds < best[0]:
+                best = (seconds, algorithm, PROTOCOLS[protocol], latency, nbytes / bandwidth)
+    assert best is not None  # ring or direct with Simple is always possible
+    seconds, algorithm, name, latency, transfer = best
+    bus = nbytes / seconds * bus_factor(kind, placement.ranks)
+    return CollectiveCost(seconds, algorithm, name, bus, latency, transfer)
+
+
+def _network(placement: Placement, cluster: Cluster, sharing: float) -> _Network:
+    host = cluster.host
+    inside = placement.intra_bandwidth * placement.intra.efficiency if placement.intra else math.inf
+    ring, cross = inside, math.inf
+    if placement.hosts > 1 and placement.inter is not None:
+        efficiency = placement.inter.efficiency / sharing
+        ring = min(inside, placement.ring_bandwidth * placement.ranks_per_host * efficiency)
+        cross = placement.inter_bandwidth * efficiency
+    switched = host.intra_switched and placement.intra is not None
+    return _Network(
+        ranks=placement.ranks,
+        hosts=placement.hosts,
+        local=placement.ranks_per_host,
+        ring=ring,
+        host=placement.intra_bandwidth if placement.intra else 0.0,
+        cross=cross,
+        hop=placement.latency if placement.hosts > 1 else 0.0,
+        nvlink=placement.intra is None or not placement.intra.name.startswith(("pcie", "shared")),
+        # Two ranks gain nothing from a switch that adds up.
+        nvls=host.nvls and switched and placement.ranks_per_host > 2,
+    )
+
+
+def _steps(kind: str, net: _Network) -> tuple[int, int]:
+    """Steps of a ring, and how many of them pass between hosts."""
+    steps = net.ranks - 1
+    between = net.hosts - 1 if net.hosts > 1 else 0
+    if kind in ("all_reduce", "barrier"):
+        return 2 * steps, 2 * between
+    return steps, between
+
+
+def _ring(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    if protocol == LL128 and not net.nvlink:
+        return None
+    steps, between = _steps(kind, net)
+    inside = (nccl.ring_nvlink if net.nvlink else nccl.ring_pcie)[protocol]
+    if net.hosts > 1:
+        inside = max(inside, nccl.network_post * (3 if protocol == SIMPLE else 1))
+    network = nccl.ring_network[protocol] + net.hop
+    # A broadcast or reduce is a chain of pipelined chunks, and the first chunk passes all ranks too.
+    latency = nccl.ring_base[protocol] + (steps - between) * inside + between * network
+    bandwidth = net.ring
+    if protocol == LL:
+        limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
+        bandwidth = min(bandwidth * nccl.ring_ll, limit)
+    elif protocol == LL128:
+        bandwidth *= nccl.ring_ll128_one_rank if net.hosts > 1 and net.local < 2 else nccl.ring_ll128
+    return latency, bandwidth / bus_factor(kind if kind != "barrier" else "all_reduce", net.ranks)
+
+
+def _tree(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    if protocol == LL128 and not net.nvlink:
+        return None
+    inside = (nccl.tree_nvlink if net.nvlink else nccl.tree_pcie)[protocol]
+    network = nccl.tree_network[protocol] + net.hop
+    latency = nccl.tree_base[protocol] + 2 * (
+        (net.local - 1) * inside + math.ceil(math.log2(net.hosts)) * network
+    )
+    bandwidth = net.ring * nccl.tree_bandwidth
+    if protocol == LL:
+        limit = nccl.ll_limit_host if net.hosts == 1 else nccl.ll_limit_network
+        bandwidth = min(bandwidth * nccl.tree_ll, limit)
+    elif protocol == LL128:
+        bandwidth *= nccl.tree_ll128_host if net.hosts == 1 else nccl.tree_ll128
+    return latency, bandwidth / 2
+
+
+def _nvls(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    """Adding up in the switch, and over a tree between hosts where there is more than one (NVLSTree)."""
+    if not net.nvls or protocol != SIMPLE:
+        return None
+    bandwidth = net.host * nccl.nvls_bandwidth
+    latency = nccl.nvls_latency
+    if net.hosts > 1:
+        # Up and down the tree: with two hosts each link carries the data once, with more it carries them
+        # twice.
+        bandwidth = min(bandwidth, net.cross * net.local / (1 if net.hosts == 2 else 2))
+        latency += 2 * math.ceil(math.log2(net.hosts)) * (nccl.nvls_network + net.hop)
+    return latency, bandwidth
+
+
+def _pat(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    """Parallel aggregated trees: all_gather and reduce_scatter among hosts with one rank each, in log
+    steps."""
+    if protocol != SIMPLE or net.hosts < 2 or net.local > 1:
+        return None
+    depth = math.ceil(math.log2(net.hosts))
+    latency = nccl.pat_base + depth * nccl.pat_network + net.ranks * nccl.pat_rank
+    return latency, net.ring * nccl.pat_bandwidth / bus_factor(kind, net.ranks)
+
+
+def _direct(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tuple[float, float] | None:
+    """Every rank sends to every other at once: the slower of what goes over NVLink and over the NICs."""
+    if protocol != SIMPLE:
+        return None
+    away = (net.ranks - net.local) / net.ranks
+    near = (net.local - 1) / net.ranks
+    seconds_per_byte = away / net.cross if away else 0.0
+    if near:
+        seconds_per_byte = max(seconds_per_byte, near / net.host)
+    inside = (nccl.ring_nvlink if net.nvlink else nccl.ring_pcie)[SIMPLE]
+    network = nccl.ring_network[SIMPLE] + net.hop if net.hosts > 1 else 0.0
+    latency = nccl.ring_base[SIMPLE] + (net.ranks - 1) * nccl.all_to_all_peer + inside + network
+    return latency, nccl.all_to_all_efficiency / seconds_per_byte
+
+
+Predict = Callable[[str, int, _Network, NcclParameters], tuple[float, float] | None]
+_ALGORITHMS: dict[str, dict[str, Predict]] = {
+    "all_reduce": {"ring": _ring, "tree": _tree, "nvls": _nvls},
+    "barrier": {"ring": _ring, "tree": _tree},
+    "all_gather": {"ring": _ring, "pat": _pat},
+    "reduce_scatter": {"ring": _ring, "pat": _pat},
+    "broadcast": {"ring": _ring},
+    "reduce": {"ring": _ring},
+    "all_to_all": {"direct": _direct},
+    "gather": {"direct": _direct},
+    "scatter": {"direct": _direct},
+}
+
+
+def _message(
+    nbytes: int, placement: Placement, cluster: Cluster, sharing: float, params: CostParameters
+) -> CollectiveCost:
+    nccl = params.nccl
+    if placement.hosts > 1 and placement.inter is not None:
+        latency = nccl.message_base + nccl.ring_network[SIMPLE] + placement.latency
+        rate = placement.inter_bandwidth * placement.inter.efficiency / sharing
+    else:
+        link = placement.intra or cluster.host.intra
+        nvlink = not link.name.startswith(("pcie", "shared"))
+        latency = nccl.message_base + (nccl.ring_nvlink if nvlink else nccl.ring_pcie)[SIMPLE]
+        rate = (placement.intra_bandwidth or link.bandwidth) * link.efficiency
+    transfer = nbytes / rate
+    seconds = latency + transfer
+    return CollectiveCost(seconds, "direct", "Simple", nbytes / seconds, latency, transfer)
+
+
+def point_to_point_cost(
+    nbytes: int,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    backend: str = "nccl",
+    sharing: float = 1.0,
+    profile: Profile | None = None,
+    params: CostParameters = DEFAULT,
+) -> CollectiveCost:
+    """The cost of one message of ``nbytes`` between the two ranks of ``placement``, from the moment that both
+    ends are ready."""
+    return collective_cost(
+        "send", nbytes, placement, cluster, backend=backend, sharing=sharing, profile=profile, params=params
+    )
+
+
+def full_bytes(collective: Collective, ranks: int) -> int:
+    """The size of a collective in the meaning of this module, from one rank's buffers."""
+    kind = collective.kind
+    if kind == "all_gather":
+        return collective.out_bytes or collective.in_bytes * ranks
+    if kind == "reduce_scatter":
+        return collective.in_bytes or collective.out_bytes * ranks
+    if kind == "gather":
+        return collective.in_bytes * ranks
+    if kind == "scatter":
+        return collective.out_bytes * ranks
+    return max(collective.in_bytes, collective.out_bytes)
+
+
+def collective_seconds(
+    collective: Collective,
+    group: Group,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    params: CostParameters = DEFAULT,
+    rank: int = -1,
+) -> float:
+    """Seconds of ``collective`` by ``group`` on ``cluster`` from the moment that all members are ready.
+
+    A send or recv is between ``rank`` (the one that issues it) and the collective's peer. Raises `UserError`
+    when the cluster does not have the ranks.
+    """
+    if collective.kind in ("send", "recv"):
+        ends = (collective.peer, rank) if collective.kind == "recv" else (rank, collective.peer)
+        placement = _placement(cluster, ends)
+    else:
+        placement = _placement(cluster, group.ranks)
+    return collective_cost(
+        collective.kind,
+        full_bytes(collective, placement.ranks),
+        placement,
+        cluster,
+        backend=collective.backend,
+        sharing=sharing_of(cluster, placement),
+        profile=profile,
+        params=params,
+    ).seconds
+
+
+@lru_cache(maxsize=65536)
+def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> Placement:
+    return cluster.placement(ranks)

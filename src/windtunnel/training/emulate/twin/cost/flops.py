@@ -1,0 +1,150 @@
+"""Floating-point operations of an operator: as PyTorch's FLOP counter tells it, and as the kernel executes
+it.
+
+The *counted* FLOPs follow ``torch.utils.flop_counter``: a multiply-add is two, only matrix products,
+convolutions and attention count, and attention counts the whole square of scores although a causal kernel
+computes half of it. Published TFLOP/s and MFU figures rest on that convention. The *executed* work leaves
+the masked half away; time is worked out from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.twin.cost.kinds import Kind, base_name, kind_of
+
+Shape = tuple[int, ...]
+
+# Positions of (query, key, value) and of is_causal in the arguments of each attention operator.
+_FORWARD_CAUSAL = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_fused_attention_overrideable": 5,
+    "scaled_dot_product_attention": 5,
+    "_flash_attention_forward": 8,
+}
+_BACKWARD_CAUSAL = {
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 10,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "_flash_attention_backward": 11,
+}
+
+
+def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
+    """(batch, M, N, K) of a matrix product; zeros when the operands are not matrices."""
+    base = base_name(op.name)
+    operands = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta)]
+    if base.rstrip("_") in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"):
+        operands = operands[1:]
+    if len(operands) < 2:
+        return 0, 0, 0, 0
+    left, right = operands[0], operands[1]
+    if base in ("linear", "mkldnn_linear"):
+        return 1, prod(left[:-1]), right[0], left[-1]
+    if base in ("mv", "addmv"):
+        return 1, left[0], 1, left[1]
+    if base in ("dot", "vdot"):
+        return 1, 1, 1, left[0]
+    if len(left) == 3 and len(right) == 3:
+        return left[0], left[1], right[2], left[2]
+    if len(left) == 2 and len(right) == 3:  # grouped: rows of the left are dealt out to the right's matrices
+        return 1, left[0], right[2], left[1]
+    if len(left) == 2 and len(right) == 2:
+        return 1, left[0], right[1], left[1]
+    return prod(left[:-2]) or 1, left[-2] if len(left) > 1 else 1, right[-1], left[-1]
+
+
+def attention_shapes(op: Operator) -> tuple[Shape, Shape, Shape, bool, bool]:
+    """Shapes (batch, heads, sequence, head dimension) of query, key and value, is_causal, is_backward.
+
+    Operators that take (batch, sequence, heads, dimension) are turned.
+    """
+    base = base_name(op.name)
+    backward = "backward" in base
+    tensors = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta) and len(arg.shape) >= 3]
+    skip = 1 if backward and "flex" not in base else 0
+    if len(tensors) < skip + 3:
+        return (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), False, backward
+    query, key, value = (_four(shape) for shape in tensors[skip : skip + 3])
+    if base.startswith(("_flash_attention", "_efficient_attention")):
+        query, key, value = ((s[0], s[2], s[1], s[3]) for s in (query, key, value))
+    at = (_BACKWARD_CAUSAL if backward else _FORWARD_CAUSAL).get(base, -1)
+    causal = bool(op.inputs[at]) if 0 <= at < len(op.inputs) else False
+    return query, key, value, causal, backward
+
+
+def _four(shape: Shape) -> Shape:
+    return shape if len(shape) == 4 else (1,) * (4 - len(shape)) + shape
+
+
+def counted_flops(op: Operator) -> float:
+    """FLOPs of ``op`` in the convention of ``torch.utils.flop_counter``."""
+    kind: Kind = kind_of(op)
+    if kind == "matmul":
+        batch, m, n, k = matmul_shape(op)
+        return 2.0 * batch * m * n * k
+    if kind == "attention":
+        return _attention_flops(op)
+    if kind == "conv":
+        return _convolution_flops(op)
+    return 0.0
+
+
+def executed_flops(op: Operator) -> float:
+    """FLOPs that the kernel computes: the counted ones, without the masked half of causal attention."""
+    total = counted_flops(op)
+    if total and kind_of(op) == "attention":
+        query, key, _, causal, _ = attention_shapes(op)
+        if causal and key[2]:
+            # Row i sees the keys up to i: of a square half of the scores and half a diagonal.
+            seen = min(query[2], key[2])
+            total *= (seen * (seen + 1) / 2 + max(0, query[2] - key[2]) * key[2]) / (query[2] * key[2])
+    return total
+
+
+def _attention_flops(op: Operator) -> float:
+    query, key, value, _, backward = attention_shapes(op)
+    batch, heads, rows, dimension = query
+    columns, width = key[2], value[3]
+    scores = 2.0 * batch * heads * rows * columns
+    if not backward:
+        return scores * (dimension + width)
+    # Scores again, then the gradients of value, probabilities, query and key.
+    return scores * (dimension + width + width + dimension + dimension)
+
+
+def _convolution(x: Shape, weight: Shape, out: Shape, transposed: bool) -> float:
+    positions = prod((x if transposed else out)[2:])
+    return 2.0 * x[0] * positions * prod(weight)
+
+
+def _convolution_flops(op: Operator) -> float:
+    base = base_name(op.name)
+    shapes = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta)]
+    if "backward" not in base:
+        transposed = bool(op.inputs[6]) if base.startswith("convolution") and len(op.inputs) > 6 else False
+        return _convolution(shapes[0], shapes[1], op.outputs[0].shape, transposed)
+    grad, x, weight = shapes[:3]
+    transposed = bool(op.inputs[7]) if len(op.inputs) > 7 else False
+    mask: Sequence[bool] = op.inputs[10] if len(op.inputs) > 10 else (True, True, True)
+    flops = 0.0
+    if mask[0]:  # the gradient of the input is the other convolution of the output's gradient
+        flops += _convolution(grad, weight, x, not transposed)
+    if mask[1]:  # the gradient of the weight: batch and channels trade places
+        flops += _weight_gradient(x, grad, weight, transposed)
+    return flops
+
+
+def _weight_gradient(x: Shape, grad: Shape, weight: Shape, transposed: bool) -> float:
+    left, right = (grad, x) if transposed else (x, grad)
+    return _convolution(_swap(left), _swap(right), _swap(weight), False)
+
+
+def _swap(shape: Shape) -> Shape:
+    return (shape[1], shape[0], *shape[2:])

@@ -1,0 +1,168 @@
+"""A measured profile of a device: how long operators took on it, and what to make of that for others.
+
+A profile is a list of operators with their measured seconds. An operator that was measured costs what was
+measured. Another one costs what the roofline says, times the ratio of measured to modelled time of its
+nearest neighbours among the measured (same operator and dtype first, same kind otherwise), the ratio
+interpolated in the logarithm of the shape by inverse distance (Shepard, 1968). So a profile corrects the
+model where it knows better and leaves extrapolation to it.
+
+A profile is a JSON file: ``$WINDTUNNEL_HOME/profiles/DEVICE.json``, else one shipped with the package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.cluster.model import Device
+from windtunnel.training.emulate.graph import Operator
+from windtunnel.training.emulate.twin.cost.flops import attention_shapes, executed_flops, matmul_shape
+from windtunnel.training.emulate.twin.cost.kinds import Kind, base_name, first_tensor, kind_of
+from windtunnel.training.emulate.twin.cost.parameters import CostParameters
+from windtunnel.training.emulate.twin.cost.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.cost.signature import decode, encode, signature
+from windtunnel.training.emulate.twin.cost.traffic import moved_bytes
+
+VERSION = 1
+NEIGHBOURS = 4
+SHIPPED = Path(__file__).parent / "profiles"
+Series = list[tuple[tuple[float, ...], Operator, float]]
+
+
+@dataclass
+class Profile:
+    """Measurements of one device.
+
+    ``operators``: (operator, seconds of one call). ``host_overhead``: seconds for each operator by phase
+    (``"forward"``, ``"backward"``, ``"optimizer"``) beyond the operator itself, and what FSDP2's Python adds
+    for each tensor given to its operators (``"fsdp_tensor"``). ``collectives``: (kind,
+    world, bytes, seconds) of gloo on this machine. ``provenance``: machine, date, torch version, threads.
+    """
+
+    device: str
+    operators: list[tuple[Operator, float]] = field(default_factory=list)
+    host_overhead: dict[str, float] = field(default_factory=dict)
+    collectives: list[tuple[str, int, int, float]] = field(default_factory=list)
+    provenance: dict[str, str] = field(default_factory=dict)
+    _exact: dict[str, float] = field(default_factory=dict, repr=False)
+    _series: dict[tuple[str, str], Series] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        measured, self.operators = self.operators, []
+        for op, seconds in measured:
+            self.add(op, seconds)
+
+    def add(self, op: Operator, seconds: float) -> None:
+        """Enter a measurement; a second one of the same operator replaces the first."""
+        key = signature(op)
+        if key in self._exact:
+            self.operators = [(o, s) for o, s in self.operators if signature(o) != key]
+            for series in self._series.values():
+                series[:] = [row for row in series if signature(row[1]) != key]
+        self.operators.append((op, seconds))
+        self._exact[key] = seconds
+        kind = kind_of(op)
+        if kind == "view":
+            return
+        row = (coordinates(op, kind), op, seconds)
+        for name in (base_name(op.name), f"kind:{kind}"):
+            self._series.setdefault((name, _dtype(op)), []).append(row)
+
+    def exact(self, op: Operator) -> float | None:
+        """Measured seconds of this very operator (shapes, dtypes, strides, integer arguments), or None."""
+        return self._exact.get(signature(op))
+
+    def ratio(self, op: Operator, device: Device, params: CostParameters) -> float | None:
+        """Measured over modelled time as the nearest measured operators have it; None without any."""
+        kind = kind_of(op)
+        series = self._series.get((base_name(op.name), _dtype(op)))
+        if not series:
+            series = self._series.get((f"kind:{kind}", _dtype(op)))
+        if not series:
+            return None
+        here = coordinates(op, kind)
+        near = sorted(series, key=lambda row: math.dist(here, row[0]))[:NEIGHBOURS]
+        weighted = total = 0.0
+        for there, other, seconds in near:
+            weight = 1.0 / (math.dist(here, there) ** 2 + 1e-6)
+            model = roofline_seconds(other, kind, device, params)
+            weighted += weight * math.log(max(seconds, 1e-9) / model)
+            total += weight
+        return math.exp(weighted / total)
+
+
+def coordinates(op: Operator, kind: Kind) -> tuple[float, ...]:
+    """Where an operator lies among those of its kind: logarithms of what its time depends on."""
+    if kind == "matmul":
+        return tuple(math.log(max(1, size)) for size in matmul_shape(op))
+    if kind == "attention":
+        query, key, _, _, _ = attention_shapes(op)
+        return tuple(math.log(max(1, size)) for size in (query[0] * query[1], query[2], key[2], query[3]))
+    size = math.log(max(1.0, moved_bytes(op, kind)))
+    return (math.log(max(1.0, executed_flops(op))), size) if kind == "conv" else (size,)
+
+
+def _dtype(op: Operator) -> str:
+    tensor = first_tensor(op)
+    return tensor.dtype if tensor else ""
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write ``profile``, whole or not at all; one operator a line."""
+    head = {
+        "version": VERSION,
+        "device": profile.device,
+        "provenance": profile.provenance,
+        "host_overhead": profile.host_overhead,
+        "collectives": profile.collectives,
+    }
+    rows = [[*encode(op), float(f"{seconds:.5g}")] for op, seconds in profile.operators]
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(head)[:-1] + ',\n"operators": [\n' + lines + "\n]}\n")
+    partial.replace(path)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile. Raises `UserError` when the file is not one."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        if data["version"] != VERSION:
+            raise UserError(
+                f"{path}: field version is {data['version']}, accepted is {VERSION}; calibrate again"
+            )
+        return Profile(
+            device=data["device"],
+            operators=[(decode(*row[:-1]), float(row[-1])) for row in data["operators"]],
+            host_overhead={key: float(value) for key, value in data["host_overhead"].items()},
+            collectives=[(str(k), int(w), int(b), float(s)) for k, w, b, s in data["collectives"]],
+            provenance=dict(data["provenance"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: not a device profile ({error}), accepted is a file that calibrate wrote"
+        ) from error
+
+
+def profile_folder() -> Path:
+    """Where this user's profiles lie: ``$WINDTUNNEL_HOME/profiles`` or the XDG data folder."""
+    home = os.environ.get("WINDTUNNEL_HOME")
+    if home:
+        return Path(home) / "profiles"
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "windtunnel" / "profiles"
+
+
+def find_profile(device: str) -> Profile | None:
+    """The profile of ``device``: the user's own, else the shipped one, else None."""
+    for folder in (profile_folder(), SHIPPED):
+        path = folder / f"{device}.json"
+        if path.is_file():
+            return read_profile(path)
+    return None

@@ -1,0 +1,200 @@
+"""How much device memory a rank needs, when, and for what.
+
+The rank's allocations and frees go through the emulated caching allocator (`simulate`). *Allocated* bytes are
+those of the blocks in use, as ``torch.cuda.memory_allocated()`` counts them (rounded to what the allocator
+hands out); *reserved* bytes are those that the allocator holds, as ``torch.cuda.memory_reserved()``.
+A device is out of memory when the reserved bytes would exceed the capacity, however little is allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from windtunnel.training.emulate.graph import Category, Slice
+from windtunnel.training.emulate.twin.memory.blocks import REFUSED, Int64
+from windtunnel.training.emulate.twin.memory.config import MIB, AllocatorConfig
+from windtunnel.training.emulate.twin.memory.simulate import Trajectory, simulate
+
+CONTEXT_RESERVE = 500.0 * MIB
+"""Bytes of a device that no allocator sees: the CUDA context, kernels, and NCCL's buffers. An estimate."""
+
+LAUNCH_QUEUE = 1024
+"""Kernel launches that a CUDA context holds before the host blocks."""
+
+CURVE_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeBytes:
+    """Bytes and number of the live blocks that were allocated within one module path."""
+
+    scope: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The greatest need within a range of events, as after ``torch.cuda.reset_peak_memory_stats()`` at its
+    start. ``event`` is where allocated bytes are greatest (the first such); ``by_category`` and ``live``
+    (largest first) say what is allocated there. The reserved bytes may be greatest at another event."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    event: int
+    by_category: dict[Category, int]
+    live: tuple[ScopeBytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The first allocation that the device refused, after everything cached had been given back.
+    ``reserved_bytes - allocated_bytes`` is what fragmentation kept."""
+
+    event: int
+    requested_bytes: int
+    scope: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Bytes over time at chosen events (ascending): int64 of shape (points,), ``by_category`` (points, 6)."""
+
+    event: Int64
+    allocated: Int64
+    reserved: Int64
+    by_category: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Memory of one rank. The figures on top are those of the steady step; `whole` includes set-up and the
+    first step. When ``oom`` is set, everything after it is what the rank would need of a larger device."""
+
+    steady: Peak
+    whole: Peak
+    capacity_bytes: float
+    oom: OutOfMemory | None
+    curve: MemoryCurve
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return self.steady.allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.steady.reserved_bytes
+
+    @property
+    def by_category(self) -> dict[Category, int]:
+        return self.steady.by_category
+
+    @property
+    def headroom_bytes(self) -> float:
+        """What the capacity leaves at the highest reserved bytes of the run; negative if it does not fit."""
+        return self.capacity_bytes - self.whole.reserved_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.oom is None
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the peak reserved bytes (steady step) that was never allocated at one time."""
+        return 1 - self.peak_allocated_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
+
+
+def emulate_memory(
+    slice: Slice, config: AllocatorConfig, capacity: float, lag: int = LAUNCH_QUEUE
+) -> MemoryProfile:
+    """Device memory of one rank over everything that it did.
+
+    ``capacity`` is the bytes that the allocator may reserve: the device's memory less what it never sees
+    (`CONTEXT_RESERVE`); infinite is accepted. ``lag`` is the number of kernel launches after which work on
+    another stream is surely finished (see `allocator`). Raises ValueError when the slice frees or allocates a
+    block twice, or when its step ranges are not within its events.
+    """
+    events = slice.events
+    begin, end = slice.steady
+    if not 0 <= begin < end <= len(events):
+        raise ValueError(
+            f"rank {slice.rank}: the steady step {slice.steady} is not within {len(events)} events"
+        )
+    path = simulate(events, config, capacity, lag)
+    category = np.array(
+        [slice.block_category.get(int(block), Category.TEMPORARY) for block in path.ids], np.int64
+    )
+    return MemoryProfile(
+        steady=_peak(slice, path, category, begin, end),
+        whole=_peak(slice, path, category, 0, len(events)),
+        capacity_bytes=float(capacity),
+        oom=_out_of_memory(slice, path),
+        curve=_curve(path, category),
+    )
+
+
+def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
+    # What is held already when the range begins counts too: the state after the event before it.
+    first = max(begin - 1, 0)
+    event = first + int(path.allocated[first:end].argmax())
+    live = (path.born >= 0) & (path.born <= event) & (path.died > event) & (path.size > 0)
+    weights = np.bincount(category[live], path.size[live], len(Category)).astype(np.int64)
+    scope = slice.events["scope"][path.born[live]].astype(np.int64)
+    scopes, place, blocks = np.unique(scope, return_inverse=True, return_counts=True)
+    held = np.bincount(place, path.size[live], len(scopes)).astype(np.int64)
+    return Peak(
+        allocated_bytes=int(path.allocated[event]),
+        reserved_bytes=int(path.reserved[first:end].max()),
+        event=event,
+        by_category={kind: int(weights[kind]) for kind in Category},
+        live=tuple(
+            ScopeBytes(_scope(slice, int(scopes[row])), int(held[row]), int(blocks[row]))
+            for row in np.argsort(-held, kind="stable")
+        ),
+    )
+
+
+def _scope(slice: Slice, index: int) -> str:
+    return slice.scopes[index] if 0 <= index < len(slice.scopes) else ""
+
+
+def _out_of_memory(slice: Slice, path: Trajectory) -> OutOfMemory | None:
+    event = path.out_of_memory
+    if event < 0:
+        return None
+    return OutOfMemory(
+        event=event,
+        requested_bytes=int(slice.events["value"][event]),
+        scope=_scope(slice, int(slice.events["scope"][event])),
+        allocated_bytes=int(path.allocated[event] - path.size[path.born == event][0]),
+        reserved_bytes=int(path.heap.totals[REFUSED]),
+    )
+
+
+def _curve(path: Trajectory, category: Int64) -> MemoryCurve:
+    """Bytes over time at no more than `CURVE_POINTS` events: of each stretch of events, those at which
+    allocated and reserved bytes are greatest, so that no peak is lost; and the first and the last event."""
+    count = len(path.allocated)
+    if count <= CURVE_POINTS:
+        chosen = np.arange(count)
+    else:
+        edges = np.linspace(0, count, CURVE_POINTS // 2, dtype=np.int64)
+        tops = [
+            low + int(values[low:high].argmax())
+            for low, high in pairwise(edges.tolist())
+            for values in (path.allocated, path.reserved)
+        ]
+        chosen = np.unique(np.array([0, *tops, count - 1]))
+    by_category = np.zeros((len(chosen), len(Category)), np.int64)
+    for kind in Category:
+        mine = (category == kind) & (path.born >= 0)
+        change = np.zeros(count + 1, np.int64)
+        np.add.at(change, path.born[mine], path.size[mine])
+        np.add.at(change, path.died[mine], -path.size[mine])
+        by_category[:, kind] = change.cumsum()[chosen]
+    return MemoryCurve(chosen, path.allocated[chosen], path.reserved[chosen], by_category)

@@ -1,0 +1,153 @@
+"""Schemes that keep the job's size: restart from storage, and restart from the memory of peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.policy.interval import best_every
+from windtunnel.training.checkpoint.policy.placement import survives
+from windtunnel.training.elastic.policy.membership import Replace
+from windtunnel.training.goodput.twin.hosts import Members
+from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.simulate import Setback
+
+
+def regroup_time(costs: Costs, machines: int) -> float:
+    """Seconds to form a group of ``machines``."""
+    return costs.regroup + costs.regroup_growth * math.log2(max(1, machines))
+
+
+def storage_every(job: Job, costs: Costs, mtbf: float) -> int:
+    """Steps between two checkpoints to storage that waste least, if every ``mtbf`` seconds one is needed."""
+    upload = job.state_bytes / costs.storage_bandwidth
+    stall = upload if costs.blocking_save else copy_time(job, costs)
+    return best_every(stall, mtbf, job.step_time, 0.0 if costs.blocking_save else upload)
+
+
+def copy_time(job: Job, costs: Costs) -> float:
+    """Seconds in which every machine copies its part of the state within its own memory."""
+    return job.state_bytes / job.machines / costs.memory_bandwidth
+
+
+class StorageRestart:
+    """Everything starts anew from the last checkpoint in storage, as under torchrun.
+
+    ``every``: steps between two checkpoints.
+    """
+
+    def __init__(self, job: Job, costs: Costs, every: int, spares: int = 0) -> None:
+        self.name = "restart from storage"
+        self.job, self.costs, self.every = job, costs, every
+        self.members = Members(job.machines, spares, Replace(restart_all=True))
+        self.upload = job.state_bytes / costs.storage_bandwidth
+        self.stall = self.upload if costs.blocking_save else copy_time(job, costs)
+        self.whole = 0.0  # the newest step that is known to be in storage
+
+    def pace(self) -> tuple[float, float]:
+        saving = self.stall / self.every
+        return self.job.step_time + saving, saving
+
+    def kept(self, steps: float) -> float:
+        """The newest step of which the upload was over; one that was, still is after the job fell back to
+        it."""
+        behind = 0.0 if self.costs.blocking_save else self.upload / self.pace()[0]
+        self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        return self.whole
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
+        if not software:
+            self.members.lose(machines)
+        waits = not self.members.go_on()
+        return Setback(self._phases(waits), self.kept(steps), waits, from_storage=True)
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        self.members.come(machine)
+        if running or self.members.missing or not self.members.go_on():
+            return None
+        return Setback(self._phases(True), from_storage=True)
+
+    def recovered(self) -> None:
+        pass
+
+    def _phases(self, waited: bool) -> tuple[tuple[str, float], ...]:
+        # while a machine is waited for, the loss has long been noticed
+        return (
+            ("detect", 0.0 if waited else self.costs.detect),
+            ("start", self.costs.start),
+            ("regroup", regroup_time(self.costs, self.job.machines)),
+            ("load", self.upload),
+        )
+
+
+class PeerMemory:
+    """GEMINI: a checkpoint in the memory of peers every few steps, storage for what that does not cover.
+
+    ``placement``: where the copies lie. ``storage_every``: steps between two checkpoints to storage.
+    Survivors go on in their processes; only replaced machines start new ones. A checkpoint is whole at home
+    at once, so processes that ended go on from the newest; in the memory of peers it is whole when it is
+    replicated, which begins with the next step. Copies that were lost are made again while the job trains;
+    they count as there when it runs again.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        costs: Costs,
+        placement: Placement,
+        storage_every: int,
+        spares: int = 0,
+        every: int = 1,
+        name: str = "peer memory",
+    ) -> None:
+        self.name = name
+        self.job, self.costs, self.placement = job, costs, placement
+        self.storage = StorageRestart(job, costs, storage_every)
+        self.members = Members(job.machines, spares, Replace())
+        self.share = job.state_bytes / job.machines
+        self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
+        # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
+        self.every = max(every, math.ceil(self.replicate / job.step_time))
+        self.stall = copy_time(job, costs)
+        self.whole = 0.0  # the newest step that is known to be in memory with all its copies
+        self.gone: set[int] = set()  # places whose memory is empty since the last recovery
+        self.fallen = False
+
+    def pace(self) -> tuple[float, float]:
+        saving = self.stall / self.every + self.storage.stall / self.storage.every
+        return self.job.step_time + saving, saving
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
+        if not software:
+            self.members.lose(machines)
+            self.gone.update(machines)
+            self.fallen = self.fallen or not survives(self.placement, self.gone)
+        waits = not self.members.go_on()
+        if self.fallen:
+            self.whole = self.storage.kept(steps)
+        else:
+            # a checkpoint that is still being replicated is not whole, the one before it is
+            behind = 0.0 if software else self.replicate / self.pace()[0]
+            self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        return Setback(self._phases(waits), self.whole, waits, self.fallen)
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        self.members.come(machine)
+        if running or self.members.missing or not self.members.go_on():
+            return None
+        return Setback(self._phases(True), from_storage=self.fallen)
+
+    def recovered(self) -> None:
+        self.gone.clear()
+        self.fallen = False
+
+    def _phases(self, waited: bool) -> tuple[tuple[str, float], ...]:
+        costs = self.costs
+        load = self.share / (costs.peer_bandwidth if self.gone else costs.memory_bandwidth)
+        return (
+            ("detect", 0.0 if waited else costs.detect),
+            ("start", costs.start),
+            ("regroup", regroup_time(costs, self.job.machines)),
+            ("load", self.storage.upload if self.fallen else load),
+        )

@@ -1,0 +1,176 @@
+"""One job, one scheme, one trace of failures: the time from change to change, without a clock.
+
+Between two changes a job does whole steps at an even pace, so a flight costs as much as it has changes, not
+as it has steps. A loss takes back the step in flight and what the scheme could not keep; a loss in the
+middle of a recovery begins the recovery anew. The scheme says how fast the job is and what it can go on
+from, by asking the policies that the supervisor and the trainers ask (`windtunnel.training.elastic.policy`,
+`windtunnel.training.checkpoint.policy`, `windtunnel.training.pipelines.policy`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from windtunnel.traces.failures import Change
+from windtunnel.training.goodput.twin.model import PHASES, Costs, Flight, Job
+
+
+@dataclass(frozen=True)
+class Setback:
+    """What a change does to a job.
+
+    ``phases``: what is to be done before the next step, in order, with its seconds; ``waits``: machines must
+    come before any of it. ``keeps``: the newest step that survives. ``from_storage``: memory did not suffice.
+    """
+
+    phases: tuple[tuple[str, float], ...]
+    keeps: float = math.inf
+    waits: bool = False
+    from_storage: bool = False
+
+
+class Scheme(Protocol):
+    """A way to go on after losses. It keeps track of the machines; times and steps are the flight's."""
+
+    name: str
+
+    def pace(self) -> tuple[float, float]:
+        """Seconds of one step as things stand, and seconds of it that are for checkpoints."""
+        ...
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        """Machines (or only their processes) are gone after ``steps`` steps; None: the job does not
+        notice."""
+        ...
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        """A machine has come. None: it is a spare, or still too few have come. ``running``: the job did not
+        wait for it; what follows then is done between two steps, or when the recovery under way is over."""
+        ...
+
+    def recovered(self) -> None:
+        """The job runs again, and its copies are whole."""
+        ...
+
+
+def fly(scheme: Scheme, job: Job, costs: Costs, trace: Sequence[Change], horizon: float) -> Flight:
+    """Run ``job`` for ``horizon`` seconds through ``trace``.
+
+    A machine that is lost is replaced ``costs.replace`` seconds later, or never where that is infinite.
+    """
+    flight = _Flying(scheme, job)
+    arrivals: list[tuple[float, int]] = []
+    alive = set(range(job.machines))
+    for change in (*trace, Change(math.inf)):
+        while arrivals and arrivals[0][0] <= min(change.time, horizon):
+            at, machine = heapq.heappop(arrivals)
+            flight.advance(at)
+            alive.add(machine)
+            flight.take_in(machine)
+        if change.time >= horizon:
+            break
+        flight.advance(change.time)
+        lost = [machine for machine in change.lost if machine in alive]
+        if lost:
+            flight.strike(lost, change.software)
+        if not change.software:
+            alive.difference_update(lost)
+            if math.isfinite(costs.replace):
+                for machine in lost:
+                    heapq.heappush(arrivals, (change.time + costs.replace, machine))
+        for machine in change.joined:
+            heapq.heappush(arrivals, (change.time, machine))
+    flight.advance(horizon)
+    flight.spent["redo"] += flight.partial
+    return Flight(
+        scheme.name,
+        horizon,
+        flight.spent,
+        flight.steps,
+        flight.redone,
+        flight.failures,
+        flight.from_storage,
+        tuple(flight.series),
+    )
+
+
+class _Flying:
+    """A job on its way: what it has done, and what it has to do before it runs again (``plan``)."""
+
+    def __init__(self, scheme: Scheme, job: Job) -> None:
+        self.scheme = scheme
+        self.job = job
+        self.spent = dict.fromkeys(PHASES, 0.0)
+        self.series = [(0.0, 0.0)]
+        self.now = self.steps = self.redone = 0.0
+        self.partial = 0.0  # seconds into the step in flight
+        self.failures = self.from_storage = 0
+        self.plan: list[tuple[str, float]] = []
+        self.waits = False
+
+    def advance(self, until: float) -> None:
+        """Let time pass, in the phase or at the pace that the job is in."""
+        if self.waits:
+            self.spent["wait"] += until - self.now
+            self.now = until
+        while self.plan and self.now < until:
+            phase, left = self.plan[0]
+            passed = min(left, until - self.now)
+            self.spent[phase] += passed
+            self.now = until if passed < left else self.now + passed
+            self.plan[0] = (phase, left - passed)
+            if passed == left:
+                self.plan.pop(0)
+                if not self.plan:
+                    self.scheme.recovered()
+                    self.series.append((self.now, self.steps))
+        if self.now < until:
+            step, saving = self.scheme.pace()
+            whole = math.floor((self.partial + until - self.now) / step)
+            self.partial += until - self.now - whole * step
+            self.steps += whole
+            self.spent["useful"] += whole * min(self.job.step_time, step - saving)
+            self.spent["slow"] += whole * max(0.0, step - saving - self.job.step_time)
+            self.spent["checkpoint"] += whole * saving
+            self.now = until
+            self.series.append((self.now, self.steps))
+
+    def strike(self, lost: Sequence[int], software: bool) -> None:
+        """Take back what a loss takes, and begin the recovery."""
+        setback = self.scheme.lost(lost, software, self.steps)
+        if setback is None:
+            return
+        self.failures += 1
+        self.from_storage += setback.from_storage
+        self.spent["redo"] += self.partial
+        self.partial = 0.0
+        gone = self.steps - min(self.steps, setback.keeps)
+        if gone:
+            # what each kept step cost on average, since the flight does not remember them one by one
+            share = gone / self.steps
+            for name in ("useful", "slow", "checkpoint"):
+                self.spent["redo"] += self.spent[name] * share
+                self.spent[name] *= 1.0 - share
+            self.steps -= gone
+            self.redone += gone
+        self._begin(setback)
+
+    def take_in(self, machine: int) -> None:
+        """A machine came: the job that waited for it recovers, one that runs pauses between two steps, one
+        that recovers takes it in afterwards."""
+        setback = self.scheme.came(machine, not self.waits)
+        if setback is not None:
+            if not self.waits:
+                setback = replace(setback, phases=(*self.plan, *setback.phases))
+            self._begin(setback)
+
+    def _begin(self, setback: Setback) -> None:
+        self.plan = [item for item in setback.phases if item[1] > 0]
+        self.waits = setback.waits
+        if not self.plan and not self.waits:
+            self.scheme.recovered()
+        self.series.append((self.now, self.steps))

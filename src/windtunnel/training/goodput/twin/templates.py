@@ -1,0 +1,154 @@
+"""Pipeline templates (Oobleck) as a scheme of the twin: the runtime's own policies decide every layout."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from windtunnel.training.elastic.policy.membership import Shrink
+from windtunnel.training.goodput.twin.hosts import Members
+from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.neighbourhood import Neighbourhood
+from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
+from windtunnel.training.goodput.twin.simulate import Setback
+from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet, Transfer
+from windtunnel.training.pipelines.policy.compose import compose, share, step_seconds
+from windtunnel.training.pipelines.policy.reconfigure import reconfigure
+from windtunnel.training.pipelines.policy.templates import template_set
+
+
+def uniform_profile(job: Job) -> list[LayerProfile]:
+    """Equal layers, backward twice forward, as transformer blocks are; the time of the whole step is 1 s."""
+    time = 1.0 / job.layers
+    state = job.state_bytes / job.layers
+    return [LayerProfile(f"layer {n}", time / 3, 2 * time / 3, state) for n in range(job.layers)]
+
+
+# Up to so many pipelines every layout is searched for among all, as the runtime does; beyond, by the local
+# rules.
+WHOLE = 32
+
+
+class Templates:
+    """Pipelines of ``job.stages`` machines and more; after a loss those that are left go on at once.
+
+    Layers that a machine newly needs are copied between machines; a layer without a copy is fetched from
+    storage, with the steps since that checkpoint redone.
+    """
+
+    name = "templates"
+
+    def __init__(self, job: Job, costs: Costs, storage_every: int, failures: int = 1) -> None:
+        self.job, self.costs = job, costs
+        self.storage = StorageRestart(job, costs, storage_every)
+        profile = uniform_profile(job)
+        self.layer_bytes = [layer.state_bytes for layer in profile]
+        # a machine holds what the smallest pipeline gives it, and no more
+        memory = math.ceil(job.layers / job.stages) * self.layer_bytes[0] * 1.001
+        self.set: TemplateSet = template_set(
+            profile, job.machines, failures, 1, memory, largest=2 * job.stages - 1
+        )
+        self.microbatches = job.microbatches
+        self.layout: Layout = compose(self.set, range(job.machines), self.microbatches)
+        self._around: Neighbourhood | None = None
+        self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
+        self.scale = job.work / self._time()
+        self.members = Members(job.machines, 0, Shrink(minimum=self.set.n0))
+
+    def pace(self) -> tuple[float, float]:
+        saving = self.storage.stall / self.storage.every
+        return self._time() * self.scale + self.job.overhead + saving, saving
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        if not software:
+            self.members.lose(machines)
+        if not self.members.go_on():
+            # what is left holds no whole pipeline; whatever comes begins from storage
+            self.layout = Layout((), ())
+            return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
+        change = self._change(machines, ())
+        detect = ("detect", self.costs.detect)
+        start = ("start", self.costs.start if software or change.lost else 0.0)
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        if software:
+            # new processes on the same machines: the layout stays, and what they held is copied to them
+            load = 0.0 if change.lost else self._largest_part() / self.costs.peer_bandwidth
+        else:
+            self._adopt(change.layout)
+            load = self._copy(change.transfers)
+        if change.lost:
+            phases = (detect, start, regroup, ("load", self.storage.upload))
+            return Setback(phases, self.storage.kept(steps), from_storage=True)
+        return Setback((detect, start, regroup, ("load", load)))
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        self.members.come(machine)
+        if not self.members.go_on():
+            return None
+        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        if not self.layout.pipelines:
+            present = [node for node in self.members.places if node is not None]
+            self.layout = compose(self.set, present, self.microbatches)
+            begin = ("start", self.costs.start)
+            return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)
+        change = self._change((), (machine,))
+        self._adopt(change.layout)
+        return Setback((("join", self.costs.join), ("load", self._copy(change.transfers))))
+
+    def recovered(self) -> None:
+        pass
+
+    def _change(self, lost: Sequence[int], joined: Sequence[int]) -> Reconfiguration:
+        """What the runtime's policy makes of it; of a large job, of the part that it can concern."""
+        if len(self.layout.pipelines) <= WHOLE:
+            self._around = None
+            return reconfigure(
+                self.set,
+                self.layout,
+                lost,
+                joined,
+                microbatches=self.microbatches,
+                layer_bytes=self.layer_bytes,
+            )
+        if self._around is None or self._around.layout is not self.layout:
+            self._around = Neighbourhood(self.layout)
+        near = self._around.near(lost, joined)
+        before = self._around.part(near)
+        part = reconfigure(
+            self.set,
+            before,
+            lost,
+            joined,
+            microbatches=sum(before.microbatches),
+            layer_bytes=self.layer_bytes,
+            search=False,
+        )
+        pipelines = self._around.merged(near, part.layout.pipelines)
+        shares = share(self.set, list(map(len, pipelines)), self.microbatches)
+        layout = Layout(tuple(pipelines), shares)
+        self._touched = near, part.layout.pipelines
+        return replace(part, layout=layout)
+
+    def _adopt(self, layout: Layout) -> None:
+        """Go on with what `_change` has just found."""
+        if self._around is not None and self._around.layout is self.layout:
+            self._around.change(*self._touched, layout)
+        self.layout = layout
+
+    def _time(self) -> float:
+        """Seconds of a step in the unit of the profile, for the layout as it is."""
+        return step_seconds(self.set, self.layout)
+
+    def _copy(self, copies: Sequence[Transfer]) -> float:
+        """Seconds until the busiest machine has sent or received its layers."""
+        load: defaultdict[tuple[str, int], float] = defaultdict(float)
+        for copy in copies:
+            load["out", copy.source] += copy.nbytes
+            load["in", copy.target] += copy.nbytes
+        return max(load.values(), default=0.0) / self.costs.peer_bandwidth
+
+    def _largest_part(self) -> float:
+        template = self.set.of(self.set.n0)
+        return max(sum(self.layer_bytes[stage.first : stage.last]) for stage in template.stages)

@@ -1,0 +1,213 @@
+"""A reply reaches the agent only when the checkpoint of its turn is safe, and never hangs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fake_model import Plan, answer, events
+from fake_turns import FakeBox
+from model_bench import Asked, Bench, chat, eventually
+
+from windtunnel.agents.sandbox.live.model_proxy import (
+    Bounds,
+    Classified,
+    Coordinator,
+    Failed,
+    TurnServed,
+)
+
+
+def test_request_goes_out_at_once_and_reply_is_held_until_safe(
+    bench: Bench, coordinator: Coordinator
+) -> None:
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    bench.model.wait_for(calls=1)
+    pending = box.pending(1)
+    assert pending.promoted.wait(20), "the reply is there: the checkpoint is urgent"
+    assert not asked.first.is_set()
+    pending.finish()
+    assert asked.reply() == answer(1, "/v1/chat/completions")
+    (served,) = bench.told(TurnServed)
+    assert (served.turn, served.promoted, served.fault) == (1, True, "")
+    assert box.requests == [served.request]
+
+
+def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, coordinator: Coordinator) -> None:
+    bench.model.plan.answer.clear()
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    pending = box.pending(1)
+    bench.model.wait_for(calls=1)
+    pending.finish()
+    eventually(lambda: not _checkpoint_threads())
+    bench.model.plan.answer.set()
+    asked.reply()
+    assert not pending.promoted.is_set()
+    assert [event.promoted for event in bench.told(TurnServed)] == [False]
+
+
+def _checkpoint_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("turn-of-")]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_stream_is_buffered_then_passed_on_as_it_comes(
+    bench: Bench, coordinator: Coordinator, path: str
+) -> None:
+    bench.model.plan.events = threading.Semaphore(1)
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go", stream=True), path)
+    parts = events(1, path)
+    assert box.pending(1).promoted.wait(20)
+    assert not asked.first.is_set()
+    box.pending(1).finish()
+    asked.until(parts[0])
+    assert asked.got == parts[0], "what came before the gate opened"
+    bench.model.plan.events.release()
+    asked.until(parts[1])
+    assert asked.is_alive(), "passed on while the stream goes on"
+    bench.model.plan.events.release()
+    assert asked.reply() == b"".join(parts)
+    assert asked.headers["content-type"] == "text/event-stream"
+
+
+def test_helpers_and_the_rest_pass_ungated(bench: Bench, coordinator: Coordinator) -> None:
+    box = bench.serve(coordinator, FakeBox(instant=False), agent="claude-code")
+    held = bench.ask(box, chat("go"))
+    box.pending(1)
+    title = {"model": "small", "messages": [{"role": "user", "content": "Generate a title for this chat"}]}
+    assert bench.ask(box, title).reply()
+    assert bench.ask(box, chat("go", max_tokens=1), "/v1/messages/count_tokens").reply()
+    assert bench.ask(box, {"input": "words", "model": "embed"}, "/v1/embeddings").reply()
+    assert bench.ask(box, [1, 2], "/v1/chat/completions").reply(), "not understood, and passed on"
+    assert not held.first.is_set()
+    assert len(box.pendings) == 1
+    kinds = [event.kind for event in bench.told(Classified)]
+    assert kinds == ["main", "helper", "count-tokens", "other", "other"]
+    box.pending(1).finish()
+    held.reply()
+
+
+def test_newer_safe_checkpoint_releases_older_turns_and_never_the_reverse(
+    bench: Bench, coordinator: Coordinator
+) -> None:
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    first, second, third = asked_in_order(bench, box, 3)
+    box.pending(1).finish()
+    first.reply()
+    assert not second.first.is_set()
+    assert not third.first.is_set()
+    box.pending(3).finish()
+    second.reply()
+    third.reply()
+
+
+def asked_in_order(bench: Bench, box: FakeBox, count: int) -> list[Asked]:
+    asked = []
+    for number in range(1, count + 1):
+        asked.append(bench.ask(box, chat(f"task {number}")))
+        box.pending(number)
+    return asked
+
+
+def test_failed_checkpoint_is_told_in_a_header(bench: Bench, coordinator: Coordinator) -> None:
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    asked = bench.ask(box, chat("go"))
+    box.pending(1).finish(OSError("the disk\nis full"))
+    assert asked.reply() == answer(1, "/v1/chat/completions")
+    assert asked.headers["x-windtunnel-checkpoint"] == "the checkpoint failed: the disk is full"
+    assert "disk" in bench.told(TurnServed)[0].fault
+
+
+@pytest.mark.parametrize("fault", [None, OSError("still full")])
+def test_failed_checkpoint_is_tried_once_more_in_full(bench: Bench, fault: OSError | None) -> None:
+    coordinator = bench.coordinator(on_failure="retry")
+    box = bench.serve(coordinator, FakeBox(instant=False))
+    box.full_error = fault
+    asked = bench.ask(box, chat("go"))
+    box.pending(1).finish(OSError("the disk is full"))
+    asked.reply()
+    assert box.full == [True]
+    warning = asked.headers.get("x-windtunnel-checkpoint")
+    assert warning == (
+        "the checkpoint failed: the disk is full, and so did a full one: still full" if fault else None
+    )
+
+
+def test_turn_that_cannot_be_ended_does_not_hold_the_reply(bench: Bench, coordinator: Coordinator) -> None:
+    box = bench.serve(coordinator, FakeBox())
+    box.error = RuntimeError("sandbox one is dead")
+    asked = bench.ask(box, chat("go"))
+    asked.reply()
+    assert asked.headers["x-windtunnel-checkpoint"] == "the turn could not be ended: sandbox one is dead"
+
+
+def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
+    coordinator = bench.coordinator(bounds=Bounds(gate=0.2, ending=1.0))
+    slow = bench.serve(coordinator, FakeBox("slow", instant=False))
+    asked = bench.ask(slow, chat("go"))
+    asked.reply()
+    assert "not done after 0.2 s" in asked.headers["x-windtunnel-checkpoint"]
+    stuck = bench.serve(coordinator, FakeBox("stuck"))
+    stuck.unblocked.clear()
+    for number in range(3):
+        asked = bench.ask(stuck, chat(f"task {number}"))
+        asked.reply()
+        assert "did not return within 0.2 s" in asked.headers["x-windtunnel-checkpoint"]
+    assert len([t for t in _checkpoint_threads() if t.name == "turn-of-stuck"]) == 1
+    stuck.unblocked.set()
+    slow.pending(1).finish()
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 529])
+def test_errors_of_the_service_are_passed_on_and_not_recorded(
+    bench: Bench, coordinator: Coordinator, status: int
+) -> None:
+    bench.model.plan.status = status
+    box = bench.serve(coordinator, FakeBox())
+    asked = bench.ask(box, chat("go"))
+    assert asked.reply() == answer(1, "", status)
+    assert asked.status == status
+    assert "set-cookie" not in asked.headers
+    bench.model.plan.status = 200
+    assert bench.ask(box, chat("go")).reply() == answer(2, "/v1/chat/completions")
+    assert box.turns == 1, "the repeat belongs to the turn that has ended"
+
+
+def test_service_that_is_down(bench: Bench, coordinator: Coordinator) -> None:
+    box = bench.serve(coordinator, FakeBox(), upstream="http://127.0.0.1:9")
+    asked = bench.ask(box, chat("go"))
+    assert b"cannot be reached" in asked.reply()
+    assert asked.status == 502
+    assert bench.told(Failed)
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_stream_that_breaks_off_is_seen_to(bench: Bench, coordinator: Coordinator, sent: int) -> None:
+    """Even after its closing event: what is not recorded must not be acted on."""
+    bench.model.plan = Plan(break_after=sent)
+    bench.model.plan.answer.set()
+    box = bench.serve(coordinator, FakeBox())
+    asked = bench.ask(box, chat("go", stream=True))
+    with pytest.raises(Exception, match=r"incomplete chunked read|peer closed"):
+        asked.reply()
+    assert b"[DONE]" not in asked.got
+    bench.model.plan = Plan()
+    bench.model.plan.answer.set()
+    assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(2, ""))
+
+
+def test_eight_sandboxes_at_once(bench: Bench, coordinator: Coordinator) -> None:
+    boxes = [bench.serve(coordinator, FakeBox(f"box{n}", instant=False)) for n in range(8)]
+    for turn in range(1, 4):
+        talk = [text for past in range(1, turn) for text in (f"task {past}", f"step {past}")]
+        asked = {box.name: bench.ask(box, chat(box.name, *talk[1:], f"task {turn}")) for box in boxes}
+        for box in reversed(boxes):
+            pending = box.pending(turn)
+            assert not asked[box.name].first.is_set()
+            pending.finish()
+        assert len({one.reply() for one in asked.values()}) == 8
+    assert [box.turns for box in boxes] == [3] * 8
+    assert len(bench.model.calls) == 24

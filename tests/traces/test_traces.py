@@ -1,0 +1,111 @@
+"""Traces by name and from files, seated among the places of a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from windtunnel.base.errors import UserError
+from windtunnel.cli.main import app
+from windtunnel.traces.failures import Change
+from windtunnel.traces.named import load, seated
+
+ASKED = ["plan", "resilience", "--cluster", "h100-sxm:16x8", "--state-bytes", "1e12"]
+
+
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@st.composite
+def captures(draw: st.DrawFn) -> list[Change]:
+    """Nodes come and go; each has a number of its own."""
+    there: set[int] = set()
+    count, time = 0, draw(st.floats(0.0, 10.0))
+    changes = []
+    for _ in range(draw(st.integers(1, 12))):
+        gone = draw(st.sets(st.sampled_from(sorted(there)))) if there else set()
+        new = set(range(count, count + draw(st.integers(0, 4))))
+        count += len(new)
+        there = (there - gone) | new
+        changes.append(Change(time, tuple(sorted(gone)), tuple(sorted(new))))
+        time += draw(st.floats(0.1, 5.0))
+    return changes
+
+
+@given(captures(), st.integers(1, 8))
+def test_places_are_held_by_as_many_nodes_as_there_are(changes: list[Change], machines: int) -> None:
+    there = set(range(machines))
+    by_time = {change.time: change for change in seated(changes, machines)}
+    nodes = seats = 0
+    for change in changes:
+        done = by_time.get(change.time - changes[0].time)
+        if done is not None:
+            assert set(done.lost) <= there  # nobody is lost twice
+            there -= set(done.lost)
+            assert not set(done.joined) & there
+            there |= set(done.joined)
+        nodes += len(change.joined) - len(change.lost)
+        seats = len(there)
+        # a node that found no place does not get one later, so there may be fewer than nodes
+        assert seats <= min(machines, nodes)
+    assert all(place < machines for place in there)
+
+
+def test_a_file_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "spot.csv"
+    file.write_text("1000,add,a\n1000,add,b\n11000,remove,a\n31000,add,c\n41000,remove,b\n")
+    trace = load(str(file), 2, 1e9, random())
+    assert trace.changes == (
+        Change(10.0, (0,), cause="trace"),
+        Change(30.0, (), (0,), cause="trace"),
+        Change(40.0, (1,), cause="trace"),
+    )
+    assert (trace.seconds, trace.replaced, trace.mtbf, trace.away) == (40.0, True, 20.0, 10.0)
+
+
+def test_named_traces() -> None:
+    llama = load("llama3", 128, 30 * 86400.0, random(), domain_size=32)
+    assert not llama.replaced and 0 < llama.software < 1 and llama.mtbf > 3600
+    spot = load("spot:p3", 64, 1e9, random())
+    assert spot.replaced and spot.seconds == pytest.approx(11.4 * 3600) and spot.wide > 0.3
+    assert 0 < spot.away < spot.seconds
+
+
+def test_plan_flies_a_trace(tmp_path: Path) -> None:
+    counts = tmp_path / "capture.json"
+    counts.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [16, 16, 14, 16, 15, 16]}))
+    said = CliRunner().invoke(app, [*ASKED, "--trace", str(counts), "--json"], catch_exceptions=False)
+    plain = json.loads(said.output)
+    assert plain["failures"] == 2 and plain["costs"]["replace"] is None
+    shown = CliRunner().invoke(app, [*ASKED, "--trace", "spot:g4dn"], catch_exceptions=False)
+    assert "when the trace says so" in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "one of --mtbf and --trace"),
+        (["--mtbf", "3h", "--trace", "llama3"], "and not both"),
+        (
+            ["--trace", "nowhere.csv"],
+            r"nowhere.csv: .*accepted are llama3, spot:p3, spot:g4dn, or a file",
+        ),
+    ],
+)
+def test_wrong_traces_are_one_sentence(options: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CliRunner().invoke(app, [*ASKED, *options], catch_exceptions=False)
+
+
+def test_empty_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.csv"
+    file.write_text("")
+    with pytest.raises(UserError, match="nothing happens in it"):
+        load(str(file), 4, 1e9, random())

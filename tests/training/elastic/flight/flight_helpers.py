@@ -1,0 +1,155 @@
+"""Real jobs under injected faults: launch, wait for moments, compare with an undisturbed run, look for what
+is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windtunnel.linux import network
+from windtunnel.training.elastic.events import recoveries
+from windtunnel.training.elastic.live import cleanup
+from windtunnel.training.elastic.live.launch import Launched, launch
+
+T = TypeVar("T")
+TRAINER = Path(__file__).with_name("flight_trainer.py")
+STEPS = 12
+PATIENCE = 170.0
+
+
+def until(what: Callable[[], T], timeout: float = 90.0) -> T:
+    """The first true value of ``what``."""
+    last = time.monotonic() + timeout
+    while not (found := what()):
+        assert time.monotonic() < last, f"did not come true within {timeout:g} s"
+        time.sleep(0.01)
+    return found
+
+
+def of(launched: Launched, kind: str) -> list[dict[str, Any]]:
+    return [event for event in launched.events() if event["kind"] == kind]
+
+
+@contextlib.contextmanager
+def flight(
+    folder: Path, *arguments: Any, script: Path = TRAINER, kind: str = "fsdp", **options: Any
+) -> Iterator[Launched]:
+    """A job that is launched; afterwards nothing of it is left (property 22)."""
+    given = [*map(str, arguments)]
+    if script == TRAINER:
+        given += ["--kind", kind, "--steps", str(STEPS)]
+    settings: dict[str, Any] = {"nodes": 4, "lease": 2.0, "frozen_after": 2.0, **options}
+    with (folder / "output").open("wb") as output:
+        launched = launch(script, given, folder=folder / "run", output=output.fileno(), **settings)
+    try:
+        with launched:
+            yield launched
+    except BaseException:
+        print((folder / "output").read_text(errors="replace")[-3000:])
+        for event in launched.events()[-40:]:
+            print(json.dumps(event)[:400])
+        raise
+    assert cleanup.marked(launched.token) == []
+    assert not launched.memory.exists()
+    if launched.network is not None:
+        mark = f"wt{launched.token.rpartition('-')[2]}"
+        assert mark not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+        assert not list(Path("/run/netns").glob(f"{mark}*"))
+
+
+def end_well(launched: Launched) -> dict[int, Any]:
+    """Wait for the end: what each rank returned."""
+    outcome = launched.wait(PATIENCE)
+    assert outcome is not None, "it does not end"
+    assert outcome.status == 0, outcome
+    return outcome.results
+
+
+def at_gate(launched: Launched, step: int, world: int = 4, after: int = 0) -> int:
+    """All ranks of one generation wait before ``step``, with all that was before committed. The generation; a
+    later one than ``after``."""
+
+    def there() -> int:
+        newest = max((event["generation"] for event in of(launched, "decided")), default=0)
+        ranks = [e["rank"] for e in of(launched, "gate") if (e["step"], e["generation"]) == (step, newest)]
+        return newest if len(set(ranks)) == world and newest > after else 0
+
+    return until(there)
+
+
+def open_gate(launched: Launched, step: int) -> None:
+    (launched.folder / f"go{step}").touch()
+
+
+def losses(launched: Launched) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for event in of(launched, "step"):
+        found.setdefault(event["step"], set()).add(event["loss"])
+    return found
+
+
+def same(launched: Launched, reference: dict[str, Any], lost: int = 1) -> list[Any]:
+    """It ends bit-identical to ``reference`` (property 11), no step's loss ever differed, and no recovery
+    cost more than ``lost`` steps. The recoveries."""
+    results = end_well(launched)
+    # A step whose checkpoint was complete when rank 0 died before it could tell is not done again.
+    assert all([*values] == reference["losses"][str(step)] for step, values in losses(launched).items())
+    assert {str(rank): result["digest"] for rank, result in results.items()} == reference["digests"]
+    found = recoveries(launched.events())
+    assert all(one.complete for one in found)
+    assert all((one.steps_lost or 0) <= lost for one in found), [one.steps_lost for one in found]
+    return found
+
+
+def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
+    """What a job without faults and without checkpoints computes; made once for all workers of pytest."""
+    kept = folder / f"flight-{kind}.json"
+    try:
+        os.close(os.open(kept.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        until(kept.exists, PATIENCE)
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    (folder / kind).mkdir()
+    with flight(folder / kind, "--bare", kind=kind, **options) as launched:
+        results = end_well(launched)
+        assert recoveries(launched.events()) == []
+        made = {
+            "losses": {step: [*values] for step, values in losses(launched).items()},
+            "digests": {rank: result["digest"] for rank, result in results.items()},
+            "weights": results[0]["weights"],
+        }
+    draft = kept.with_suffix(".draft")
+    draft.write_text(json.dumps(made))
+    draft.replace(kept)
+    return json.loads(kept.read_text())
+
+
+def slot_files(launched: Launched, place: int, shard: str, step: int) -> list[Path]:
+    """Where a machine holds that step."""
+    from windtunnel.training.checkpoint.live.slot import read_header
+
+    folder = Path(launched.places()[place]["memory"])
+    return [
+        path
+        for path in folder.rglob(f"{shard}.*.slot")
+        if (header := read_header(path)) is not None and header.complete and header.step == step
+    ]
+
+
+def flip(path: Path) -> None:
+    """Turn a bit in the middle of a slot's data."""
+    with path.open("r+b") as file:
+        file.seek(4096 + (path.stat().st_size - 4096) // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+no_network = network.missing()

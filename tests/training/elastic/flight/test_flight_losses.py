@@ -1,0 +1,144 @@
+"""Whole jobs that lose processes and machines, and end as if they had not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flight_helpers import at_gate, end_well, flight, of, open_gate, same, until
+
+from windtunnel.training.elastic import faults
+from windtunnel.training.elastic.policy.membership import Replace
+
+pytestmark = pytest.mark.slow
+
+
+def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    strikes = (
+        "kill:rank=1,step=0",
+        "kill:node=2,step=2",
+        "stop:rank=0,step=4",
+        "kill-agent:node=3,step=6",
+        "raise:rank=2,step=8",
+        "exit:rank=1,step=10,status=3",
+    )
+    with flight(tmp_path, faults=strikes) as launched:
+        found = same(launched, sharded)
+    assert len(found) == len(strikes)
+    lost = [one.lost[0] for one in found]
+    assert [one["evidence"] for one in lost] == ["exit", "connection", "frozen", "connection", "exit", "exit"]
+    assert [one["own"] for one in lost] == [False] * 4 + [True] * 2
+    assert "InjectedError" in lost[4]["error"]
+
+
+POINTS = [point for point in faults.POINTS if point not in ("after_ack", "before_apply")]
+"""The other two are passed by pipelines only, see the tests there."""
+assert POINTS[:3] == ["step", "regrouped", "restoring"]
+
+
+@pytest.mark.parametrize("whom", ["rank", "node"])
+def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: str) -> None:
+    """Property 1. Each point once, of another rank or machine each time."""
+    # Machines of one group must not go in one recovery: nothing but storage outlives that.
+    strikes = [
+        f"kill:{whom}=0,step=1",
+        f"kill:{whom}=2,point=regrouped,generation=2",
+        f"kill:{whom}=0,point=restoring",
+        *(f"kill:{whom}={step % 4},point={point},step={step}" for step, point in enumerate(POINTS[3:], 4)),
+    ]
+    settings = {"mode": "blocking", "persist": str(tmp_path / "stored"), "persist_every": 1}
+    with flight(tmp_path, faults=strikes, settings=settings) as launched:
+        same(launched, sharded)
+        assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
+        assert "storage" not in {event["tier"] for event in of(launched, "restored")}
+
+
+def test_the_next_machine_goes_as_soon_as_the_next_step_is_saved(
+    tmp_path: Path, sharded: dict[str, Any]
+) -> None:
+    """A machine of the other group each time, when what the last recovery went back to may still lack
+    copies."""
+    strikes = [
+        f"kill:node={place},point=after_local_write,step={step}"
+        for step, place in zip(range(3, 9), (0, 2, 1, 3, 0, 2), strict=True)
+    ]
+    with flight(tmp_path, faults=strikes) as launched:
+        found = same(launched, sharded)
+        assert len(of(launched, "injected")) == len(strikes)
+    assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
+
+
+def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """Also the replacement is killed, twice, and ranks that had come back."""
+    strikes = (
+        "kill:rank=1,step=3",
+        "kill:rank=2,during=recovery",
+        "kill:node=3,step=6",
+        "kill:node=3,point=restoring,times=2",
+        "stop:rank=0,point=restoring,generation=6",
+    )
+    with flight(tmp_path, faults=strikes) as launched:
+        same(launched, sharded)
+        assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
+
+
+def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """All workers; machines of two groups; both machines of one group, which only storage outlives."""
+    settings = {"persist": str(tmp_path / "stored"), "persist_every": 3}
+    with flight(tmp_path, "--gates", 2, 5, 9, settings=settings) as launched:
+        at_gate(launched, 2)
+        for place in launched.places().values():
+            for pid in place["workers"].values():
+                os.kill(pid, signal.SIGKILL)
+        open_gate(launched, 2)
+        at_gate(launched, 5)
+        launched.kill_node(0)
+        launched.kill_node(2)
+        open_gate(launched, 5)
+        at_gate(launched, 9)
+        stored = until(lambda: [event["step"] for event in of(launched, "persisted") if event["step"] == 8])[
+            0
+        ]
+        launched.kill_node(2)
+        launched.kill_node(3)
+        open_gate(launched, 9)
+        found = same(launched, sharded, lost=3)
+    assert [one.steps_lost for one in found] == [0, 0, 8 - stored]
+    assert "storage" in set(found[2].tiers.values())
+
+
+def test_nothing_left_begins_anew_and_says_so(tmp_path: Path) -> None:
+    with flight(tmp_path, "--gates", 4, kind="plain", nodes=2) as launched:
+        at_gate(launched, 4, 2)
+        launched.kill_node(0)
+        launched.kill_node(1)
+        open_gate(launched, 4)
+        end_well(launched)
+        steps = [event["step"] for event in of(launched, "step")]
+        assert steps == [*range(4), *range(12)]
+        assert any("begin" in note["text"] for note in of(launched, "note"))
+
+
+def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
+    strike = "raise:rank=1,point=before_local_write,step=2,times=9"
+    with flight(
+        tmp_path, kind="plain", nodes=2, faults=(strike,), policy=Replace(max_own_failures=2)
+    ) as launched:
+        outcome = launched.wait(150)
+        assert outcome is not None and outcome.status == 1
+        assert "by itself 3 times" in outcome.reason
+        assert "Traceback" in of(launched, "lost")[-1]["error"]
+        assert "InjectedError" in (tmp_path / "output").read_text()
+
+
+def test_two_ranks_a_machine_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
+    """DDP, whose parameters are saved once; no machine can be had but the spare ones."""
+    strikes = ("kill:rank=3,step=2", "kill:node=1,step=5", "kill:node=0,step=8")
+    options: dict[str, Any] = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Replace(order=False)}
+    with flight(tmp_path, kind="ddp", faults=strikes, **options) as launched:
+        assert len(same(launched, replicated)) == 3
+        assert of(launched, "ordered") == []
+        assert any(event["step"] >= 0 for event in of(launched, "committed"))

@@ -1,0 +1,160 @@
+"""Whole jobs whose services fail: memory, store, supervisor, zygote, network; and jobs of changing size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flight_helpers import (
+    STEPS,
+    at_gate,
+    end_well,
+    flight,
+    flip,
+    no_network,
+    of,
+    open_gate,
+    same,
+    slot_files,
+    until,
+)
+from flight_trainer import Samples, build, data
+
+from windtunnel.training.elastic.policy.membership import Shrink
+
+pytestmark = pytest.mark.slow
+
+
+def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """Property 5: the next copy serves, then an older step; a machine whose memory is gone fills it again."""
+    with flight(tmp_path, "--gates", 5, 9, faults=("wipe:node=1,step=2",)) as launched:
+        before = at_gate(launched, 5)
+        (own,) = slot_files(launched, 1, "rank1", 4)
+        flip(own)
+        launched.kill_worker(1)
+        at_gate(launched, 5, after=before)
+        assert any(
+            "bad copies were passed over: rank1 of step 4 at place 1" in n["text"]
+            for n in of(launched, "note")
+        )
+        assert slot_files(launched, 1, "rank1", 4)
+        open_gate(launched, 5)
+        at_gate(launched, 9)
+        (replica,) = slot_files(launched, 2, "rank3", 8)
+        flip(replica)
+        launched.kill_node(3)
+        open_gate(launched, 9)
+        found = same(launched, sharded)
+        assert not [event for event in of(launched, "lost") if event["own"]]
+    assert [one.resumed for one in found][-2:] == [4, 7]
+
+
+def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """The store, the supervisor and the zygote, each before something else is lost."""
+    with flight(tmp_path, "--gates", 3, 6, 9) as launched:
+        at_gate(launched, 3)
+        os.kill(of(launched, "store")[-1]["pid"], signal.SIGKILL)
+        launched.kill_worker(2)
+        open_gate(launched, 3)
+        at_gate(launched, 6)
+        generation = of(launched, "decided")[-1]["generation"]
+        launched.kill_supervisor()
+        open_gate(launched, 6)  # training goes on without one
+        at_gate(launched, 9)
+        assert of(launched, "decided")[-1]["generation"] == generation
+        assert len(of(launched, "started")) == 2
+        launched.kill_zygote()
+        launched.kill_supervisor()
+        launched.kill_node(1)
+        open_gate(launched, 9)
+        found = same(launched, sharded)
+    assert len(found) == 2
+
+
+@pytest.mark.root
+@pytest.mark.skipif(no_network is not None, reason=no_network or "")
+def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """Property 8: who was cut off is replaced, and is not heard when it is back."""
+    strikes = ("slow:node=3,step=1,rate=2Mbit",)
+    with flight(tmp_path, "--gates", 4, 8, faults=strikes, network="netns") as launched:
+        before = at_gate(launched, 4)
+        away = launched.places()[2]
+        machine = launched._machine_of(away["pid"])
+        assert launched.network is not None
+        launched.network.link_down(machine.name)
+        at_gate(launched, 4, after=before)
+        (lost,) = of(launched, "lost")
+        assert (lost["evidence"], lost["node"]) == ("lease", away["node"])
+        assert of(launched, "decided")[-1]["membership"]["nodes"][2]["id"] != away["node"]
+        held = {path.name: path.read_bytes() for path in slot_files(launched, 3, "rank2", 3)}
+        launched.network.link_up(machine.name)
+        assert machine.process.wait(60) == 1  # it was told that it is given up, and ends with its worker
+        assert held == {path.name: path.read_bytes() for path in slot_files(launched, 3, "rank2", 3)}
+        open_gate(launched, 4)
+        at_gate(launched, 8)
+        open_gate(launched, 8)
+        assert len(same(launched, sharded)) == 1
+
+
+def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
+    """Property 7: 4, 3 and again 4 machines; the batch stays, so the model is that of one process, but for
+    the order of sums."""
+    model = build(0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
+    samples, (x, y) = Samples(), data()
+    for _ in range(STEPS):
+        batch = samples.next()
+        torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+    with flight(tmp_path, "--drop", 0, "--gates", 4, 8, policy=Shrink(minimum=2)) as launched:
+        at_gate(launched, 4)
+        launched.kill_node(1)
+        open_gate(launched, 4)
+        at_gate(launched, 8, 3)
+        launched._start_machine()
+        at_gate(launched, 8, 4)
+        open_gate(launched, 8)
+        results = end_well(launched)
+        assert [event["step"] for event in of(launched, "step")] == list(range(STEPS))
+    assert set(results) == {0, 1, 2, 3}
+    for result in results.values():
+        torch.testing.assert_close(torch.tensor(result["weights"]), expected, rtol=1e-4, atol=1e-5)
+
+
+PLAIN = """
+    import os, pathlib, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    folder = pathlib.Path(os.environ["WINDTUNNEL_RUN"])
+    began = torch.ones(1)
+    dist.all_reduce(began)
+    (folder / f"began.{os.environ['RANK']}.{os.getpid()}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    dist.all_reduce(began)
+    dist.barrier()
+    print("the sum is", began.item(), flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_script_without_run_is_started_anew_as_a_whole(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(textwrap.dedent(PLAIN))
+    with flight(tmp_path, script=script, nodes=2) as launched:
+        until(lambda: len(list(launched.folder.glob("began.*"))) == 2)
+        launched.kill_worker(1)
+        until(lambda: len(list(launched.folder.glob("began.*"))) == 4)
+        (launched.folder / "go").touch()
+        end_well(launched)
+    assert (tmp_path / "output").read_text().count("the sum is 4.0") == 2

@@ -1,0 +1,326 @@
+"""Launched jobs: real supervisor, agents and zygote, scripts without torch; nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_helpers import STAYS, alive, environment, kinds, script, until
+
+from windtunnel.base.errors import UserError
+from windtunnel.linux import network
+from windtunnel.training.elastic.live import cleanup
+from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.launch import Launched, launch
+from windtunnel.training.elastic.policy.membership import Replace, Shrink
+
+Launch = Any
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Launch]:
+    begun: list[Launched] = []
+
+    def begin(text: str = STAYS, *arguments: str, **options: Any) -> Launched:
+        settings: dict[str, Any] = {"nodes": 2, "preload": (), "folder": tmp_path / "run", "lease": 5.0}
+        with (tmp_path / "output").open("wb") as output:
+            launched = launch(
+                script(tmp_path, text), arguments, output=output.fileno(), **{**settings, **options}
+            )
+        begun.append(launched)
+        return launched
+
+    yield begin
+    for launched in begun:
+        launched.close()
+        assert cleanup.marked(launched.token) == []
+        assert not launched.memory.exists()
+
+
+def here(launched: Launched, generation: int, count: int) -> list[dict[str, Any]]:
+    """``count`` ranks said that they are in ``generation``."""
+
+    def said() -> list[dict[str, Any]] | None:
+        found = [event for event in kinds(launched.events(), "here") if event["generation"] == generation]
+        return found if len(found) >= count else None
+
+    return until(said, 60)
+
+
+def generation(launched: Launched) -> int:
+    return max((event["generation"] for event in kinds(launched.events(), "decided")), default=0)
+
+
+def finish(launched: Launched, tmp_path: Path) -> None:
+    (tmp_path / "run" / "stop").touch()
+    outcome = launched.wait(60)
+    assert outcome is not None
+    assert outcome.status == 0, outcome
+
+
+def test_a_job_runs_and_ends(go: Launch, tmp_path: Path) -> None:
+    launched = go("import os, sys; print(os.environ['RANK'], sys.argv[1:])", "--x", per_node=2, spares=1)
+    outcome = launched.wait(60)
+    assert (outcome.status, set(outcome.results)) == (0, {0, 1, 2, 3})
+    lines = (tmp_path / "output").read_text().splitlines()
+    assert sorted(lines) == ["0 ['--x']", *(f"[rank {r}] {r} ['--x']" for r in (1, 2, 3))]
+    assert len(list((tmp_path / "run" / "logs").iterdir())) == 4
+    assert (
+        json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])["config"]["spares"] == 1
+    )
+
+
+def test_a_job_that_fails_by_itself(go: Launch) -> None:
+    launched = go(
+        "import os; assert os.environ['RANK'] == '0'; __import__('time').sleep(600)",
+        policy=Replace(max_own_failures=1),
+    )
+    outcome = launched.wait(60)
+    assert outcome.status == 1
+    assert "by itself 2 times" in outcome.reason
+    lost = kinds(launched.events(), "lost")
+    assert {event["rank"] for event in lost} == {1}
+    assert lost[0]["own"] and "AssertionError" in lost[0]["error"]
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on(go: Launch, tmp_path: Path) -> None:
+    launched = go(nodes=3)
+    first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
+    launched.kill_worker(1)
+    second = {event["rank"]: event["pid"] for event in here(launched, 2, 3)}
+    assert (first[0], first[2]) == (second[0], second[2])
+    assert first[1] != second[1]
+    finish(launched, tmp_path)
+
+
+def test_a_stopped_worker_is_fenced(go: Launch, tmp_path: Path) -> None:
+    launched = go(frozen_after=0.5)
+    first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
+    launched.stop_worker(0)
+    here(launched, 2, 2)
+    until(lambda: not alive(first[0]))
+    assert kinds(launched.events(), "lost")[0]["evidence"] == "frozen"
+    finish(launched, tmp_path)
+
+
+def test_a_lost_machine_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
+    launched = go()
+    here(launched, 1, 2)
+    before = launched.places()[1]
+    launched.kill_node(1)
+    here(launched, 2, 2)
+    after = until(lambda: launched.places().get(1))
+    assert after["node"] != before["node"]
+    assert not Path(before["memory"]).exists()
+    until(lambda: not any(alive(pid) for pid in before["workers"].values()))
+    finish(launched, tmp_path)
+
+
+def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
+    launched = go(spares=1, policy=Replace(order=False))
+    here(launched, 1, 2)
+    until(lambda: len(kinds(launched.events(), "node.joined")) == 3)
+    launched.kill_agent(0)
+    here(launched, 2, 2)
+    assert kinds(launched.events(), "ordered") == []
+    finish(launched, tmp_path)
+
+
+def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
+    launched = go(nodes=3, policy=Shrink(minimum=2))
+    first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
+    launched.kill_node(0)
+    second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
+    assert sorted(second.values()) == sorted((first[1], first[2]))
+    assert set(second) == {0, 1}
+    finish(launched, tmp_path)
+
+
+def test_the_supervisor_dies_and_nobody_notices(go: Launch, tmp_path: Path) -> None:
+    launched = go()
+    first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
+    launched.kill_supervisor()
+    until(lambda: len(kinds(launched.events(), "started")) == 2, 60)
+    assert {status["place"]: status["workers"] for status in launched.places().values()} == {
+        0: {0: first[0]},
+        1: {1: first[1]},
+    }
+    launched.kill_worker(1)
+    second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
+    assert second[0] == first[0]
+    finish(launched, tmp_path)
+
+
+def test_the_zygote_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) -> None:
+    launched = go()
+    here(launched, 1, 2)
+    launched.kill_zygote()
+    launched.kill_worker(0)
+    here(launched, 2, 2)
+    finish(launched, tmp_path)
+
+
+@pytest.mark.slow
+def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
+    launched = go()
+    here(launched, 1, 2)
+    launched.kill_zygote()
+    launched.kill_supervisor()
+    launched.kill_node(0)
+    launched.kill_node(1)
+    until(lambda: generation(launched) >= 2, 60)
+    here(launched, generation(launched), 2)
+    finish(launched, tmp_path)
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from windtunnel.training.elastic.live.launch import launch
+launched = launch(sys.argv[1], nodes=2, preload=(), folder=Path(sys.argv[2]), lease=5.0, **eval(sys.argv[3]))
+print(launched.token, flush=True)
+launched.wait()
+"""
+
+
+def test_a_killed_launcher_leaves_no_process_and_the_next_sweeps(tmp_path: Path) -> None:
+    """Property 22: the launcher's own SIGKILL is the one end that it cannot clean up after."""
+    options = {"network": "netns"} if network.missing() is None else {}
+    command = [
+        sys.executable,
+        "-c",
+        LAUNCHER,
+        str(script(tmp_path, STAYS)),
+        str(tmp_path / "run"),
+        repr(options),
+    ]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    token = process.stdout.readline().decode().strip()
+    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2, 60)
+    assert cleanup.marked(token)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    until(lambda: not cleanup.marked(token), 30)
+    assert token in cleanup.sweep() or not (cleanup.MEMORY / token).exists()  # another test may have swept
+    assert not (cleanup.MEMORY / token).exists()
+    network.sweep()
+    names = subprocess.run(["ip", "link"], capture_output=True, text=True, check=False).stdout
+    assert f"wt{token.rpartition('-')[2]}" not in names
+
+
+def test_an_exception_in_the_callers_code_ends_everything(go: Launch) -> None:
+    launched = go()
+    here(launched, 1, 2)
+    with pytest.raises(ZeroDivisionError), launched:
+        raise ZeroDivisionError
+    assert cleanup.marked(launched.token) == []
+
+
+def test_sigkill_to_everything_at_once_leaves_only_what_is_swept(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(script(tmp_path, STAYS)), str(tmp_path / "run"), "{}"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    token = process.stdout.readline().decode().strip()
+    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2, 60)
+    process.kill()
+    for pid in cleanup.marked(token):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    cleanup.sweep()
+    assert not (cleanup.MEMORY / token).exists()
+    until(lambda: not cleanup.marked(token))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nodes": 0}, "nodes is 0"),
+        ({"per_node": 0}, "per_node is 0"),
+        ({"faults": ("kill:node=2,step=1",)}, "places are 0 to 1"),
+        ({"faults": ("kill:rank=9,step=1",)}, "ranks are 0 to 1"),
+        ({"faults": ("explode",)}, "unknown action"),
+        ({"faults": ("down:node=0,step=1",)}, "--network netns"),
+        ({"network": "wifi"}, "loopback and netns"),
+        ({"rate": 1e6}, "netns"),
+        ({"lease": 0.1}, "lease 0.1 s"),
+    ],
+)
+def test_what_cannot_run_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        launch(script(tmp_path, ""), **{"nodes": 2, "folder": tmp_path / "run", **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        launch(tmp_path / "none.py", nodes=1, folder=tmp_path / "run")
+
+
+def test_an_agent_that_cannot_begin_ends_the_run(go: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgentConfig, "write", lambda _, path: path.write_text("{}"))
+    outcome = go(nodes=1).wait(60)
+    assert outcome.status == 1
+    assert "ended with status 1 before it joined" in outcome.reason
+
+
+@pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
+@pytest.mark.slow
+def test_machines_with_a_network_each(go: Launch, tmp_path: Path) -> None:
+    launched = go(network="netns", rate=10e6, lease=0.8)
+    first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
+    places = launched.places()
+    assert len({os.readlink(f"/proc/{status['pid']}/ns/net") for status in places.values()}) == 2
+    for place, status in places.items():
+        (pid,) = status["workers"].values()
+        assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{places[place]['pid']}/ns/net")
+    assert "rate 80Mbit" in subprocess.run(["tc", "qdisc"], capture_output=True, text=True, check=True).stdout
+    launched.link(1, up=False)
+    second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
+    assert second[0] == first[0]
+    assert kinds(launched.events(), "lost")[0]["evidence"] == "lease"
+    launched.kill_node(1, silent=True)
+    here(launched, 3, 2)
+    finish(launched, tmp_path)
+    bridge = f"wt{launched.token.rpartition('-')[2]}"
+    left = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    assert bridge not in left
+    assert not list(Path("/run/netns").glob(f"{bridge}*"))
+
+
+def test_machines_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
+    launched = go(nodes=2, listen="127.0.0.1:0")
+    code = (
+        "import sys; from windtunnel.training.elastic.session import lend;"
+        "raise SystemExit(lend(sys.argv[1], '', 'rack'))"
+    )
+    lent = [
+        subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
+        for _ in range(2)
+    ]
+    here(launched, 1, 2)
+    assert {event["domain"] for event in kinds(launched.events(), "node.joined")} == {"rack"}
+    finish(launched, tmp_path)
+    assert [process.wait(30) for process in lent] == [0, 0]
+    assert not list(cleanup.MEMORY.glob(f"{launched.token}-node*"))
+
+
+def test_what_a_killed_lent_machine_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
+    launched = go(nodes=1, listen="127.0.0.1:0")
+    code = "import sys; from windtunnel.training.elastic.session import lend; lend(sys.argv[1], '', '')"
+    lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
+    here(launched, 1, 1)
+    lent.kill()
+    lent.wait(30)
+    (left,) = cleanup.MEMORY.glob(f"{launched.token}-node-*")
+    assert left.name in cleanup.sweep()
+    assert not left.exists()

@@ -1,0 +1,140 @@
+"""What a user reads of a run, from its events."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from windtunnel.training.elastic import report
+
+
+def decided(generation: int, t: float, nodes: tuple[int, ...]) -> dict[str, Any]:
+    membership = {
+        "generation": generation,
+        "nodes": [{"id": node} for node in nodes],
+        "per_node": 2,
+        "restart_all": False,
+    }
+    return event("decided", t, generation, membership=membership, reason="r")
+
+
+def event(kind: str, t: float, generation: int, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "t": t, "generation": generation, **fields}
+
+
+def restored(t: float, rank: int, tier: str) -> dict[str, Any]:
+    return event("restored", t, 2, rank=rank, step=1, tier=tier, seconds=0.1)
+
+
+EVENTS = [
+    decided(1, 100.0, (0, 1)),
+    *(event("grouped", 100.5, 1, rank=rank) for rank in range(4)),
+    event("step", 101.0, 1, step=0, rank=0),
+    event("step", 102.0, 1, step=1, rank=0),
+    event("step", 103.0, 1, step=2, rank=0),
+    event("injected", 103.1, 1, fault="kill:node=1,step=2", place=1, rank=2),
+    event(
+        "lost", 103.3, 1, what="node", node=1, place=1, rank=None, evidence="connection", own=False, error=""
+    ),
+    event("ordered", 103.3, 1, count=1, reason="1 of 2 machines missing"),
+    decided(2, 104.0, (0, 2)),
+    *(event("grouped", 104.5, 2, rank=rank) for rank in range(4)),
+    *(restored(104.8, rank, "memory") for rank in (0, 1)),
+    *(restored(105.0, rank, "peer") for rank in (2, 3)),
+    event("step", 106.0, 2, step=2, rank=0),
+    event("step", 107.0, 2, step=3, rank=0),
+    event("finished", 107.5, 2, status=0, reason="all ranks are done"),
+]
+
+
+def test_a_line_for_what_matters() -> None:
+    narrator = report.Narrator()
+    lines = [line for line in map(narrator.line, EVENTS) if line is not None]
+    assert lines == [
+        "[    0.00 s] generation 1: 4 ranks on machines 0, 1",
+        "[    3.10 s] injected: kill:node=1,step=2",
+        "[    3.30 s] lost machine 1 (place 1): its connection broke",
+        "[    3.30 s] 1 machine ordered (1 of 2 machines missing)",
+        "[    4.00 s] generation 2: 4 ranks on machines 0, 2",
+        "[    6.00 s] step 2 is done, the first of generation 2 "
+        "(restored step 1: ranks 0-1 from memory; ranks 2-3 from peer)",
+        "[    7.50 s] finished: all ranks are done",
+    ]
+
+
+def test_a_traceback_becomes_its_last_line() -> None:
+    error = "ended with status 1: Traceback (most recent call last):\n  File x\nValueError: boom"
+    lost = event("lost", 1.0, 1, what="worker", rank=3, place=1, evidence="exit", own=True, error=error)
+    line = report.Narrator().line(lost)
+    assert line is not None
+    assert line.endswith("lost rank 3: ended with status 1: ValueError: boom")
+    assert report.failed_rank([lost, EVENTS[6]]) is lost
+
+
+def test_the_table_and_the_sums() -> None:
+    text = io.StringIO()
+    report.print_end(EVENTS, Console(file=text, width=120))
+    assert "kill:node=1,step=2" in text.getvalue()
+    assert text.getvalue().count("(measured)") == 2
+    sums = report.summary(EVENTS)
+    (recovery,) = sums["recoveries"]
+    assert {name: round(value, 3) for name, value in recovery["phases"].items()} == {
+        "detect": 0.2,
+        "decide": 0.7,
+        "regroup": 0.5,
+        "load": 0.5,
+        "first_step": 1.0,
+    }
+    assert recovery["steps_lost"] == 1
+
+
+def test_a_run_without_steps_or_failures_says_little() -> None:
+    text = io.StringIO()
+    report.print_end([EVENTS[0], EVENTS[-1]], Console(file=text))
+    assert text.getvalue() == ""
+
+
+def test_text_with_brackets_and_narrow_terminals() -> None:
+    """gloo's messages hold what rich would take for markup; a failure's text is folded, never cut."""
+    error = "Traceback (most recent call last):\nRuntimeError: [/a/gloo/b.cc:78] Connection closed by [::1]:7"
+    suspect = event(
+        "lost", 103.2, 1, what="worker", node=1, place=1, rank=3, evidence="suspect", own=False, error=error
+    )
+    events = [*EVENTS[:8], suspect, *EVENTS[9:]]
+    text = io.StringIO()
+    report.print_end(events, Console(file=text, width=80))
+    assert "…" not in text.getvalue()
+    assert "rank 3 lost its peers" in text.getvalue()
+    line = report.Narrator().line(suspect)
+    assert line is not None
+    assert line.endswith("rank 3 lost its peers: RuntimeError: Connection closed by [::1]:7")
+
+
+def test_how_much_of_regroup_was_the_start_of_processes() -> None:
+    events = [*EVENTS]
+    at = next(i for i, e in enumerate(events) if e["kind"] == "grouped" and e["generation"] == 2)
+    events[at:at] = [event("arrived", 104.0 + 0.1 * rank, 2, rank=rank) for rank in range(4)]
+    (recovery,) = report.summary(events)["recoveries"]
+    assert round(recovery["starting"], 3) == 0.3
+    assert round(recovery["phases"]["regroup"], 3) == 0.5
+
+
+def test_a_run_that_goes_on_from_storage_says_so() -> None:
+    narrator = report.Narrator()
+    events = [
+        EVENTS[0],
+        *(event("restored", 100.4, 1, rank=rank, step=9, tier="storage", seconds=0.1) for rank in range(4)),
+        event("step", 101.0, 1, step=10, rank=0),
+    ]
+    lines = [line for line in map(narrator.line, events) if line]
+    said = "step 10 is done, the first of generation 1 (restored step 9: ranks 0-3 from storage)"
+    assert lines[1].endswith(said)
+
+
+def test_a_script_without_run_is_told_what_happens() -> None:
+    narrator = report.Narrator()
+    lines = [narrator.line(e) for e in (EVENTS[0], decided(2, 101.0, (0, 1)))]
+    assert lines[1] is not None
+    assert "every process anew, since the script does not call windtunnel.training.elastic.run" in lines[1]

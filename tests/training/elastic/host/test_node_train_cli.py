@@ -1,0 +1,222 @@
+"""``windtunnel train`` and ``node``: wrong words in one sentence, real runs and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from node_helpers import environment, script, until
+from typer.testing import CliRunner
+
+from windtunnel.base.errors import UserError
+from windtunnel.cli.main import app
+
+WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mode", "eager"], "--mode eager: accepted are blocking, concurrent, idle"),
+        (["--on-loss", "cry"], "--on-loss cry: accepted are replace, shrink, restart"),
+        (["--placement", "stack"], "--placement stack: accepted are group, ring, mixed, domains"),
+        (["--network", "wifi"], "--network wifi"),
+        (["--nodes", "0"], "--nodes 0: at least 1"),
+        (["--copies", "3", "--nodes", "2"], "--copies 3: accepted are 1 to 2"),
+        (["--slots", "1"], "--slots 1: at least 2"),
+        (["--min-nodes", "3", "--nodes", "2"], "--min-nodes 3: more than --nodes 2"),
+        (["--rate", "fast", "--network", "netns"], "--rate fast: accepted is a rate such as"),
+        (["--rate", "1Gbit"], "give --network netns"),
+        (["--domains", "a,b,c", "--nodes", "2"], "3 domains for 2 machines"),
+        (["--inject", "kill:node=7,step=1"], "node=7"),
+        (["--inject", "bang"], "unknown action"),
+        (["--external-nodes"], "give --listen HOST:PORT"),
+        (["--external-nodes", "--listen", "here"], "accepted is HOST:PORT"),
+        (["--timeout", "0"], "--timeout 0"),
+        (["--lease", "0"], "lease 0 s"),
+        (["--nodes", "3", "--placement", "group"], "2 does not divide 3"),
+        (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
+        (["--persist", "nothing://x"], "Protocol not known"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    found = CliRunner().invoke(app, ["train", *words, str(script(tmp_path, ""))])
+    assert isinstance(found.exception, UserError), found.output
+    assert said in str(found.exception)
+    assert "\n" not in str(found.exception)
+
+
+@pytest.mark.parametrize("text", ["import os\ndef f(:\n    pass\n", "x = 1\0"])
+def test_a_script_that_is_not_python_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    path = script(tmp_path, text)
+    found = CliRunner().invoke(app, ["train", "--nodes", "2", str(path)])
+    assert isinstance(found.exception, UserError)
+    assert str(found.exception).startswith(str(path))
+    assert "no Python that can be run" in str(found.exception)
+
+
+def test_an_option_that_is_not_there(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["train", "--fly", str(script(tmp_path, ""))])
+    assert found.exit_code == 2
+
+
+def test_a_node_without_a_launcher() -> None:
+    for address in ("nowhere", "127.0.0.1:1"):
+        found = CliRunner().invoke(app, ["node", address])
+        assert isinstance(found.exception, UserError)
+
+
+def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    found = CliRunner().invoke(app, ["train", "--out", str(tmp_path), str(script(tmp_path, ""))])
+    assert isinstance(found.exception, UserError)
+    assert "a new folder" in str(found.exception)
+
+
+TRAINS = """
+import os, sys, torch, torch.distributed as dist
+from windtunnel.training.elastic.live.run import run
+assert sys.argv[1:] == ["--nodes", "7"], sys.argv
+def train(job):
+    for step in range(6):
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        job.agree(f"step {step}")
+        if job.rank == 0: print("step", step, flush=True)
+        job.step(step, loss=float(one))
+    return os.environ["WINDTUNNEL_CHECKPOINT"]
+run(train, timeout=30)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_with_a_failure(tmp_path: Path) -> None:
+    """The script's own options reach it; a machine is lost; the run says so and ends well."""
+    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--inject", "stop:rank=0,step=3", "--json"]
+    command += ["--copies", "2", "--mode", "blocking", str(script(tmp_path, TRAINS)), "--nodes", "7"]
+    env = environment() | {"WINDTUNNEL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "step 3" in lines
+    summary = json.loads(lines[-1])
+    assert summary["status"] == 0
+    assert [recovery["failure"] for recovery in summary["recoveries"]] == ["stop:rank=0,step=3"]
+    settings = {"copies": 2, "placement": "mixed", "mode": "blocking", "slots": 2}
+    assert json.loads(summary["results"]["0"]) == settings
+    assert json.loads((Path(summary["directory"]) / "summary.json").read_text()) == summary
+    for said in ("injected: stop:rank=0,step=3", "lost rank 0", "generation 2", "(measured)", "Goodput"):
+        assert said in done.stderr
+    assert Path(summary["directory"]).parent == tmp_path / "home" / "runs"
+    listed = subprocess.run(
+        [str(WINDTUNNEL), "runs", "list"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert "training.elastic" in listed.stdout
+
+
+PLAIN = """
+import torch, torch.distributed as dist, os
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+print("sum", int(one), flush=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
+    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--out", str(tmp_path / "out")]
+    command += [str(script(tmp_path, PLAIN))]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "sum 2" in done.stdout.splitlines()
+    assert "lost rank 1: killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_fails(tmp_path: Path) -> None:
+    text = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)"
+    command = [
+        str(WINDTUNNEL),
+        "train",
+        "--nodes",
+        "2",
+        "--max-restarts",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        [*command, str(script(tmp_path, text))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()
+    assert last[-1].startswith("windtunnel: the job failed: the program ended by itself once")
+    assert "ValueError: boom" in last[-2]
+    assert "[rank 1] ValueError: boom" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_interrupted(tmp_path: Path, number: int) -> None:
+    text = "import os, time\nprint('up', os.getpid(), flush=True)\ntime.sleep(600)"
+    command = [str(WINDTUNNEL), "train", "--out", str(tmp_path / "out"), str(script(tmp_path, text))]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment(), stdout=output, stderr=subprocess.PIPE, start_new_session=True
+        )
+    pid = int(until(lambda: (tmp_path / "output").read_text().partition("up ")[2], 100))
+    os.kill(process.pid, number)
+    os.kill(process.pid, number)  # an impatient user
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted" in said
+    assert b"Traceback" not in said
+    assert not Path(f"/proc/{pid}").exists()
+
+
+HANGS = """
+import torch, torch.distributed as dist
+from windtunnel.training.elastic import run
+def train(job):
+    for step in range(10):
+        if job.rank or step != 3:
+            dist.all_reduce(torch.ones(1))
+        job.step(step)
+run(train)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_waits_for_itself(tmp_path: Path) -> None:
+    """One rank leaves a collective out: steps that are done again are no progress, so it ends, and says
+    why."""
+    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--timeout", "3", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, str(script(tmp_path, HANGS))],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "waited for each other in vain 4 times" in last
+    assert "not all ranks came to 'commit/end' within 3 s" in last

@@ -1,0 +1,225 @@
+"""Agents that speak the supervisor's protocol over real sockets, without machines or workers behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import wire
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.policy.membership import Policy, Replace
+
+PIDS = itertools.count(1_000_000)
+PATIENCE = 30.0
+QUICK = Deadlines(suspect=0.1, end=2.0)
+
+
+def until(condition: Callable[[], Any], what: str = "") -> Any:
+    """Wait for ``condition``; its value."""
+    last = time.monotonic() + PATIENCE
+    while time.monotonic() < last:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.002)
+    raise AssertionError(f"did not come: {what or condition}")
+
+
+class Agent:
+    """One fake agent. It beats, groups its ranks at once in every generation (``groups``), and comes back
+    when its connection breaks (``returns``).
+    """
+
+    def __init__(self, address: str, *, groups: bool = True, returns: bool = True) -> None:
+        self.address = address
+        self.pid = next(PIDS)
+        self.node: int | None = None
+        self.generation = 0
+        self.epoch = 0
+        self.place: int | None = None
+        self.workers: dict[int, int] = {}
+        self.received: list[dict[str, Any]] = []
+        self.outstanding: list[dict[str, Any]] = []
+        self.groups, self.returns, self.beats = groups, returns, True
+        self.ended = threading.Event()
+        self._closed = threading.Event()
+        self._lock = threading.RLock()
+        self._sock: Any = None
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Send, if there is a connection."""
+        with self._lock, contextlib.suppress(OSError, AttributeError):
+            wire.send(self._sock, {"op": op, **fields})
+
+    def exit(self, rank: int, status: int | None = None, signal: int | None = None, **fields: Any) -> None:
+        pid = self.workers.pop(rank)
+        about = {"rank": rank, "generation": self.generation, "pid": pid, "error": "", **fields}
+        self.say("worker", what="exit", status=status, signal=signal, **about)
+
+    def frozen(self, rank: int) -> None:
+        self.say("worker", what="frozen", rank=rank, generation=self.generation, pid=self.workers[rank])
+
+    def post(self, key: str, rank: int, value: Any, generation: int | None = None) -> None:
+        self.say("post", key=key, rank=rank, value=value, generation=generation or self.generation)
+
+    def done(self, result: Any = None) -> None:
+        for rank in list(self.workers):
+            self.say("done", generation=self.generation, rank=rank, result=result)
+
+    def step(self, step: int) -> None:
+        self.say("event", kind="step", generation=self.generation, step=step, rank=0)
+
+    def of(self, op: str, **fields: Any) -> list[dict[str, Any]]:
+        """Messages received with these fields."""
+        return [m for m in list(self.received) if m["op"] == op and fields.items() <= m.items()]
+
+    def cut(self) -> None:
+        """Break the connection."""
+        with self._lock, contextlib.suppress(OSError, AttributeError):
+            self._sock.shutdown(2)
+
+    def kill(self) -> None:
+        """As SIGKILL: the connection breaks, and nobody comes back."""
+        self.returns = False
+        self._closed.set()
+        self.cut()
+        self._thread.join(PATIENCE)
+
+    def _live(self) -> None:
+        while not self._closed.is_set() and not self.ended.is_set():
+            with contextlib.suppress(OSError):
+                sock = wire.connect(self.address, 1.0)
+                sock.settimeout(None)
+                try:
+                    self._hello(sock)
+                    while True:
+                        self._hear(wire.receive(sock)[0])
+                finally:
+                    with self._lock:
+                        self._sock = None
+                        sock.close()
+            if not self.returns:
+                return
+            self._closed.wait(0.01)
+
+    def _hello(self, sock: Any) -> None:
+        about = {"host": "127.0.0.1", "memory": f"127.0.0.1:{self.pid}", "domain": "", "pid": self.pid}
+        state = {"node": self.node, "generation": self.generation, "epoch": self.epoch}
+        with self._lock:
+            workers = {str(rank): pid for rank, pid in self.workers.items()}
+            wire.send(sock, {"op": "hello", **about, **state, "workers": workers, "posts": self.outstanding})
+            self._sock = sock
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["epoch"] < self.epoch:
+            return
+        self.epoch = message["epoch"]
+        if message["op"] == "welcome":
+            self.node = message["node"]
+        elif message["op"] == "membership":
+            restart = message["membership"]["restart_all"]
+            kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
+            self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
+            self.place = message["place"]
+            self.generation = message["membership"]["generation"]  # last: a test waits for it
+            for rank in message["mine"] if self.groups else ():
+                self.say("event", kind="grouped", rank=rank, generation=self.generation)
+        elif message["op"] == "fence":
+            if self.workers.get(message["rank"]) == message["pid"]:
+                self.exit(message["rank"], signal=9)
+        elif message["op"] == "end":
+            self.ended.set()
+        self.received.append(message)
+        if self.ended.is_set():
+            raise OSError("ended")
+
+    def _beat(self) -> None:
+        while not self._closed.wait(0.02) and not self.ended.is_set():
+            if self.beats:
+                self.say("beat")
+
+
+class FakeStore:
+    """A store process that only says whether it lives."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        self.status = -9
+
+
+class Run:
+    """A supervisor in a thread with its agents and fake stores."""
+
+    def __init__(self, folder: Path, places: int, policy: Policy | None = None, **settings: Any) -> None:
+        self.folder = folder
+        self.policy = policy or Replace()
+        self.places = places
+        self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 1.0, **settings}
+        self.stores: list[FakeStore] = []
+        self.ordered: list[int] = []
+        self.agents: list[Agent] = []
+        self.supervisor = self.supervise()
+
+    def supervise(self) -> Supervisor:
+        settings = {"start_store": self._store, "order_machines": self.ordered.append, **self.settings}
+        per_node = settings.pop("per_node", 1)
+        self.supervisor = Supervisor(self.folder, self.policy, self.places, per_node, **settings)
+        self.supervisor.start()
+        return self.supervisor
+
+    def add(self, count: int = 1, **how: Any) -> list[Agent]:
+        """More agents, each welcome before the next comes."""
+        for _ in range(count):
+            agent = Agent(self.supervisor.address, **how)
+            self.agents.append(agent)
+            until(lambda a=agent: a.node is not None, "a welcome")  # type: ignore[misc]
+        return self.agents[-count:]
+
+    def formed(self, generation: int, agents: list[Agent] | None = None) -> dict[str, Any]:
+        """Wait until ``agents`` (all) are in ``generation`` or a later one; the supervisor's view."""
+        for agent in self.agents if agents is None else agents:
+            until(lambda a=agent: a.generation >= generation, f"generation {generation}")  # type: ignore[misc]
+        return self.supervisor.snapshot()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        from windtunnel.training.elastic.live.supervisor import log
+
+        return [event for event in log.read(self.folder / "events.jsonl") if event["kind"] == kind]
+
+    def outcome(self) -> Any:
+        outcome = self.supervisor.wait(PATIENCE)
+        assert outcome is not None, "the supervisor does not end"
+        return outcome
+
+    def close(self) -> None:
+        self.supervisor.stop()
+        self.supervisor.wait(PATIENCE)
+        for agent in self.agents:
+            agent.kill()
+
+    def _store(self) -> tuple[str, FakeStore]:
+        self.stores.append(FakeStore())
+        return f"127.0.0.1:{60000 + len(self.stores)}", self.stores[-1]
+
+
+@contextlib.contextmanager
+def a_run(folder: Path, places: int, policy: Policy | None = None, **settings: Any) -> Iterator[Run]:
+    run = Run(folder, places, policy, **settings)
+    try:
+        yield run
+    finally:
+        run.close()

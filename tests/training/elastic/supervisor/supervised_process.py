@@ -1,0 +1,67 @@
+"""A supervisor in a process of its own, with a fake store, so that it can be killed and stopped.
+
+``python supervised_process.py FOLDER PLACES LEASE``; ends with the outcome's status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fake_agents import FakeStore, until
+
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.policy.membership import Replace
+
+
+def start(folder: Path, places: int, lease: float = 1.0) -> tuple[subprocess.Popen[bytes], str]:
+    """A supervisor's process and its address."""
+    address = folder / "supervisor.json"
+    before = json.loads(address.read_text())["epoch"] if address.exists() else 0
+    process = subprocess.Popen([sys.executable, __file__, str(folder), str(places), str(lease)])
+
+    def listening() -> str | None:
+        assert process.poll() is None, "the supervisor ended"
+        if not address.exists() or (said := json.loads(address.read_text()))["epoch"] <= before:
+            return None
+        return str(said["address"])
+
+    return process, until(listening, "the supervisor's address")
+
+
+@contextlib.contextmanager
+def supervised(
+    folder: Path, places: int, lease: float = 1.0
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    process, address = start(folder, places, lease)
+    try:
+        yield process, address
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(30)
+
+
+def main() -> None:
+    folder, places, lease = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    supervisor = Supervisor(
+        folder,
+        Replace(order=False),
+        places,
+        1,
+        start_store=lambda: ("127.0.0.1:1", FakeStore()),
+        order_machines=lambda count: None,
+        beat=0.02,
+        lease=lease,
+        deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2),
+    )
+    sys.exit(supervisor.run().status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,483 @@
+"""Membership over real sockets: forming, losses of every kind, spares, fencing, agreements, the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from fake_agents import Agent, a_run, until
+
+from windtunnel.base import wire
+from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.policy.membership import Replace, Shrink
+
+
+def test_forms_and_ends_with_results(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, per_node=2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        first = agents[0].of("membership")[0]
+        assert first["mine"] == [0, 1] and first["place"] == 0
+        assert first["membership"]["store"] == "127.0.0.1:60001"
+        agents[0].done(result=7)
+        agents[1].exit(2, status=0)  # a plain script says nothing when it is done
+        agents[1].say("done", generation=1, rank=3, result=[1])
+        outcome = run.outcome()
+        assert (outcome.status, outcome.results) == (0, {0: 7, 1: 7, 2: None, 3: [1]})
+        assert all(agent.ended.wait(10) for agent in agents)
+        assert run.stores[0].status == -9
+        assert run.events("finished")[0]["status"] == 0
+
+
+def test_a_worker_lost_makes_a_generation_of_the_same_machines(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].exit(1, signal=9)
+        run.formed(2)
+        lost = run.events("lost")
+        assert [(e["what"], e["rank"], e["place"], e["evidence"], e["own"]) for e in lost] == [
+            ("worker", 1, 1, "exit", False)
+        ]
+        decided = run.events("decided")
+        assert len(decided) == 2 and "rank 1 is lost, killed by SIGKILL" in decided[1]["reason"]
+
+
+def test_losses_that_come_together_are_one_generation(tmp_path: Path) -> None:
+    with a_run(tmp_path, 4, settle=0.3) as run:
+        agents = run.add(4)
+        run.formed(1)
+        for rank in (0, 2, 3):
+            agents[rank].exit(rank, signal=9)
+        run.formed(2)
+        assert len(run.events("decided")) == 2 and len(run.events("lost")) == 3
+
+
+def test_a_spare_takes_the_place_of_a_lost_machine(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        assert run.supervisor.snapshot()["spares"] == [2]
+        agents[0].kill()
+        run.formed(2, agents[1:])
+        assert [a.place for a in agents[1:]] == [1, 0]
+        assert run.events("lost")[0]["evidence"] == "connection"
+        assert run.ordered == []
+
+
+def test_machines_are_ordered_and_waited_for(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].kill()
+        until(lambda: run.ordered == [1], "the order")
+        run.add()
+        run.formed(2, [agents[0], run.agents[2]])
+        assert run.agents[2].place == 1 and run.ordered == [1]
+        assert run.supervisor.snapshot()["coming"] == 0
+
+
+def test_machines_that_never_come_fail_the_run(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(machines=0.2, end=1.0)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].kill()
+        outcome = run.outcome()
+        assert (
+            outcome.status == 1 and outcome.reason == "1 machines were ordered and did not come within 0.2 s"
+        )
+        assert agents[0].ended.wait(10)
+
+
+def test_nobody_says_hello(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(hello=0.3, end=1.0)) as run:
+        run.add()
+        assert run.outcome().reason == "1 of 2 machines came within 0.3 s"
+
+
+def test_orders_that_fail(tmp_path: Path) -> None:
+    def refuse(count: int) -> None:
+        raise RuntimeError("no quota")
+
+    with a_run(tmp_path, 1, order_machines=refuse) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        agent.kill()
+        assert run.outcome().reason == "1 machines could not be ordered: no quota"
+
+
+def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
+    with a_run(tmp_path, 3, Shrink(minimum=2)) as run:
+        agents = run.add(3)
+        run.formed(1)
+        agents[0].kill()
+        run.formed(2, agents[1:])
+        assert [a.place for a in agents[1:]] == [0, 1]
+        (new,) = run.add()
+        run.formed(3, [*agents[1:], new])
+        assert new.place == 2
+        agents[1].kill()
+        new.kill()
+        assert "at least 2 are needed" in run.outcome().reason
+
+
+def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
+    """A frozen machine: its connection stays, nothing comes; when it wakes up it is told to end."""
+    with a_run(tmp_path, 2, lease=0.3) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        agents[1].beats = False
+        run.formed(2, [agents[0], agents[2]])
+        assert run.events("lost")[0]["evidence"] == "lease"
+        assert agents[1].ended.wait(10)
+
+
+def test_a_lost_machine_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        old = agents[1]
+        old.kill()
+        run.formed(2, [agents[0], agents[2]])
+        with wire.connect(run.supervisor.address, 10.0) as sock:
+            about = {"host": "h", "memory": "m", "domain": "", "pid": old.pid}
+            wire.send(sock, {"op": "hello", "node": old.node, "generation": 1, "workers": {}, **about})
+            message, _ = wire.receive(sock)
+            assert message["op"] == "end" and "given up" in message["reason"]
+        (again,) = run.add()
+        assert again.node == 3
+
+
+def test_another_process_with_a_live_machines_id_is_refused(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1) as run:
+        run.add()
+        run.formed(1)
+        with wire.connect(run.supervisor.address, 10.0) as sock:
+            wire.send(sock, {"op": "hello", "node": 0, "host": "h", "memory": "m", "pid": 1})
+            assert wire.receive(sock)[0]["op"] == "end"
+        assert run.supervisor.snapshot()["places"] == [0]
+
+
+def test_a_connection_that_breaks_and_comes_back_changes_nothing(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        for _ in range(3):
+            count = len(agents[1].of("welcome"))
+            agents[1].cut()
+            until(lambda n=count: len(agents[1].of("welcome")) > n, "a second welcome")
+        agents[0].post("x", 0, "a")
+        agents[1].post("x", 1, "b")
+        until(lambda: agents[1].of("decided", key="x"), "the agreement")
+        assert len(run.events("decided")) == 1 and not run.events("lost")
+
+
+def test_a_membership_that_was_missed_comes_with_the_next_hello(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0), settle=0.0) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].generation = 0  # it never got it
+        agents[1].cut()
+        run.formed(1)
+        assert len(agents[1].of("membership")) == 2 and len(run.events("decided")) == 1
+
+
+def test_a_worker_that_is_missing_after_a_reconnection_is_lost(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(grace=20.0, suspect=0.05)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].workers.clear()
+        agents[1].cut()
+        run.formed(2)
+        assert run.events("lost")[0]["error"] == "it ended unseen"
+
+
+def test_a_frozen_worker_is_fenced_once(tmp_path: Path) -> None:
+    """The exit of the process that was fenced is no second loss."""
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        pid = agents[0].workers[0]
+        agents[0].frozen(0)
+        run.formed(2)
+        assert agents[0].of("fence", rank=0, pid=pid)
+        assert agents[0].workers[0] != pid
+        agents[0].say("worker", what="exit", rank=0, pid=pid, generation=2, status=None, signal=9)
+        agents[0].post("x", 0, 0)
+        agents[1].post("x", 1, 0)
+        until(lambda: agents[1].of("decided", key="x"), "the agreement")
+        assert [e["evidence"] for e in run.events("lost")] == ["frozen"]
+
+
+def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
+    with a_run(tmp_path, 3, Replace(max_own_failures=2), settle=0.05) as run:
+        agents = run.add(3)
+        for generation in (1, 2, 3):
+            run.formed(generation)
+            for rank, agent in enumerate(agents):
+                agent.exit(rank, status=1, error="ValueError: bad batch")
+        outcome = run.outcome()
+        assert "ended by itself 3 times; restarts allowed: 2" in outcome.reason
+        assert "ValueError: bad batch" in outcome.reason
+
+
+def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, Replace(max_own_failures=5)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[1].exit(1, status=2, error="--rate 'fast' is no number")
+        assert "refuses what it was given: --rate 'fast'" in run.outcome().reason
+
+
+def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, Replace(max_own_failures=0), settle=0.05) as run:
+        agents = run.add(2)
+        for generation in (1, 2, 3):
+            run.formed(generation)
+            agents[0].exit(0, signal=9)
+            agents[1].exit(1, status=1, error="RuntimeError: connection closed by peer")
+        run.formed(4)
+        assert run.supervisor.snapshot()["status"] is None
+
+
+def test_a_suspicion_alone_makes_a_generation_and_is_bounded(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        for generation in (1, 2, 3, 4):
+            run.formed(generation)
+            agents[1].say("suspect", generation=generation, rank=1, error="timed out")
+        reason = run.outcome().reason
+        assert "waited for each other in vain 4 times without a new step" in reason
+        assert "rank 1: timed out" in reason
+
+
+def test_steps_done_again_clear_no_suspicion(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        for generation in (1, 2, 3, 4):
+            run.formed(generation)
+            for step in (0, 1, 2):
+                agents[1].step(step)
+            agents[1].say("suspect", generation=generation, rank=1, error="timed out")
+        assert "waited for each other in vain" in run.outcome().reason
+
+
+def test_steps_that_count_from_the_beginning_in_each_epoch_are_progress(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        numbers = [0, 1, 2, 0, 1]
+        for generation in range(1, 7):
+            run.formed(generation)
+            for step in numbers:
+                agents[1].step(step)
+            agents[1].say("suspect", generation=generation, rank=1, error="timed out")
+        run.formed(7)
+
+
+def test_a_step_clears_suspicion(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        for generation in range(1, 7):
+            run.formed(generation)
+            agents[1].step(generation)
+            agents[1].say("suspect", generation=generation, rank=1, error="timed out")
+        run.formed(7)
+
+
+def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, settle=0.0) as run:
+        (agent,) = run.add()
+        for generation in range(1, 32):
+            run.formed(generation)
+            agent.exit(0, signal=11)
+        assert "31 generations ended without a step" in run.outcome().reason
+
+
+def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.1, end=1.0)) as run:
+        (one,) = run.add()
+        (two,) = run.add(groups=False)
+        reason = run.outcome().reason
+        assert reason == "ranks 1 joined no group in 4 generations"
+        assert len(two.of("fence", rank=1)) == 3 and not one.of("fence")
+
+
+def test_plain_scripts_need_not_say_that_they_group(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, deadlines=Deadlines(form=0.05)) as run:
+        (agent,) = run.add(groups=False)
+        run.formed(1)
+        assert not agent.ended.wait(0.3)
+        agent.exit(0, status=0)
+        assert run.outcome().status == 0
+
+
+def test_agreements(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        for value in (10, 99):  # the first post counts, the second is the same one again
+            agents[0].post("k", 0, value)
+        agents[1].post("k", 1, 11, generation=7)  # of no generation of ours
+        agents[1].post("k", 1, 11)
+        answer = until(lambda: agents[0].of("decided", key="k"), "the agreement")[0]
+        assert answer["values"] == {"0": 10, "1": 11} and answer["generation"] == 1
+        until(lambda: agents[2].of("decided", key="k"), "agents without a place hear it too")
+        agents[0].post("k", 0, 10)
+        until(lambda: len(agents[0].of("decided", key="k")) == 2, "the answer again")
+
+
+def test_what_a_generation_did_not_decide_is_never_decided(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[0].post("commit/5", 0, None)
+        agents[0].post("commit/4", 0, "a")
+        agents[1].post("commit/4", 1, "b")
+        until(lambda: agents[0].of("decided", key="commit/4"), "the agreement")
+        assert run.events("agreed")[0]["values"] == {"0": "a", "1": "b"}
+        agents[1].exit(1, signal=9)
+        run.formed(2)
+        agents[1].post("commit/5", 1, None, generation=1)  # of the generation before: refused
+        agents[1].say("ask", generation=2, key="commit/5", rank=1)
+        agents[1].say("ask", generation=2, key="commit/4", rank=1)
+        until(lambda: len(agents[1].of("answer")) == 2, "the answers")
+        first, second = agents[1].of("answer")
+        assert first["values"] is None and second["values"] == {"0": "a", "1": "b"}
+        assert not agents[0].of("decided", key="commit/5")
+
+
+def test_stale_and_strange_messages_change_nothing(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        agents[1].exit(1, signal=9)
+        run.formed(2, agents[:2])
+        stale = {"rank": 1, "generation": 1, "pid": 5, "what": "exit", "status": 3, "signal": None}
+        agents[1].say("worker", **stale)
+        agents[0].say("worker", **{**stale, "generation": 2})  # not its rank
+        agents[2].say("worker", **{**stale, "generation": 2})  # it has no place
+        agents[1].say("suspect", generation=1, rank=1, error="")
+        agents[1].say("done", generation=1, rank=1, result=0)
+        agents[0].say("event", kind="decided", membership={})  # our own words
+        agents[0].say("event", kind="grouped", generation=2, rank=1)
+        agents[0].post("x", 0, 0)
+        agents[1].post("x", 1, 0)
+        until(lambda: agents[1].of("decided", key="x"), "the agreement")
+        assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
+        assert not run.events("done") and run.supervisor.snapshot()["generation"] == 2
+
+
+def test_nonsense_on_the_wire_costs_its_own_connection_only(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, deadlines=Deadlines(grace=20.0)) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n" * 3, b"\0\0\0\2" + b"\0" * 8 + b"[]", b"\xff" * 40):
+            with socket.create_connection(run.supervisor.address.split(":"), timeout=10) as sock:
+                sock.sendall(junk)
+                assert sock.recv(100) == b""
+        agent.say("post", key="x")  # malformed: the agent loses its connection and comes back
+        until(lambda: len(agent.of("welcome")) == 2, "a second welcome")
+        assert "not understood" in run.events("note")[0]["text"]
+        assert run.supervisor.snapshot()["generation"] == 1
+
+
+def test_a_connection_without_a_hello_is_closed(tmp_path: Path) -> None:
+    with (
+        a_run(tmp_path, 1, lease=0.1) as run,
+        socket.create_connection(run.supervisor.address.split(":"), timeout=20) as sock,
+    ):
+        assert sock.recv(1) == b""
+
+
+def test_the_store_is_started_again_for_the_next_generation(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        run.stores[0].status = 1
+        until(lambda: run.supervisor.snapshot()["store"] == "127.0.0.1:60002", "a new store")
+        assert "ended with status 1" in run.events("note")[0]["text"]
+        assert run.supervisor.snapshot()["generation"] == 1
+        agents[0].say("suspect", generation=1, rank=0, error="the store is gone")
+        run.formed(2)
+        assert agents[0].of("membership")[-1]["membership"]["store"] == "127.0.0.1:60002"
+
+
+def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:
+    def broken() -> tuple[str, object]:
+        raise OSError("no torch")
+
+    with a_run(tmp_path, 1, start_store=broken, deadlines=Deadlines(store=0.2, end=1.0)) as run:
+        run.add()
+        assert run.outcome().reason == "no store within 0.2 s: it did not start (no torch)"
+
+
+def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path) -> None:
+    class Bad:
+        def decide(self, now: object) -> object:
+            raise ZeroDivisionError("1/0")
+
+    with a_run(tmp_path, 1, Bad()) as run:  # type: ignore[arg-type]
+        (agent,) = run.add()
+        run.formed(1)
+        agent.exit(0, signal=9)
+        assert run.outcome().reason == "the supervisor failed: ZeroDivisionError: 1/0"
+        assert agent.ended.wait(10)
+
+
+def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, run.supervisor._log._file)
+        os.close(full)
+        agent.post("commit/1", 0, 0)
+        outcome = run.outcome()
+        assert outcome.status == 1 and "cannot be written" in outcome.reason
+        assert agent.ended.wait(10) and not agent.of("decided")
+
+
+def test_stop_ends_everybody(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        run.supervisor.stop("interrupted")
+        assert run.outcome().reason == "interrupted" and agent.ended.wait(10)
+
+
+def test_refused_values(tmp_path: Path) -> None:
+    given = {"start_store": lambda: None, "order_machines": lambda count: None}
+    with pytest.raises(UserError, match="at least 1"):
+        Supervisor(tmp_path, Replace(), 0, 1, **given)
+    with pytest.raises(UserError, match="two beats"):
+        Supervisor(tmp_path, Replace(), 1, 1, beat=1.0, lease=1.0, **given)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="listen 127"):
+        Supervisor(tmp_path, Replace(), 1, 1, listen=("127.0.0.1", taken.getsockname()[1]), **given)
+    with a_run(tmp_path, 1):  # what was refused left no lock behind
+        pass
+
+
+def test_a_supervisor_that_was_stopped_gives_nobody_up(tmp_path: Path) -> None:
+    """SIGSTOP for several leases, in a process of its own; the agents' silence meanwhile proves nothing."""
+    import supervised_process
+
+    with supervised_process.supervised(tmp_path, places=2, lease=0.4) as (process, address):
+        agents = [Agent(address), Agent(address)]
+        try:
+            for agent in agents:
+                until(lambda a=agent: a.generation == 1, "generation 1")
+            os.kill(process.pid, signal.SIGSTOP)
+            threading.Event().wait(1.5)
+            os.kill(process.pid, signal.SIGCONT)
+            agents[0].post("x", 0, 0)
+            agents[1].post("x", 1, 0)
+            until(lambda: agents[0].of("decided", key="x"), "the agreement")
+            assert agents[0].generation == 1 and not agents[1].ended.is_set()
+        finally:
+            for agent in agents:
+                agent.kill()

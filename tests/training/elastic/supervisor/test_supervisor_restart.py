@@ -1,0 +1,364 @@
+"""A supervisor that dies is followed by another, which goes on from the log; never are there two."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import supervised_process
+from fake_agents import Agent, Run, a_run, until
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.processes import start_time
+from windtunnel.training.elastic.live.supervisor import Deadlines, log
+from windtunnel.training.elastic.live.supervisor.stores import Adopted
+
+PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
+
+
+def restart(run: Run) -> None:
+    """The supervisor goes as in a crash, and the next one takes up the run."""
+    run.supervisor.abandon()
+    assert run.outcome().reason == "abandoned"
+    run.supervise()
+
+
+def back(run: Run, agents: list[Agent]) -> None:
+    """All agents are connected to the present supervisor."""
+    epoch = run.supervisor.snapshot()["epoch"]
+    for agent in agents:
+        until(lambda a=agent: a.of("welcome", epoch=epoch), "a welcome")  # type: ignore[misc]
+
+
+def agree(run: Run, key: str) -> None:
+    """The control plane works: all ranks agree on something."""
+    members = [agent for agent in run.agents if agent.place is not None and not agent.ended.is_set()]
+    for agent in members:
+        for rank in agent.workers:
+            agent.post(key, rank, None)
+    for agent in members:
+        until(lambda a=agent: a.of("decided", key=key), key)  # type: ignore[misc]
+
+
+def test_nothing_missing_no_new_generation(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        address = run.supervisor.address
+        for _ in range(3):
+            restart(run)
+            back(run, agents)
+        assert run.supervisor.address == address
+        agree(run, "x")
+        assert run.supervisor.snapshot()["epoch"] == 4
+        assert len(run.events("decided")) == 1 and not run.events("lost")
+        assert run.supervisor.snapshot()["spares"] == [2]
+
+
+def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agree(run, "commit/1")
+        agents[0].post("commit/2", 0, "a")
+        agents[0].outstanding = [{"generation": 1, "key": "commit/2", "rank": 0, "value": "a"}]
+        restart(run)
+        back(run, agents)
+        agents[1].post("commit/2", 1, "b")
+        decided = until(lambda: agents[0].of("decided", key="commit/2"), "the agreement")
+        assert decided[0]["values"] == {"0": "a", "1": "b"}
+        restart(run)
+        back(run, agents)
+        for key, values in (("commit/1", {"0": None, "1": None}), ("commit/2", {"0": "a", "1": "b"})):
+            agents[0].say("ask", generation=1, key=key)
+            answer = until(lambda k=key: agents[0].of("answer", key=k), "an answer")  # type: ignore[misc]
+            assert answer[0]["values"] == values
+
+
+def test_a_machine_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
+    deadlines = Deadlines(back=0.5, end=2.0)
+    with a_run(tmp_path, 2, deadlines=deadlines, lease=0.5) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        run.supervisor.abandon()
+        run.outcome()
+        agents[1].kill()
+        run.supervise()
+        run.formed(2, [agents[0], agents[2]])
+        assert agents[2].place == 1 and run.events("lost")[0]["evidence"] == "lease"
+        assert "machine 1 (place 1) is lost" in run.events("decided")[1]["reason"]
+
+
+def test_a_loss_that_was_known_but_not_acted_on(tmp_path: Path) -> None:
+    """Dead between the loss and the decision."""
+    with a_run(tmp_path, 2, deadlines=PATIENT, settle=60.0) as run:
+        agents = run.add(2)
+        run.supervisor.abandon()
+        run.outcome()
+        run.settings["settle"] = 0.02
+        run.supervise()
+        run.formed(1)
+        run.settings["settle"] = 60.0
+        restart(run)
+        back(run, agents)
+        agents[1].exit(1, signal=9)
+        until(lambda: run.events("lost"), "the loss")
+        run.settings["settle"] = 0.02
+        restart(run)
+        run.formed(2)
+        assert len(run.events("lost")) == 1 and len(run.events("decided")) == 2
+
+
+def test_a_decision_that_nobody_got(tmp_path: Path) -> None:
+    """Dead between the log and the agents: what was decided under an old epoch is not sent again."""
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(2)
+        run.formed(1)
+        run.supervisor.abandon()
+        run.outcome()
+        agents[1].generation = 0
+        run.supervise()
+        run.formed(2)
+        decided = run.events("decided")
+        assert [e["membership"]["epoch"] for e in decided] == [1, 2]
+        assert [e["membership"]["generation"] for e in decided] == [1, 2]
+
+
+def test_machines_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(back=20.0, end=2.0)) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[0].kill()
+        until(lambda: run.ordered == [1], "the order")
+        restart(run)
+        back(run, agents[1:])
+        (new,) = run.add()
+        run.formed(2, [agents[1], new])
+        assert run.ordered == [1] and new.node == 2 and new.place == 0
+
+
+def test_results_and_the_dead_are_remembered(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(back=20.0, suspect=0.05, end=2.0)) as run:
+        agents = run.add(3)
+        run.formed(1, agents[:2])
+        agents[0].kill()
+        run.formed(2, agents[1:])
+        agents[2].done(result="first")
+        until(lambda: run.events("done"), "a result")
+        agents[2].workers.clear()  # it is done and has ended: that is no loss
+        restart(run)
+        back(run, agents[1:])
+        ghost = run.add(returns=False)[0]
+        assert ghost.node == 3  # ids are never used again
+        agents[1].done(result="second")
+        assert run.outcome().results == {0: "first", 1: "second"}
+
+
+def test_a_worker_that_ended_while_nobody_supervised(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(2)
+        run.formed(1)
+        run.supervisor.abandon()
+        run.outcome()
+        del agents[1].workers[1]
+        run.supervise()
+        run.formed(2)
+
+
+def test_a_run_that_is_finished_begins_anew(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        agree(run, "commit/1")
+        agent.done()
+        assert run.outcome().status == 0
+        run.supervise()
+        (other,) = run.add()
+        until(lambda: other.generation == 2, "a generation")
+        assert other.node == 1
+        other.say("ask", generation=2, key="commit/1")
+        assert until(lambda: other.of("answer"), "an answer")[0]["values"] is None
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1, deadlines=PATIENT) as run:
+        (agent,) = run.add()
+        run.formed(1)
+        run.supervisor.abandon()
+        run.outcome()
+        path = tmp_path / "events.jsonl"
+        whole = len(log.read(path))
+        with path.open("ab") as file:
+            file.write(b'{"kind":"lost","what":"node","node":0')
+        assert len(log.read(path)) == whole
+        run.supervise()
+        back(run, [agent])
+        agree(run, "x")
+        assert len(log.read(path)) == whole + 2  # "started" and the store
+
+
+@pytest.mark.parametrize("cut", range(0, 400, 37))
+def test_a_log_cut_anywhere_can_be_read_and_goes_on(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "events.jsonl"
+    first = log.EventLog(path, 1)
+    for number in range(5):
+        first.write("step", 1, step=number)
+    first.close()
+    content = path.read_bytes()
+    path.write_bytes(content[: min(cut, len(content))])
+    kept = len(log.read(path))
+    second = log.EventLog(path, 2)
+    second.write("step", 1, step=9)
+    second.close()
+    steps = [event["step"] for event in log.read(path)]
+    assert steps == [*range(kept), 9]
+
+
+def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('hello\n{"kind": "x"}\n')
+    with pytest.raises(UserError, match=r"events\.jsonl: line 1 is not an event"):
+        Run(tmp_path, 1)
+    (tmp_path / "epoch").write_text("many")
+    with pytest.raises(UserError, match="'many' is not the number of an epoch"):
+        Run(tmp_path, 1)
+
+
+def test_two_supervisors_cannot_own_a_run(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1):
+        with pytest.raises(UserError, match=f"process {os.getpid()} supervises this run"):
+            Run(tmp_path, 1)
+        code = "import sys, pathlib; from windtunnel.training.elastic.live.supervisor.ownership import own\n"
+        code += "own(pathlib.Path(sys.argv[1]))"
+        other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+        assert f"process {os.getpid()} supervises this run" in other.stderr
+
+
+def test_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
+    process, _ = supervised_process.start(tmp_path, places=1)
+    process.kill()
+    process.wait(30)
+    with a_run(tmp_path, 1) as run:
+        assert run.supervisor.snapshot()["epoch"] == 2
+
+
+def test_an_owner_of_an_older_epoch_steps_back(tmp_path: Path) -> None:
+    """An agent that has seen a later supervisor than this one."""
+    with a_run(tmp_path, 2) as run:
+        agents = run.add(2)
+        run.formed(1)
+        agents[0].epoch = 7
+        agents[0].cut()
+        assert run.outcome().reason == "a later supervisor (epoch 7) has this run"
+        assert not run.events("finished") and not any(agent.ended.is_set() for agent in agents)
+
+
+def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
+    started = []
+
+    def start() -> tuple[str, subprocess.Popen[bytes]]:
+        started.append(subprocess.Popen(["sleep", "300"]))
+        return "127.0.0.1:5", started[-1]
+
+    try:
+        with a_run(tmp_path, 1, start_store=start, deadlines=PATIENT) as run:
+            (agent,) = run.add()
+            run.formed(1)
+            restart(run)
+            back(run, [agent])
+            assert run.supervisor.snapshot()["store"] == "127.0.0.1:5" and len(started) == 1
+            agent.done()
+            assert run.outcome().status == 0
+            assert started[0].wait(30) == -9
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(30)
+    assert Adopted(os.getpid(), (start_time(os.getpid()) or 0) + 1).poll() == -1  # a pid used again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None:
+    """SIGKILL to the supervisor at random times, while workers are lost and ranks agree: the run goes on to
+    its end, generations only grow, and nothing is decided twice."""
+    random_ = random.Random(seed)
+    process, address = supervised_process.start(tmp_path, places=3)
+    agents = [Agent(address) for _ in range(3)]
+    over = threading.Event()
+
+    def hurt() -> None:
+        """Keep recoveries under way."""
+        while not over.wait(random_.uniform(0.01, 0.15)):
+            agent = random_.choice(agents)
+            for rank in list(agent.workers):
+                agent.exit(rank, signal=9)
+            agent.say("event", kind="step", generation=agent.generation, step=1, rank=0)
+
+    hurting = threading.Thread(target=hurt)
+    try:
+        for agent in agents:
+            until(lambda a=agent: a.generation >= 1, "generation 1")  # type: ignore[misc]
+        hurting.start()
+        for _ in range(5):
+            over.wait(random_.uniform(0.0, 0.3))
+            process.kill()
+            process.wait(30)
+            process, again = supervised_process.start(tmp_path, places=3)
+            assert again == address
+        over.set()
+        hurting.join(30)
+
+        def together() -> bool:
+            """All in one generation, with all workers."""
+            return len({a.generation for a in agents}) == 1 and all(len(a.workers) == 1 for a in agents)
+
+        for number in itertools.count():
+            until(together, "a generation of all")
+            generation, key = agents[0].generation, f"commit/{number}"
+            posted = 0.0
+
+            def settled(number: int = number, key: str = key, generation: int = generation) -> bool:
+                """What is said to the supervisor before is lost, and said again, as by real agents."""
+                nonlocal posted
+                if time.monotonic() > posted + 1.0:
+                    posted = time.monotonic()
+                    for agent in agents:
+                        for rank in list(agent.workers):
+                            agent.post(key, rank, number, generation=generation)
+                return bool(agents[0].of("decided", key=key)) or agents[0].generation > generation
+
+            until(settled, "an agreement, or a newer generation")
+            if agents[0].of("decided", key=key):
+                break
+        for agent in agents:
+            agent.done(result=1)
+        assert process.wait(30) == 0
+        assert all(agent.ended.wait(10) for agent in agents)
+        events = log.read(tmp_path / "events.jsonl")
+        decided = [e["membership"]["generation"] for e in events if e["kind"] == "decided"]
+        assert decided == list(range(1, len(decided) + 1))
+        epochs = [e["epoch"] for e in events]
+        assert epochs == sorted(epochs) and epochs[-1] == 6
+        assert not [e for e in events if e["kind"] == "lost" and e["what"] == "node"]
+    finally:
+        over.set()
+        for agent in agents:
+            agent.kill()
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait(30)
+
+
+def test_where_to_connect_is_published(tmp_path: Path) -> None:
+    with a_run(tmp_path, 1) as run:
+        said = json.loads((tmp_path / "supervisor.json").read_text())
+        assert said == {"address": run.supervisor.address, "pid": os.getpid(), "epoch": 1}

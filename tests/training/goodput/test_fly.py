@@ -1,0 +1,206 @@
+"""The flight from change to change against a flight that is walked second by second, and its accounts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.traces.failures import Change, poisson
+from windtunnel.training.checkpoint.policy.placement import place
+from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
+from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
+from windtunnel.training.goodput.twin.simulate import Scheme, Setback, fly
+
+JOB = Job(machines=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
+COSTS = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=11.0, replace=40.0, storage_bandwidth=1e9)
+SCHEMES: dict[str, Callable[[Job, Costs], Scheme]] = {
+    "storage": lambda job, costs: StorageRestart(job, costs, every=5),
+    "memory": lambda job, costs: PeerMemory(job, costs, place(job.machines, 2, "group"), storage_every=50),
+    "rerouting": lambda job, costs: Rerouting(job, costs, storage_every=50),
+    "redundant": lambda job, costs: Redundant(job, costs, storage_every=50),
+    "drop": lambda job, costs: ReplicaDrop(job, costs, storage_every=50),
+}
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[Change, ...]:
+    times = sorted(draw(st.lists(st.integers(1, 1900), max_size=12, unique=True)))
+    return tuple(
+        Change(
+            float(time),
+            tuple(draw(st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True))),
+            software=draw(st.booleans()),
+        )
+        for time in times
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@given(trace=traces())
+@settings(max_examples=60, deadline=None)
+def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> None:
+    flight = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
+    assert sum(flight.phases.values()) == pytest.approx(2000.0)
+    assert all(seconds >= -1e-9 for seconds in flight.phases.values())
+    assert flight.phases["useful"] <= flight.steps * JOB.step_time + 1e-6
+    assert 0 <= flight.steps <= 2000 // JOB.step_time
+    assert flight == fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_without_failures_only_checkpoints_cost(name: str) -> None:
+    flight = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (), 7000.0)
+    assert flight.failures == 0 and flight.redone == 0
+    assert flight.phases["slow"] + flight.phases["useful"] + flight.phases["checkpoint"] > 6980.0
+
+
+def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]:
+    """Steps kept and redone by a job that saves every ``every`` steps, blocking 12 s, walked second by
+    second."""
+    steps = saved = redone = 0
+    left = 7  # seconds of work until the step is over
+    saving = 0
+    down = 0
+    back_at: dict[int, int] = {}
+    away: set[int] = set()
+    changes = {int(change.time): change for change in trace}
+    for now in range(horizon):
+        for machine in [m for m, at in back_at.items() if at == now]:
+            del back_at[machine]
+            away.discard(machine)
+            if not away and down < 0:
+                down = 11 + 1 + 12
+        change = changes.get(now)
+        if change is not None:
+            lost = [m for m in change.lost if m not in away]
+            if lost:
+                redone += steps - saved
+                steps, left, saving = saved, 7, 0
+                if not change.software:
+                    away.update(lost)
+                    back_at.update(dict.fromkeys(lost, now + 40))
+                down = -1 if away else 3 + 11 + 1 + 12
+        if down < 0:
+            continue
+        if down:
+            down -= 1
+            continue
+        if saving:
+            saving -= 1
+            if not saving:
+                saved = steps
+            continue
+        left -= 1
+        if not left:
+            steps, left = steps + 1, 7
+            if steps % every == 0:
+                saving = 12
+    return steps, redone
+
+
+@given(trace=traces())
+@settings(max_examples=100, deadline=None)
+def test_restart_from_storage_agrees_with_a_walk(trace: tuple[Change, ...]) -> None:
+    """The flight spreads a save over the steps between two saves: it may be off by one interval a failure."""
+    costs = Costs(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
+    flight = fly(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
+    steps, _ = walked(5, trace, 2000)
+    assert abs(flight.steps - steps) <= 5 * (1 + flight.failures)
+    if not trace:
+        assert abs(flight.steps - steps) <= 1
+
+
+def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_group() -> None:
+    one = (Change(700.0, (3,)), Change(1400.0, (8,)))
+    flight = fly(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, one, 2000.0)
+    assert flight.redone <= 2 and flight.from_storage == 0
+    group = (Change(700.0, (2, 3)),)
+    fallen = fly(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, group, 2000.0)
+    assert fallen.from_storage == 1 and fallen.redone > 2
+
+
+def test_a_loss_in_a_recovery_begins_it_anew() -> None:
+    once = fly(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, (Change(700.0, (1,), software=True),), 2000.0)
+    twice = (Change(700.0, (1,), software=True), Change(705.0, (2,), software=True))
+    again = fly(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, twice, 2000.0)
+    assert again.failures == 2
+    assert again.phases["start"] + again.phases["detect"] == pytest.approx(
+        once.phases["start"] + once.phases["detect"] + 5.0
+    )
+
+
+@pytest.mark.parametrize("name", ["storage", "memory"])
+def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
+    """What was gone back to is whole: the next loss does not go back to the checkpoint before it."""
+    first, *others = (Change(700.0 + 8 * index, (1,), software=name == "storage") for index in range(5))
+    once = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first,), 760.0)
+    often = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first, *others), 760.0)
+    assert often.redone == once.redone <= 5 + 2 * (name == "storage")
+
+
+def test_a_machine_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
+    costs = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
+    trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
+    for name in ("storage", "memory", "rerouting", "redundant", "drop"):
+        scheme = SCHEMES[name](JOB, costs)
+        flight = fly(scheme, JOB, costs, trace, 2000.0)
+        assert flight.failures == 2 and flight.from_storage == (2 if name == "storage" else 0), name
+        joins = 0 if name in ("storage", "memory") else 2
+        assert flight.phases["join"] == pytest.approx(5.0 * joins), name
+
+
+def test_machines_that_never_come_back() -> None:
+    costs = Costs(replace=math.inf, storage_bandwidth=1e9)
+    trace = (Change(700.0, (1,)),)
+    stopped = fly(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
+    assert stopped.phases["wait"] == pytest.approx(1300.0)
+    going = fly(Rerouting(JOB, costs, 50), JOB, costs, trace, 2000.0)
+    assert going.phases["wait"] == 0 and going.steps > stopped.steps
+
+
+def test_a_trace_is_the_same_for_the_same_seed() -> None:
+    def make(seed: int) -> tuple[Change, ...]:
+        return poisson(
+            64, 100.0, 1e5, np.random.default_rng(seed), software=0.3, domain_size=8, domain_share=0.2
+        )
+
+    assert make(1) == make(1) != make(2)
+    wide = [change for change in make(1) if change.cause == "domain"]
+    assert wide and all(len({m // 8 for m in change.lost}) == 1 and len(change.lost) == 8 for change in wide)
+
+
+class _Names:
+    """A scheme that is told of everything and does nothing."""
+
+    name = "names"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def pace(self) -> tuple[float, float]:
+        return 10.0, 0.0
+
+    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
+        self.calls.append(f"lost {list(machines)}")
+        return None
+
+    def came(self, machine: int, running: bool) -> Setback | None:
+        self.calls.append(f"came {machine}")
+        return None
+
+    def recovered(self) -> None:
+        self.calls.append("recovered")
+
+
+def test_a_machine_is_lost_once_and_comes_once() -> None:
+    scheme = _Names()
+    trace = (Change(5.0, (1,)), Change(6.0, (1, 2)), Change(90.0, (1,)))
+    flight: Flight = fly(scheme, JOB, COSTS, trace, 200.0)
+    assert scheme.calls == ["lost [1]", "lost [2]", "came 1", "came 2", "lost [1]", "came 1"]
+    assert flight.steps == 20
