@@ -1,0 +1,120 @@
+"""Dataclasses as JSON and back, strictly: what is read is exactly what was written, or an error.
+
+Unions of dataclasses carry the name of their class in the field ``is``. Tuples and frozensets become lists
+(frozensets sorted), enumerations the lower-case word of their member.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+TAG = "is"
+
+
+def canonical(value: object) -> bytes:
+    """The one way to write a JSON value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def to_plain(value: object, *, tag: bool = False) -> Any:
+    """A dataclass as a JSON object. ``tag``: with the name of its class, for a reader who expects a union."""
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {TAG: type(value).__name__, **fields} if tag else fields
+    if isinstance(value, tuple | list):
+        return [to_plain(one) for one in value]
+    if isinstance(value, frozenset | set):
+        return sorted(to_plain(one) for one in value)
+    if isinstance(value, dict):
+        return {str(to_plain(key)): to_plain(one) for key, one in value.items()}
+    return value
+
+
+def from_plain(kind: type[T] | types.UnionType, value: Any) -> T:
+    """The dataclass ``kind`` (or one of a union of them, by its tag) from a JSON object.
+
+    Raises:
+        TypeError, ValueError, KeyError: an unknown or missing field, or one of another type.
+    """
+    name = getattr(kind, "__name__", "value")
+    made: T = _read(kind, value, name)
+    return made
+
+
+@cache
+def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(kind)
+    return {
+        field.name: (
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(typing.cast(type, kind), value, where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        rest = [one for one in arguments if one is not type(None)]
+        if len(rest) == 1:
+            return _read(rest[0], value, where)
+        tagged = {one.__name__: one for one in rest if dataclasses.is_dataclass(one)}
+        if isinstance(value, dict) and value.get(TAG) in tagged:
+            return _dataclass(tagged[value[TAG]], value, where)
+        for one in rest:
+            if isinstance(one, type) and type(value) is one:
+                return value
+    elif origin is typing.Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple and isinstance(value, list):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_read(arguments[0], one, where) for one in value)
+        if len(arguments) == len(value):
+            return tuple(_read(one, item, where) for one, item in zip(arguments, value, strict=True))
+    elif origin is frozenset and isinstance(value, list):
+        return frozenset(_read(arguments[0], one, where) for one in value)
+    elif origin is dict and isinstance(value, dict):
+        made = {
+            _key(arguments[0], key): _read(arguments[1], one, f"{where}.{key}") for key, one in value.items()
+        }
+        return made
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[value.upper()]
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif kind is Any or (isinstance(kind, type) and type(value) is kind):
+        return value
+    raise TypeError(f"{where} is {value!r}, which is not accepted")
+
+
+def _dataclass(kind: type, value: Any, where: str) -> Any:
+    fields = _fields(kind)
+    if not isinstance(value, dict):
+        raise TypeError(f"{where} is no object")
+    given = {name: one for name, one in value.items() if name != TAG or TAG in fields}
+    odd = sorted(set(given) - set(fields)) + sorted(
+        name for name, (_, needed) in fields.items() if needed and name not in given
+    )
+    if odd:
+        raise ValueError(f"{where} has no or an unknown field {odd[0]}")
+    return kind(**{name: _read(fields[name][0], one, f"{where}.{name}") for name, one in given.items()})
+
+
+def _key(kind: Any, key: str) -> Any:
+    return int(key) if kind is int else key

@@ -1,0 +1,135 @@
+"""The event log of a run: JSON lines, only ever appended to, readable while they are written.
+
+Every line is one write under a lock, so a writer that is killed leaves at most one line in part, at the end;
+nobody reads such a tail, and the next writer cuts it off. What a line says has happened when it is written.
+
+A line of kind ``decision`` holds what a policy saw beside what it answered:
+
+    {"t": 1763.2, "kind": "decision", "capability": "agents.sandbox", "policy": "semantic",
+     "observation": {"is": "TurnEnd", ...}, "decision": {"is": "Keep", ...}}
+
+``capability`` names a package below ``windtunnel`` whose ``policy`` has ``Observation``, ``Decision`` (one
+dataclass, or a union of them), ``decide(observation) -> decision`` and ``POLICIES``, the named alternatives.
+An observation holds all that the decision depends on, the settings too: so the log alone is enough to decide
+anew, by the same policy or by another one (`windtunnel.replay`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+
+Event = dict[str, Any]
+NAME = "events.jsonl"
+"""The log of a run lies under this name in the run's folder."""
+
+
+class LogFailed(Exception):
+    """The log cannot be written (a full disk, a folder that is gone)."""
+
+
+class EventLog:
+    """The log at ``path``, opened for writing. Several processes may write the same log.
+
+    ``head``: fields of every line. ``sync``: a line is on the disk when `append` returns.
+    """
+
+    def __init__(self, path: Path, *, sync: bool = False, **head: Any) -> None:
+        self.path = path
+        self._head = head
+        self._sync = sync
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(path, flags, 0o644)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                # whoever writes holds the lock, so a tail without an end is one that nobody will end
+                os.ftruncate(self._file, _whole(path))
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise LogFailed(f"{path}: {error.strerror}") from error
+
+    def append(self, kind: str, *, t: float | None = None, **fields: Any) -> Event:
+        """One event, and the line that says it. ``t``: time.time() of it, now unless given.
+
+        Raises:
+            LogFailed: the line is not in the file.
+        """
+        event = {**fields, **self._head, "t": time.time() if t is None else t, "kind": kind}
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                written = os.write(self._file, line)
+                if written != len(line):
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                    raise LogFailed(f"{self.path}: only a part of a line could be written")
+                if self._sync:
+                    os.fsync(self._file)
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise LogFailed(f"{self.path}: {error.strerror}") from error
+        return event
+
+    def decision(self, capability: str, policy: str, observation: object, decision: object) -> None:
+        """What a policy saw and what it answered, beside each other."""
+        seen, answer = to_plain(observation, tag=True), to_plain(decision, tag=True)
+        self.append("decision", capability=capability, policy=policy, observation=seen, decision=answer)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read(path: Path) -> list[Event]:
+    """All events at ``path``, without a last line that was not finished; [] if there is no log.
+
+    Raises:
+        UserError: a line before the last is no event.
+    """
+    return list(_events(path))
+
+
+def decisions(path: Path) -> list[Event]:
+    """The events of kind ``decision`` at ``path``, in their order."""
+    return [event for event in _events(path) if event["kind"] == "decision"]
+
+
+def _events(path: Path) -> Iterator[Event]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            event = json.loads(line)
+            event["kind"], event["t"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: line {number} is not an event: {line[:60]!r}") from None
+        yield event
+
+
+def _whole(path: Path) -> int:
+    """Bytes of the lines that are finished."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
