@@ -73,7 +73,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         rest = [one for one in arguments if one is not type(None)]
         if len(rest) == 1:
             return _read(rest[0], value, where)
-        tagged = {one.__name__: one for one in rest if dataclasses.is_dataclass(one)}
+        tagged: dict[str, Any] = {one.__name__: one for one in rest if hasattr(one, "__dataclass_fields__")}
         if isinstance(value, dict) and value.get(TAG) in tagged:
             return _dataclass(tagged[value[TAG]], value, where)
         for one in rest:
