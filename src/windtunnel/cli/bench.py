@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     from windtunnel.bench.rows import Row
 
-CAPABILITIES = ("training.emulate", "training.checkpoint", "training.pipelines", "agents.sandbox")
 WIDTH = 120  # characters of a line where there is no terminal
 
 
@@ -30,14 +28,10 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON list.")] = False,
 ) -> None:
     """Hold CAPABILITY against real runs, published figures and its peers, side by side."""
-    from windtunnel.base.errors import UserError
+    from windtunnel.capabilities import find
     from windtunnel.cli.progress import shown_progress
 
-    if capability not in CAPABILITIES:
-        raise UserError(
-            f"bench: capability {capability!r} is unknown; accepted are {', '.join(CAPABILITIES)}"
-        )
-    module = import_module(f"windtunnel.{capability}.bench")
+    module = find(capability, lambda one: "bench" in one.rooms, who="bench").room("bench")
     console = _output()
 
     def show(found: list[Row]) -> None:

@@ -10,21 +10,17 @@ import typer
 
 from windtunnel import __version__
 from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.capabilities import CAPABILITIES
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
-# imports what is heavy (torch, plotly) only when it runs.
+# imports what is heavy (torch, plotly) only when it runs. First those of the capabilities, then of all runs.
 VERBS = (
-    "emulate",
-    "sweep",
+    *(verb for capability in CAPABILITIES for verb in capability.verbs),
     "runs",
     "graph",
     "cluster",
     "calibrate",
     "bench",
-    "sandbox",
-    "plan",
-    "train",
-    "checkpoint",
 )
 
 app = typer.Typer(

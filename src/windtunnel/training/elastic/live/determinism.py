@@ -4,7 +4,7 @@ A continuation after a failure is bit-identical only where nothing depends on ho
 started or on which rank does what: random numbers are drawn for (run, step, microbatch), never from where a
 generator happened to stand, and the samples of a step are a function of the step alone. Equal bits also need
 equal shapes of the microbatches and the same build on the same kind of processor. (The states of the global
-generators, for programs that draw from those, are in a checkpoint; see `checkpoint.live.values`.)
+generators, for programs that draw from those, are in a checkpoint.)
 """
 
 from __future__ import annotations

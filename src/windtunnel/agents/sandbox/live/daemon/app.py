@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import windtunnel
+from windtunnel import __version__
 from windtunnel.agents.sandbox.live.daemon.faults import status_of, told
 from windtunnel.agents.sandbox.live.daemon.page import page
 from windtunnel.agents.sandbox.live.daemon.routes import box_routes, checkpoint_routes, host_routes
@@ -29,7 +29,7 @@ def build_app(service: Service) -> FastAPI:
     """The application, without any check of who asks: that is the listener's."""
     app = FastAPI(
         title="windtunnel sandbox",
-        version=windtunnel.__version__,
+        version=__version__,
         description=ABOUT,
         docs_url=None,
         redoc_url=None,

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-import windtunnel
+from windtunnel import __version__
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.live.daemon import schema
@@ -33,7 +33,7 @@ def host_routes(service: Service) -> APIRouter:
 
     @routes.get("/health", summary="The daemon that answers")
     async def health() -> wire.Health:
-        return wire.Health(os.getpid(), str(service.home), windtunnel.__version__)
+        return wire.Health(os.getpid(), str(service.home), __version__)
 
     @routes.get("/doctor", summary="What the host has or lacks, and what follows")
     async def doctor() -> list[Facility]:

@@ -1,0 +1,117 @@
+"""The table of capabilities: what there is, where it stands, and how a user reaches it.
+
+The command line, ``bench``, ``calibrate``, ``replay``, the README and the architecture test read it. A
+capability is a folder below ``windtunnel`` with some of the four rooms, and one line here. This module loads
+none of them: that is done by name when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+from windtunnel.base.errors import UserError
+
+ROOMS = ("policy", "twin", "live", "bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One line of the table.
+
+    ``name``: its package below ``windtunnel``. ``rooms``: which of `ROOMS` it has. ``extra``: what
+    ``pip install 'windtunnel[extra]'`` it needs. ``verbs``: its modules in ``cli``. ``page``: its page in
+    ``docs``. ``calibrates``: whether ``windtunnel calibrate`` measures something for it. ``twin_of``: the
+    capability in whose twin its decisions are priced, where that is not its own.
+    """
+
+    name: str
+    title: str
+    rooms: tuple[str, ...]
+    extra: str
+    verbs: tuple[str, ...]
+    page: str
+    calibrates: bool = False
+    twin_of: str = ""
+
+    @property
+    def package(self) -> str:
+        return f"windtunnel.{self.name}"
+
+    @property
+    def pricing(self) -> str | None:
+        """The module with its ``cost(observation, decision)``, if any has it."""
+        if self.twin_of:
+            return f"windtunnel.{self.twin_of}.twin"
+        return f"{self.package}.twin" if "twin" in self.rooms else None
+
+    def room(self, name: str) -> ModuleType:
+        """The room of that name, imported.
+
+        Raises:
+            UserError: it has none.
+        """
+        if name not in self.rooms:
+            raise UserError(f"{self.name} has no {name}; it has {', '.join(self.rooms)}")
+        return import_module(f"{self.package}.{name}")
+
+
+CAPABILITIES = (
+    Capability(
+        "training.emulate", "A training script on a cluster that is not there",
+        ROOMS, "train", ("emulate", "sweep"), "emulate", calibrates=True,
+    ),
+    Capability(
+        "training.elastic", "A training job that goes on when hosts fail",
+        ("policy", "live"), "train", ("train",), "elastic", twin_of="training.goodput",
+    ),
+    Capability(
+        "training.checkpoint", "Checkpoints of every step in the memory of other hosts (GEMINI)",
+        ("policy", "live", "bench"), "train", ("checkpoint",), "elastic", twin_of="training.goodput",
+    ),
+    Capability(
+        "training.pipelines", "Pipelines that go on with the hosts that are left (Oobleck)",
+        ("policy", "live", "bench"), "train", (), "elastic", twin_of="training.goodput",
+    ),
+    Capability(
+        "training.goodput", "How much work months of failures leave, for each way to go on",
+        ("twin",), "train", ("plan",), "elastic",
+    ),
+    Capability(
+        "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
+        ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
+    ),
+)  # fmt: skip
+
+
+def find(name: str, having: Callable[[Capability], bool] = lambda _: True, *, who: str) -> Capability:
+    """The capability called ``name`` among those that ``having`` is true of; ``who`` asks, for the message.
+
+    Raises:
+        UserError: there is none.
+    """
+    accepted = [one for one in CAPABILITIES if having(one)]
+    for one in accepted:
+        if one.name == name:
+            return one
+    raise UserError(
+        f"{who}: capability {name!r} is unknown; accepted are {', '.join(one.name for one in accepted)}"
+    )
+
+
+def markdown() -> str:
+    """The README's table of capabilities."""
+    lines = [
+        "| capability | twin | live | command | install | page |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in CAPABILITIES:
+        marks = ["yes" if room in one.rooms else "–" for room in ("twin", "live")]
+        verbs = ", ".join(f"`{verb}`" for verb in one.verbs) or "–"
+        lines.append(
+            f"| {one.title} (`{one.name}`) | {' | '.join(marks)} | {verbs} | `windtunnel[{one.extra}]` "
+            f"| [{one.page}](docs/{one.page}.md) |"
+        )
+    return "\n".join(lines)
