@@ -1,158 +1,217 @@
-"""Networks of emulated machines: each in a network namespace of its own, joined by a bridge.
+"""Links, addresses and queues by rtnetlink, and networks of emulated hosts that are made of them.
 
-Needs root and iproute2. The bridge lies in this host's namespace under a name and a 10.x net of its own, so
-that supervisor and store are reached on its address; every machine has one end of a veth pair, called
-`INTERFACE` inside, with a token bucket (tc-tbf) on both ends where a rate is set. Nothing leaves the host.
+No ``ip`` is installed or spawned: pyroute2 speaks to the kernel. Every request has a socket of its own in a
+thread of its own, which enters the network namespace that is named and ends with the socket; so nothing is
+shared by threads, inherited by forks, or in the way of a caller's event loop.
+
+`Network` joins hosts, each in a network namespace of its own, by a bridge. The bridge lies in this host's
+namespace under a name and a 10.x net of its own, so that a server is reached on its address; every host has
+one end of a veth pair, called `INTERFACE` inside, with a token bucket (tc-tbf) on both ends where a rate is
+set. Nothing leaves the machine.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-import subprocess
+import socket
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.processes import Identity
+from windtunnel.linux import LinuxError, namespaces
 
+T = TypeVar("T")
 INTERFACE = "wt0"
 _NAMES = Path("/run/netns")
-_BOUND = 20.0  # seconds that a command may take
+_OWNERS = Path("/run/windtunnel-networks")
+_FASTEST = 2**32 - 1
+"""Bytes/s, the most that a token bucket's own field holds."""
+
+
+def make_pair(device: str, peer: str, namespace: Path, master: str | None = None) -> None:
+    """A veth pair: ``device`` here (on the bridge ``master``), ``peer`` in the namespace that the file holds.
+
+    Raises OSError, as all functions here do."""
+    with open(namespace, "rb") as held:
+        there = {"ifname": peer, "net_ns_fd": held.fileno()}
+        on_bridge = {} if master is None else {"master": socket.if_nametoindex(master)}
+        _ask(lambda route: route.link("add", ifname=device, kind="veth", peer=there, **on_bridge))
+
+
+def configure(device: str, address: str, prefix: int, namespace: Path | None = None) -> None:
+    """Give ``device`` an IPv4 address and bring it up."""
+
+    def give(route: Any) -> None:
+        index = socket.if_nametoindex(device)
+        route.addr("add", index=index, address=address, prefixlen=prefix)
+        route.link("set", index=index, state="up")
+
+    _ask(give, namespace)
+
+
+def remove_link(device: str) -> None:
+    """Remove a device, and with it its peer; one that is absent is fine."""
+    try:
+        index = socket.if_nametoindex(device)
+        _ask(lambda route: route.link("del", index=index))
+    except OSError as error:
+        if error.errno != errno.ENODEV and error.errno is not None:
+            raise
+
+
+def set_link(device: str, *, up: bool) -> None:
+    """Take a device down, or up again: no connection over it closes."""
+    index = socket.if_nametoindex(device)
+    _ask(lambda route: route.link("set", index=index, state="up" if up else "down"))
+
+
+def set_rate(device: str, rate: float, namespace: Path | None = None) -> None:
+    """Limit what a device sends to ``rate`` bytes/s, by a token bucket of 2 ms and a queue of 200 ms.
+
+    A network card saves up nothing: with a large bucket, what is sent in a pause would be paid for by what
+    follows it.
+    """
+    bits = max(8000, min(int(rate), _FASTEST) * 8)
+    burst = max(16_000, int(rate * 0.002))
+
+    def limit(route: Any) -> None:
+        index = socket.if_nametoindex(device)
+        route.tc("replace", "tbf", index=index, rate=f"{bits}bit", burst=burst, latency="200ms")
+
+    _ask(limit, namespace)
 
 
 def missing() -> str | None:
     """Why this host cannot emulate networks, in words; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for tool in ("ip", "tc", "nsenter"):
-        if shutil.which(tool) is None:
-            return f"{tool} is not installed (packages iproute2 and util-linux)"
+    try:
+        import pyroute2  # noqa: F401
+    except ImportError:
+        return "pyroute2 is not installed (pip install pyroute2)"
     return None
 
 
-def set_link(interface: str, *, up: bool) -> None:
-    """Take an interface of this process's namespace down, or up again."""
-    _run("ip", "link", "set", "dev", interface, "up" if up else "down")
-
-
-def set_rate(interface: str, rate: float) -> None:
-    """Limit what an interface of this process's namespace sends, to ``rate`` bytes/s."""
-    _run("tc", "qdisc", "replace", "dev", interface, *_bucket(rate))
-
-
 class Network:
-    """One bridge and the machines on it, called after the run's ``token``; ``rate``: bytes/s of each machine
-    in either direction, None for no limit."""
+    """One bridge and the hosts on it, called after the run's ``token``; ``rate``: bytes/s of each host in
+    either direction, None for no limit. ``address``: the bridge's own, on which this machine is reached.
+
+    Raises:
+        UserError: this machine cannot emulate networks.
+        LinuxError: the kernel refused a link, by this and every method.
+    """
 
     def __init__(self, token: str, rate: float | None = None) -> None:
         reason = missing()
         if reason is not None:
             raise UserError(f"network netns: {reason}; accepted here is loopback")
         self.rate = rate
-        self._short = token.rpartition("-")[2]
-        self._bridge = f"wt{self._short}"
-        self._ends: dict[str, str] = {}
-        self._net = _free_net()
-        self.host = f"{self._net}.1"
-        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        self._bridge = f"wt{token.rpartition('-')[2]}"
+        self._numbers: dict[str, int] = {}
+        self._net = _ask(_free_net)
+        self.address = f"{self._net}.1"
+        _ask(lambda route: route.link("add", ifname=self._bridge, kind="bridge"))
         try:
-            (_owners() / self._bridge).write_text(f"{os.getpid()}\n")
-            _run("ip", "addr", "add", f"{self.host}/24", "dev", self._bridge)
-            _run("ip", "link", "set", self._bridge, "up")
+            _OWNERS.mkdir(exist_ok=True)
+            (_OWNERS / self._bridge).write_text(f"{Identity.own()}\n")
+            configure(self._bridge, self.address, 24)
         except BaseException:
             self.close()
             raise
 
     def add(self, name: str) -> tuple[str, str]:
-        """A machine: the path of its namespace, and its address."""
-        number = len(self._ends)
-        namespace, end = f"{self._bridge}-{number}", f"{self._bridge}p{number}"
+        """A host: the path of its namespace, and its address."""
+        number = self._numbers[name] = len(self._numbers)
         address = f"{self._net}.{number + 2}"
-        self._ends[name] = end
-        _run("ip", "netns", "add", namespace)
-        _run("ip", "link", "add", end, "type", "veth", "peer", "name", INTERFACE, "netns", namespace)
-        _run("ip", "link", "set", end, "master", self._bridge, "up")
-        for command in (
-            ("link", "set", "lo", "up"),
-            ("addr", "add", f"{address}/24", "dev", INTERFACE),
-            ("link", "set", INTERFACE, "up"),
-        ):
-            _run("ip", "-n", namespace, *command)
+        namespace, end = self._namespace(name), self._end(name)
+        _NAMES.mkdir(exist_ok=True)
+        namespaces.make_network(namespace)
+        make_pair(end, INTERFACE, namespace, self._bridge)
+        set_link(end, up=True)
+        configure(INTERFACE, address, 24, namespace)
         if self.rate is not None:
             self.set_rate(name, self.rate)
-        return str(_NAMES / namespace), address
+        return str(namespace), address
 
     def set_rate(self, name: str, rate: float) -> None:
-        """Limit a machine's link to ``rate`` bytes/s in either direction."""
-        end = self._ends[name]
-        inside = f"{self._bridge}-{end.rpartition('p')[2]}"
-        _run("tc", "qdisc", "replace", "dev", end, *_bucket(rate))
-        _run("tc", "-n", inside, "qdisc", "replace", "dev", INTERFACE, *_bucket(rate))
+        """Limit a host's link to ``rate`` bytes/s in either direction."""
+        set_rate(self._end(name), rate)
+        set_rate(INTERFACE, rate, self._namespace(name))
 
     def link_down(self, name: str) -> None:
-        """A machine's link carries nothing more; no connection closes."""
-        _run("ip", "link", "set", self._ends[name], "down")
+        """A host's link carries nothing more; no connection closes."""
+        set_link(self._end(name), up=False)
 
     def link_up(self, name: str) -> None:
         """And carries again."""
-        _run("ip", "link", "set", self._ends[name], "up")
+        set_link(self._end(name), up=True)
 
     def close(self) -> None:
         """Remove all of it."""
         _remove(self._bridge)
 
+    def _end(self, name: str) -> str:
+        return f"{self._bridge}p{self._numbers[name]}"
+
+    def _namespace(self, name: str) -> Path:
+        return _NAMES / f"{self._bridge}-{self._numbers[name]}"
+
 
 def sweep() -> None:
-    """Remove the networks of launchers that are gone."""
-    if missing() is not None:
+    """Remove the networks of processes that are gone."""
+    if missing() is not None or not _OWNERS.is_dir():
         return
-    for mark in _owners().iterdir():
-        if not Path(f"/proc/{mark.read_text().strip()}").exists():
+    for mark in _OWNERS.iterdir():
+        try:
+            lives = Identity.parse(mark.read_text()).lives()
+        except FileNotFoundError:  # another process sweeps, too
+            continue
+        except ValueError:  # written by a process that died over it
+            lives = False
+        if not lives:
             _remove(mark.name)
 
 
 def _remove(bridge: str) -> None:
-    if _NAMES.is_dir():
-        for path in _NAMES.glob(f"{bridge}-*"):
-            _try("ip", "netns", "del", path.name)
-    # Pairs go with their namespace, but some time later.
-    for end in Path("/sys/class/net").glob(f"{bridge}p*"):
-        _try("ip", "link", "del", end.name)
-    _try("ip", "link", "del", bridge)
-    (_owners() / bridge).unlink(missing_ok=True)
+    for file in _NAMES.glob(f"{bridge}-*"):
+        with suppress(OSError):
+            namespaces.release(file)
+    # pairs go with their namespace, but some time later
+    ends = [name for _, name in socket.if_nameindex() if name.startswith(f"{bridge}p")]
+    for device in (*ends, bridge):
+        with suppress(OSError):
+            remove_link(device)
+    (_OWNERS / bridge).unlink(missing_ok=True)
 
 
-def _owners() -> Path:
-    folder = Path("/run/windtunnel-networks")
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _free_net() -> str:
-    """The first 10.x.y that nothing on this host uses, counted from one that depends on the process."""
-    taken = _try("ip", "-4", "-o", "addr").stdout + _try("ip", "-4", "route").stdout
+def _free_net(route: Any) -> str:
+    """The first 10.x.y that nothing on this machine uses, counted from one that depends on the process."""
+    used = [message.get("address") for message in route.get_addr(family=socket.AF_INET)]
+    used += [message.get("dst") for message in route.get_routes(family=socket.AF_INET)]
+    taken = {address.rpartition(".")[0] for address in used if address}
     for number in range(os.getpid(), os.getpid() + 40_000):
         net = f"10.{64 + number // 250 % 150}.{number % 250}"
-        if f" {net}." not in taken and f"\n{net}." not in taken:
+        if net not in taken:
             return net
     raise UserError("network netns: no net of 10.0.0.0/8 is free")
 
 
-def _bucket(rate: float) -> list[str]:
-    """A token bucket of 2 ms, and a queue of 200 ms. A network card saves up nothing: with a large bucket,
-    what is sent in a pause would be paid for by what follows it."""
-    bits = max(8000, int(rate * 8))
-    burst = max(16_000, int(rate * 0.002))
-    return ["root", "tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms"]
+def _ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
+    """What ``work(route)`` returns, with a pyroute2.IPRoute of a network namespace."""
 
+    def ask() -> T:
+        # a sixth of a second to load, which only those pay who make links
+        from pyroute2 import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
 
-def _try(*command: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BOUND)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {_BOUND:g} s")
+        try:
+            with IPRoute(groups=0) as route:
+                return work(route)
+        except NetlinkError as error:
+            raise LinuxError(os.strerror(error.code), error.code) from error
 
-
-def _run(*command: str) -> None:
-    done = _try(*command)
-    if done.returncode != 0:
-        raise UserError(f"network netns: `{' '.join(command)}` failed: {done.stderr.strip()}")
+    return namespaces.within(namespace, ask)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
-from windtunnel.linux import network
+from windtunnel.linux import namespaces, network
 from windtunnel.training.elastic.job import Job
 from windtunnel.training.elastic.live import cleanup, rendezvous
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -255,7 +255,7 @@ class Launched:
 
     def _host(self) -> str:
         if self.network is not None:
-            return self.network.host
+            return self.network.address
         return rendezvous.split(self.job.listen, "--listen")[0] if self.job.listen else "127.0.0.1"
 
     def _environment(self) -> dict[str, str]:
@@ -325,16 +325,18 @@ class Launched:
         config.write(path)
         command = [sys.executable, "-m", "windtunnel.training.elastic.host", str(path)]
         command += ["--lifeline", str(self._lifeline)]
-        if config.namespace is not None:
-            command = ["nsenter", f"--net={config.namespace}", *command]
-        process = subprocess.Popen(
-            command,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=[self._lifeline],
-        )
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[self._lifeline],
+            )
+
+        process = start() if config.namespace is None else namespaces.within(config.namespace, start)
         self._machines.append(Machine(config.name, process, config.namespace))
 
     # -- while it runs -----------------------------------------------------------------------------------

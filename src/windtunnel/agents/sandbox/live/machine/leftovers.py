@@ -16,7 +16,8 @@ from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import INIT, Group
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.linux import netlink
+from windtunnel.linux.namespaces import holds_namespace
+from windtunnel.linux.network import remove_link
 
 
 def leftovers(home: Home, boxes: Iterable[str]) -> list[str]:
@@ -48,7 +49,7 @@ def collect(home: Home, boxes: Iterable[str]) -> list[str]:
             network.remove(home, name)
     for name in _devices(home, owned):
         with contextlib.suppress(OSError):
-            netlink.remove_link(name)
+            remove_link(name)
     still = set(leftovers(home, owned))
     if failed:
         raise MachineError("; ".join(failed))
@@ -80,7 +81,7 @@ def _groups(home: Home) -> set[str]:
 def _namespaces(home: Home) -> set[str]:
     if not home.boxes.is_dir():
         return set()
-    return {path.parent.name for path in home.boxes.glob("*/netns") if network.is_namespace(Path(path))}
+    return {path.parent.name for path in home.boxes.glob("*/netns") if holds_namespace(Path(path))}
 
 
 def _devices(home: Home, boxes: set[str]) -> set[str]:

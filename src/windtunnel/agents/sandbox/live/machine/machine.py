@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import re
@@ -23,11 +22,10 @@ from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import ShellState, Spec, TurnResult
 from windtunnel.agents.sandbox.views import Entry
 from windtunnel.base.errors import UserError
+from windtunnel.linux.namespaces import set_hostname
 
 SHELL_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 MOST_SHELLS = 64
-CLONE_NEWUTS = 0x04000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Machine:
@@ -229,7 +227,10 @@ class Machine:
         """
         name = hostname[:63]
         if not rootless.rootless():  # there, no process outlives a fork: init was given the name
-            _set_hostname(self._handle, name)
+            try:
+                set_hostname(self._handle, name)
+            except OSError as error:
+                raise MachineError(f"the sandbox's host name could not be set: {error.strerror}") from error
         try:
             files.put(self._root, "/etc/hostname", f"{name}\n".encode(), 0o644)
             files.put(self._root, "/etc/machine-id", f"{secrets.token_hex(16)}\n".encode(), 0o444)
@@ -254,19 +255,3 @@ class Machine:
 
     def listdir(self, path: str) -> list[Entry]:
         return files.listdir(self._root, path)
-
-
-def _set_hostname(handle: int, name: str) -> None:
-    """In a thread of its own, which enters the sandbox's namespace and ends in it."""
-    faults: list[int] = []
-
-    def enter() -> None:
-        text = name.encode()
-        if _libc.setns(handle, CLONE_NEWUTS) != 0 or _libc.sethostname(text, len(text)) != 0:
-            faults.append(ctypes.get_errno())
-
-    thread = threading.Thread(target=enter, name="windtunnel-hostname")
-    thread.start()
-    thread.join()
-    if faults:
-        raise MachineError(f"the sandbox's host name could not be set: {os.strerror(faults[0])}")

@@ -10,36 +10,27 @@ forwarding: the host answers, the rest of the world does not.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import Group
-from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Network
-from windtunnel.linux import netlink
+from windtunnel.linux import namespaces
+from windtunnel.linux import network as links
 
-T = TypeVar("T")
-CLONE_NEWNET = 0x40000000
-MNT_DETACH = 2
 LISTENER = Path(__file__).with_name("listener.py")
-NSFS_MAGIC = 0x6E736673
 FIRST = (198 << 24) | (18 << 16)
 NETWORKS = 1 << 15
 """Number of /30 networks in 198.18.0.0/15."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def netns_file(home: Home, box: str) -> Path:
@@ -51,26 +42,17 @@ def device_name(home: Home, box: str) -> str:
     return f"wt{home.tag[:5]}{hashlib.blake2s(box.encode(), digest_size=4).hexdigest()}"
 
 
-def is_namespace(file: Path) -> bool:
-    """Whether a namespace is bound there: after a restart of the host the file is a plain, empty one."""
-    fields = (ctypes.c_long * 32)()
-    return _libc.statfs(os.fsencode(file), fields) == 0 and fields[0] == NSFS_MAGIC
-
-
 def make(home: Home, box: str, network: Network) -> Path:
     """The sandbox's network namespace, as it should be; what exists stays. Raises MachineError."""
     file = netns_file(home, box)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if not is_namespace(file):
-        file.touch()
-        done = subprocess.run([str(locate()), "net", str(file)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise MachineError(f"the sandbox's network could not be made: {launcher_words(done.stdout)}")
     try:
+        if not namespaces.holds_namespace(file):
+            namespaces.make_network(file)
         if network == "host":
             _connect(file, device_name(home, box), f"{home.tag}/{box}")
         else:
-            netlink.remove_link(device_name(home, box))
+            links.remove_link(device_name(home, box))
     except OSError as error:
         raise MachineError(f"the sandbox's network could not be made: {error.strerror}") from error
     return file
@@ -79,17 +61,12 @@ def make(home: Home, box: str, network: Network) -> Path:
 def remove(home: Home, box: str) -> None:
     """Remove devices and namespace; what is gone already is fine."""
     with contextlib.suppress(OSError):
-        netlink.remove_link(device_name(home, box))
-    release(netns_file(home, box))
-
-
-def release(file: Path) -> None:
-    """Unmount a namespace's file and remove it."""
-    while is_namespace(file):
-        if _libc.umount2(os.fsencode(file), MNT_DETACH) != 0:
-            code = ctypes.get_errno()
-            raise MachineError(f"cannot release the network namespace {file}: {os.strerror(code)}")
-    file.unlink(missing_ok=True)
+        links.remove_link(device_name(home, box))
+    file = netns_file(home, box)
+    try:
+        namespaces.release(file)
+    except OSError as error:
+        raise MachineError(f"cannot release the network namespace {file}: {error.strerror}") from error
 
 
 def addresses(home: Home, box: str) -> tuple[str, str] | None:
@@ -118,43 +95,19 @@ def _connect(file: Path, device: str, who: str) -> None:
             break
     else:
         raise OSError(errno.EADDRNOTAVAIL, "all addresses of 198.18.0.0/15 are taken")
-    own, its = ((base + offset).to_bytes(4) for offset in (1, 2))
-    with open(file, "rb") as namespace:
-        netlink.make_pair(device, "eth0", namespace.fileno())
+    own, its = (socket.inet_ntoa((base + offset).to_bytes(4)) for offset in (1, 2))
+    links.make_pair(device, "eth0", file)
     try:
         # the host answers for itself and passes nothing on, whatever its forwarding is set to elsewhere
         for key, value in (("ipv4/conf/{}/forwarding", "0"), ("ipv6/conf/{}/disable_ipv6", "1")):
             with contextlib.suppress(OSError):
                 Path("/proc/sys/net", key.format(device)).write_text(value)
-        netlink.configure(device, own, 30)
-        within(file, lambda: netlink.configure("eth0", its, 30))
+        links.configure(device, own, 30)
+        links.configure("eth0", its, 30, file)
     except BaseException:
         with contextlib.suppress(OSError):
-            netlink.remove_link(device)
+            links.remove_link(device)
         raise
-
-
-def within(netns: Path, work: Callable[[], T]) -> T:
-    """``work()`` in a thread of its own that has entered the network namespace, and ends in it."""
-    results: list[T] = []
-    faults: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            with open(netns, "rb") as file:
-                if _libc.setns(file.fileno(), CLONE_NEWNET) != 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code), str(netns))
-            results.append(work())
-        except BaseException as fault:
-            faults.append(fault)
-
-    thread = threading.Thread(target=enter, name="windtunnel-netns")
-    thread.start()
-    thread.join()
-    if faults:
-        raise faults[0]
-    return results[0]
 
 
 def listen_inside(netns: Path, port: int) -> socket.socket:
@@ -177,7 +130,7 @@ def listen_inside(netns: Path, port: int) -> socket.socket:
     if os.geteuid() != 0:
         return _listen_as_user(netns, port)
     try:
-        return within(netns, listen)
+        return namespaces.within(netns, listen)
     except OSError as error:
         raise MachineError(f"cannot listen on port {port} inside the sandbox: {error.strerror}") from error
 

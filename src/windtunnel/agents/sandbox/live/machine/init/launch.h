@@ -46,29 +46,6 @@ static word must(word result, const char *what) {
     return result;
 }
 
-/* struct ifreq of linux/if.h, which needs a C library's headers. */
-struct device_request {
-    char name[16];
-    short flags;
-    char rest[22];
-};
-
-static void loopback_up(void) {
-    struct device_request request = {{'l', 'o'}, 0, {0}};
-    word plug = must(CALL(socket, 2, 2 | CLOSE_ON_EXEC, 0), "open a socket in the network namespace");
-    must(CALL(ioctl, plug, SIOCGIFFLAGS, &request), "read the state of the loopback device");
-    request.flags |= 1 /* up */;
-    must(CALL(ioctl, plug, SIOCSIFFLAGS, &request), "bring the loopback device up");
-    CALL(close, plug);
-}
-
-static int make_network(const char *file) {
-    must(CALL(unshare, CLONE_NEWNET), "make a network namespace");
-    loopback_up();
-    must(CALL(mount, "/proc/self/ns/net", file, 0, BIND, 0), "bind the network namespace to its file");
-    return 0;
-}
-
 static void need_folder(const char *path) {
     CALL(mkdirat, AT_HERE, path, 0755); /* that it exists already is the usual case */
     word at = CALL(openat, AT_HERE, path, READ_ONLY | 0200000 /* directory */ | 0400000 /* nofollow */);

@@ -1,6 +1,5 @@
 /* One small static program with few roles, chosen by its first argument:
  *
- *   net NETNS-FILE                make a network namespace, loopback up, bound to the file
  *   launch ROOT DEV NETNS HOST WORKDIR PROCS...   start a sandbox (launch.h); prints "pid N" or a sentence
  *   rootless ROOT HOST WORKDIR RECORD BOOT DATA PROCESSES   the same without root (rootless.h)
  *   try                           whether this user can have that
@@ -18,8 +17,7 @@ void entry(word *stack) {
     char **arguments = (char **)(stack + 1);
     char **environment = arguments + count + 1;
     int code = 2;
-    if (count == 3 && same(arguments[1], "net")) code = make_network(arguments[2]);
-    else if (count >= 7 && same(arguments[1], "launch")) code = launch(arguments + 2, environment);
+    if (count >= 7 && same(arguments[1], "launch")) code = launch(arguments + 2, environment);
     else if (count == 9 && same(arguments[1], "rootless")) code = launch_rootless(arguments + 2, environment);
     else if (count == 2 && same(arguments[1], "try")) code = try_rootless();
     else if (count == 3 && same(arguments[1], "init")) code = run_init(arguments[2], environment);

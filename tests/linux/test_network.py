@@ -1,0 +1,191 @@
+"""Links, addresses, token buckets and namespaces, made without ``ip``; and the networks of emulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from windtunnel.base.processes import Identity
+from windtunnel.linux import LinuxError, namespaces, network
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(network.missing() is not None, reason=network.missing() or ""),
+]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "netns"
+    namespaces.make_network(file)
+    yield file
+    namespaces.release(file)
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    name = f"wtt{os.getpid() % 100000}"
+    yield name
+    network.remove_link(name)
+
+
+def up(name: str) -> bool:
+    return psutil.net_if_stats()[name].isup
+
+
+def serve(namespace: Path | str, address: str) -> tuple[socket.socket, int]:
+    plug = namespaces.within(namespace, lambda: socket.create_server((address, 0)))
+    return plug, plug.getsockname()[1]
+
+
+def test_a_network_is_held_by_a_file_with_its_loopback_up(held: Path) -> None:
+    assert namespaces.holds_namespace(held)
+    own = os.readlink("/proc/self/ns/net")
+    assert namespaces.within(held, lambda: os.readlink("/proc/thread-self/ns/net")) != own
+    assert namespaces.within(held, lambda: [name for _, name in socket.if_nameindex()]) == ["lo"]
+    assert namespaces.within(held, lambda: up("lo"))
+    assert os.readlink("/proc/thread-self/ns/net") == own
+    namespaces.release(held)
+    assert not held.exists()
+    namespaces.release(held)
+
+
+def test_a_process_started_within_lives_inside(held: Path) -> None:
+    process = namespaces.within(held, lambda: subprocess.Popen(["sleep", "60"]))
+    try:
+        inside = namespaces.within(held, lambda: os.readlink("/proc/thread-self/ns/net"))
+        assert os.readlink(f"/proc/{process.pid}/ns/net") == inside
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_fails_inside_is_raised_outside(held: Path, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        namespaces.within(held, lambda: 1 // 0)
+    with pytest.raises(OSError, match="Invalid argument"):
+        namespaces.enter(Path("/proc/self/stat"))
+    with pytest.raises(FileNotFoundError):
+        namespaces.within(tmp_path / "none", lambda: None)
+
+
+def test_a_pair_carries_what_is_sent(held: Path, device: str) -> None:
+    network.make_pair(device, "eth0", held)
+    network.configure(device, "198.19.255.1", 30)
+    network.configure("eth0", "198.19.255.2", 30, held)
+    server, port = serve(held, "198.19.255.2")
+    with server, socket.create_connection(("198.19.255.2", port), 5):
+        server.accept()[0].close()
+    network.set_link(device, up=False)
+    assert not up(device)
+    network.set_link(device, up=True)
+    assert up(device)
+    network.remove_link(device)
+    assert device not in psutil.net_if_stats()
+    network.remove_link(device)
+
+
+def test_refusals_are_told_in_words(held: Path, device: str) -> None:
+    network.make_pair(device, "eth0", held)
+    with pytest.raises(LinuxError, match="File exists") as refused:
+        network.make_pair(device, "eth1", held)
+    assert (refused.value.errno, refused.value.strerror) == (17, "File exists")
+    with pytest.raises(OSError, match="no interface"):
+        network.set_link("wt-no-such", up=True)
+
+
+@pytest.mark.parametrize(("rate", "least"), [(1e6, 1.0), (8e6, 0.12)])
+def test_a_rate_bounds_what_a_device_sends(held: Path, device: str, rate: float, least: float) -> None:
+    """``least``: seconds below which 1.2 MB cannot have come through at the rate."""
+    network.make_pair(device, "eth0", held)
+    network.configure(device, "198.19.255.1", 30)
+    network.configure("eth0", "198.19.255.2", 30, held)
+    network.set_rate(device, 1e9)
+    network.set_rate(device, rate)
+    server, port = serve(held, "198.19.255.2")
+    with server, socket.create_connection(("198.19.255.2", port), 5) as sender:
+        receiver = server.accept()[0]
+        code = "import socket,sys,time; s=socket.socket(fileno=int(sys.argv[1])); t=time.monotonic(); n=0\n"
+        code += "while n < 1_200_000: n += len(s.recv(1<<16))\nprint(time.monotonic()-t)"
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(receiver.fileno())],
+            pass_fds=[receiver.fileno()],
+            stdout=subprocess.PIPE,
+        ) as reader:
+            receiver.close()
+            sender.sendall(bytes(1_200_000))
+            assert reader.stdout is not None
+            assert float(reader.stdout.read()) > least
+
+
+def test_links_are_made_by_many_threads_and_beside_an_event_loop(held: Path, device: str) -> None:
+    names = [f"{device}{letter}" for letter in "abcdefgh"]
+    try:
+        threads = [threading.Thread(target=network.make_pair, args=(name, name, held)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(names) <= psutil.net_if_stats().keys()
+
+        async def remove() -> None:
+            for name in names:
+                network.remove_link(name)
+
+        asyncio.run(remove())
+        assert not set(names) & psutil.net_if_stats().keys()
+    finally:
+        for name in names:
+            network.remove_link(name)
+
+
+def test_no_descriptor_stays_open(held: Path, device: str) -> None:
+    network.make_pair(device, "eth0", held)
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        network.configure("lo", "127.0.0.9", 32, held) if _ == 0 else network.set_link(device, up=True)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
+    made = network.Network("test-a1b2c3", rate=50e6)
+    try:
+        first, _ = made.add("first")
+        second, address = made.add("second")
+        server, port = serve(second, address)
+        with server:
+            namespaces.within(first, lambda: socket.create_connection((address, port), 5)).close()
+            socket.create_connection((address, port), 5).close()
+            made.link_down("second")
+            with pytest.raises(OSError):
+                namespaces.within(first, lambda: socket.create_connection((address, port), 0.3))
+            made.link_up("second")
+            made.set_rate("second", 1e6)
+            namespaces.within(first, lambda: socket.create_connection((address, port), 5)).close()
+        network.sweep()
+        assert "wta1b2c3" in psutil.net_if_stats()
+    finally:
+        made.close()
+    assert not [name for name in psutil.net_if_stats() if name.startswith("wta1b2c3")]
+    assert not Path(first).exists()
+
+
+def test_networks_of_processes_that_are_gone_are_swept() -> None:
+    made = network.Network("test-d4e5f6")
+    made.add("only")
+    owner = Path("/run/windtunnel-networks/wtd4e5f6")
+    own = Identity.own()
+    owner.write_text(f"{Identity(own.pid, own.started + 1, own.boot)}\n")  # the pid was used again
+    network.sweep()
+    assert "wtd4e5f6" not in psutil.net_if_stats()
+    assert not owner.exists()
+    assert not list(Path("/run/netns").glob("wtd4e5f6*"))
