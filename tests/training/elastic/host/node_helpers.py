@@ -13,7 +13,7 @@ T = TypeVar("T")
 # A trainer that speaks to its agent by hand: it answers memberships, and writes down what it is told.
 SPEAKER = """
 import json, os, sys, threading, time
-from windtunnel.training.elastic.live import wire
+from windtunnel.base import wire
 sock = wire.connect(os.environ["WINDTUNNEL_AGENT"], 20)
 lock = threading.Lock()
 def say(**message):
