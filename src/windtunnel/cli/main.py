@@ -16,6 +16,7 @@ from windtunnel.capabilities import CAPABILITIES
 # imports what is heavy (torch, plotly) only when it runs. First those of the capabilities, then of all runs.
 VERBS = (
     *(verb for capability in CAPABILITIES for verb in capability.verbs),
+    "replay",
     "runs",
     "graph",
     "cluster",
