@@ -82,15 +82,22 @@ class EventLog:
             raise LogFailed(f"{self.path}: {error.strerror}") from error
         return event
 
-    def decision(self, capability: str, policy: str, observation: object, decision: object) -> None:
+    def decision(
+        self, capability: str, policy: str, observation: object, decision: object, **fields: Any
+    ) -> None:
         """What a policy saw and what it answered, beside each other."""
-        seen, answer = to_plain(observation, tag=True), to_plain(decision, tag=True)
-        self.append("decision", capability=capability, policy=policy, observation=seen, decision=answer)
+        self.append("decision", **decided(capability, policy, observation, decision), **fields)
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def decided(capability: str, policy: str, observation: object, decision: object) -> dict[str, Any]:
+    """The fields of a decision, for who hands his events to another process that writes the log."""
+    seen, answer = to_plain(observation, tag=True), to_plain(decision, tag=True)
+    return {"capability": capability, "policy": policy, "observation": seen, "decision": answer}
 
 
 def read(path: Path) -> list[Event]:

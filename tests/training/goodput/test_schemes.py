@@ -90,7 +90,7 @@ def test_a_large_job_uses_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(flight.phases.values()) == pytest.approx(86400.0)
     assert flight.goodput > 0.7
     assert sum(scheme.layout.microbatches) == JOB.microbatches
-    present = {node for node in scheme.members.places if node is not None}
+    present = {number for number, host in enumerate(scheme.members.numbers) if host is not None}
     assert {node for pipeline in scheme.layout.pipelines for node in pipeline} == present
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.faults import parse
-from windtunnel.training.elastic.policy.membership import Policy, Replace
+from windtunnel.training.elastic.policy.rules import Rules
 
 # What a trainer will import anyway; torch._dynamo is imported by the first optimizer of a process.
 PRELOAD = (
@@ -40,7 +40,7 @@ class Job:
     nodes: int
     per_node: int = 1
     spares: int = 0
-    policy: Policy = field(default_factory=Replace)
+    rules: Rules = field(default_factory=Rules)
     faults: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     domains: tuple[str, ...] = ()

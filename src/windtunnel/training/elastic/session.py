@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.checkpoint.live.files import open_files
@@ -20,7 +20,7 @@ from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.job import Job
 from windtunnel.training.elastic.live import cleanup, rendezvous
 from windtunnel.training.elastic.live.launch import Launched
-from windtunnel.training.elastic.policy.membership import Policy, Replace, Shrink
+from windtunnel.training.elastic.policy.rules import OnLoss, Rules
 
 CAPABILITY = "training.elastic"
 CHOICES = {
@@ -101,7 +101,7 @@ class Request:
             nodes=self.nodes,
             per_node=self.per_node,
             spares=self.spares,
-            policy=self._policy(),
+            rules=self._rules(),
             faults=self.faults,
             settings=settings,
             domains=domains,
@@ -118,10 +118,9 @@ class Request:
         job.check()
         return job
 
-    def _policy(self) -> Policy:
-        if self.on_loss == "shrink":
-            return Shrink(minimum=self.min_nodes, max_own_failures=self.max_restarts)
-        return Replace(restart_all=self.on_loss == "restart", max_own_failures=self.max_restarts)
+    def _rules(self) -> Rules:
+        on_loss = cast(OnLoss, self.on_loss)
+        return Rules(on_loss, minimum=self.min_nodes, max_own_failures=self.max_restarts)
 
     def _settings(self, domains: tuple[str, ...]) -> dict[str, Any]:
         settings: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from flight_helpers import at_gate, end_well, flight, of, open_gate, same, until
 
 from windtunnel.training.elastic import faults
-from windtunnel.training.elastic.policy.membership import Replace
+from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +125,7 @@ def test_nothing_left_begins_anew_and_says_so(tmp_path: Path) -> None:
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
     strike = "raise:rank=1,point=before_local_write,step=2,times=9"
     with flight(
-        tmp_path, kind="plain", nodes=2, faults=(strike,), policy=Replace(max_own_failures=2)
+        tmp_path, kind="plain", nodes=2, faults=(strike,), rules=Rules(max_own_failures=2)
     ) as launched:
         outcome = launched.wait(150)
         assert outcome is not None and outcome.status == 1
@@ -137,7 +137,7 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
 def test_two_ranks_a_machine_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
     """DDP, whose parameters are saved once; no machine can be had but the spare ones."""
     strikes = ("kill:rank=3,step=2", "kill:node=1,step=5", "kill:node=0,step=8")
-    options: dict[str, Any] = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Replace(order=False)}
+    options: dict[str, Any] = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Rules(order=False)}
     with flight(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []

@@ -25,7 +25,7 @@ from flight_helpers import (
 )
 from flight_trainer import Samples, build, data
 
-from windtunnel.training.elastic.policy.membership import Shrink
+from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
         schedule.step()
     expected = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
-    with flight(tmp_path, "--drop", 0, "--gates", 4, 8, policy=Shrink(minimum=2)) as launched:
+    with flight(tmp_path, "--drop", 0, "--gates", 4, 8, rules=Rules("shrink", minimum=2)) as launched:
         at_gate(launched, 4)
         launched.kill_node(1)
         open_gate(launched, 4)

@@ -19,7 +19,7 @@ from windtunnel.linux import network
 from windtunnel.training.elastic.live import cleanup
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.launch import Launched, launch
-from windtunnel.training.elastic.policy.membership import Replace, Shrink
+from windtunnel.training.elastic.policy.rules import Rules
 
 Launch = Any
 
@@ -80,7 +80,7 @@ def test_a_job_runs_and_ends(go: Launch, tmp_path: Path) -> None:
 def test_a_job_that_fails_by_itself(go: Launch) -> None:
     launched = go(
         "import os; assert os.environ['RANK'] == '0'; __import__('time').sleep(600)",
-        policy=Replace(max_own_failures=1),
+        rules=Rules(max_own_failures=1),
     )
     outcome = launched.wait(60)
     assert outcome.status == 1
@@ -124,7 +124,7 @@ def test_a_lost_machine_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
-    launched = go(spares=1, policy=Replace(order=False))
+    launched = go(spares=1, rules=Rules(order=False))
     here(launched, 1, 2)
     until(lambda: len(kinds(launched.events(), "node.joined")) == 3)
     launched.kill_agent(0)
@@ -134,7 +134,7 @@ def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
-    launched = go(nodes=3, policy=Shrink(minimum=2))
+    launched = go(nodes=3, rules=Rules("shrink", minimum=2))
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
     launched.kill_node(0)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
-from windtunnel.training.elastic.policy.membership import Policy, Replace
+from windtunnel.training.elastic.policy.rules import Rules
 
 PIDS = itertools.count(1_000_000)
 PATIENCE = 30.0
@@ -164,9 +164,9 @@ class FakeStore:
 class Run:
     """A supervisor in a thread with its agents and fake stores."""
 
-    def __init__(self, folder: Path, places: int, policy: Policy | None = None, **settings: Any) -> None:
+    def __init__(self, folder: Path, places: int, rules: Rules | None = None, **settings: Any) -> None:
         self.folder = folder
-        self.policy = policy or Replace()
+        self.rules = rules or Rules()
         self.places = places
         self.settings: dict[str, Any] = {"deadlines": QUICK, "beat": 0.02, "lease": 1.0, **settings}
         self.stores: list[FakeStore] = []
@@ -177,7 +177,7 @@ class Run:
     def supervise(self) -> Supervisor:
         settings = {"start_store": self._store, "order_machines": self.ordered.append, **self.settings}
         per_node = settings.pop("per_node", 1)
-        self.supervisor = Supervisor(self.folder, self.policy, self.places, per_node, **settings)
+        self.supervisor = Supervisor(self.folder, self.rules, self.places, per_node, **settings)
         self.supervisor.start()
         return self.supervisor
 
@@ -196,9 +196,9 @@ class Run:
         return self.supervisor.snapshot()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        from windtunnel.training.elastic.live.supervisor import log
+        from windtunnel.store import eventlog
 
-        return [event for event in log.read(self.folder / "events.jsonl") if event["kind"] == kind]
+        return [event for event in eventlog.read(self.folder / "events.jsonl") if event["kind"] == kind]
 
     def outcome(self) -> Any:
         outcome = self.supervisor.wait(PATIENCE)
@@ -217,8 +217,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def a_run(folder: Path, places: int, policy: Policy | None = None, **settings: Any) -> Iterator[Run]:
-    run = Run(folder, places, policy, **settings)
+def a_run(folder: Path, places: int, rules: Rules | None = None, **settings: Any) -> Iterator[Run]:
+    run = Run(folder, places, rules, **settings)
     try:
         yield run
     finally:

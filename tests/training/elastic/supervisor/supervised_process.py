@@ -16,7 +16,7 @@ from pathlib import Path
 from fake_agents import FakeStore, until
 
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
-from windtunnel.training.elastic.policy.membership import Replace
+from windtunnel.training.elastic.policy.rules import Rules
 
 
 def start(folder: Path, places: int, lease: float = 1.0) -> tuple[subprocess.Popen[bytes], str]:
@@ -51,7 +51,7 @@ def main() -> None:
     folder, places, lease = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     supervisor = Supervisor(
         folder,
-        Replace(order=False),
+        Rules(order=False),
         places,
         1,
         start_store=lambda: ("127.0.0.1:1", FakeStore()),

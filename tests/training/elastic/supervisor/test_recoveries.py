@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_agents import a_run, until
 
+from windtunnel.store import eventlog
 from windtunnel.training.elastic.events import goodput, recoveries
-from windtunnel.training.elastic.live.supervisor import log
 
 Event = dict[str, Any]
 
@@ -131,6 +131,6 @@ def test_from_a_supervisors_log(tmp_path: Path) -> None:
         agents[0].say("event", kind="restored", generation=2, rank=0, step=0, tier="memory")
         agents[0].step(1)
         until(lambda: len(run.events("step")) == 2, "a step")
-        (one,) = recoveries(log.read(tmp_path / "events.jsonl"))
+        (one,) = recoveries(eventlog.read(tmp_path / "events.jsonl"))
         assert (one.kind, one.fault, one.steps_lost) == ("loss", "kill:rank=1", 0)
         assert all(seconds is not None for seconds in one.phases.values())

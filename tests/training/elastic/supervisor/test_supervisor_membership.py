@@ -14,7 +14,8 @@ from fake_agents import Agent, a_run, until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
-from windtunnel.training.elastic.policy.membership import Replace, Shrink
+from windtunnel.training.elastic.policy import core
+from windtunnel.training.elastic.policy.rules import Rules
 
 
 def test_forms_and_ends_with_results(tmp_path: Path) -> None:
@@ -88,16 +89,14 @@ def test_machines_that_never_come_fail_the_run(tmp_path: Path) -> None:
         run.formed(1)
         agents[1].kill()
         outcome = run.outcome()
-        assert (
-            outcome.status == 1 and outcome.reason == "1 machines were ordered and did not come within 0.2 s"
-        )
+        assert outcome.status == 1 and outcome.reason == "1 hosts were ordered and did not come within 0.2 s"
         assert agents[0].ended.wait(10)
 
 
 def test_nobody_says_hello(tmp_path: Path) -> None:
     with a_run(tmp_path, 2, deadlines=Deadlines(hello=0.3, end=1.0)) as run:
         run.add()
-        assert run.outcome().reason == "1 of 2 machines came within 0.3 s"
+        assert run.outcome().reason == "1 of 2 hosts came within 0.3 s"
 
 
 def test_orders_that_fail(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_orders_that_fail(tmp_path: Path) -> None:
 
 
 def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
-    with a_run(tmp_path, 3, Shrink(minimum=2)) as run:
+    with a_run(tmp_path, 3, Rules("shrink", minimum=2)) as run:
         agents = run.add(3)
         run.formed(1)
         agents[0].kill()
@@ -215,7 +214,7 @@ def test_a_frozen_worker_is_fenced_once(tmp_path: Path) -> None:
 
 
 def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
-    with a_run(tmp_path, 3, Replace(max_own_failures=2), settle=0.05) as run:
+    with a_run(tmp_path, 3, Rules(max_own_failures=2), settle=0.05) as run:
         agents = run.add(3)
         for generation in (1, 2, 3):
             run.formed(generation)
@@ -227,7 +226,7 @@ def test_own_failures_are_counted_once_a_generation(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, Replace(max_own_failures=5)) as run:
+    with a_run(tmp_path, 2, Rules(max_own_failures=5)) as run:
         agents = run.add(2)
         run.formed(1)
         agents[1].exit(1, status=2, error="--rate 'fast' is no number")
@@ -235,7 +234,7 @@ def test_wrong_use_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_ends_in_consequence_of_a_loss_is_not_the_programs_fault(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, Replace(max_own_failures=0), settle=0.05) as run:
+    with a_run(tmp_path, 2, Rules(max_own_failures=0), settle=0.05) as run:
         agents = run.add(2)
         for generation in (1, 2, 3):
             run.formed(generation)
@@ -416,14 +415,14 @@ def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:
         assert run.outcome().reason == "no store within 0.2 s: it did not start (no torch)"
 
 
-def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path) -> None:
-    class Bad:
-        def decide(self, now: object) -> object:
-            raise ZeroDivisionError("1/0")
+def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bad(now: object) -> object:
+        raise ZeroDivisionError("1/0")
 
-    with a_run(tmp_path, 1, Bad()) as run:  # type: ignore[arg-type]
+    with a_run(tmp_path, 1) as run:
         (agent,) = run.add()
         run.formed(1)
+        monkeypatch.setattr(core, "decide", bad)
         agent.exit(0, signal=9)
         assert run.outcome().reason == "the supervisor failed: ZeroDivisionError: 1/0"
         assert agent.ended.wait(10)
@@ -453,11 +452,11 @@ def test_stop_ends_everybody(tmp_path: Path) -> None:
 def test_refused_values(tmp_path: Path) -> None:
     given = {"start_store": lambda: None, "order_machines": lambda count: None}
     with pytest.raises(UserError, match="at least 1"):
-        Supervisor(tmp_path, Replace(), 0, 1, **given)
+        Supervisor(tmp_path, Rules(), 0, 1, **given)
     with pytest.raises(UserError, match="two beats"):
-        Supervisor(tmp_path, Replace(), 1, 1, beat=1.0, lease=1.0, **given)
+        Supervisor(tmp_path, Rules(), 1, 1, beat=1.0, lease=1.0, **given)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="listen 127"):
-        Supervisor(tmp_path, Replace(), 1, 1, listen=("127.0.0.1", taken.getsockname()[1]), **given)
+        Supervisor(tmp_path, Rules(), 1, 1, listen=("127.0.0.1", taken.getsockname()[1]), **given)
     with a_run(tmp_path, 1):  # what was refused left no lock behind
         pass
 

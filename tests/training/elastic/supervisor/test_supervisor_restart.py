@@ -19,7 +19,8 @@ from fake_agents import Agent, Run, a_run, until
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import start_time
-from windtunnel.training.elastic.live.supervisor import Deadlines, log
+from windtunnel.store import eventlog
+from windtunnel.training.elastic.live.supervisor import Deadlines
 from windtunnel.training.elastic.live.supervisor.stores import Adopted
 
 PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
@@ -196,30 +197,30 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
         run.supervisor.abandon()
         run.outcome()
         path = tmp_path / "events.jsonl"
-        whole = len(log.read(path))
+        whole = len(eventlog.read(path))
         with path.open("ab") as file:
             file.write(b'{"kind":"lost","what":"node","node":0')
-        assert len(log.read(path)) == whole
+        assert len(eventlog.read(path)) == whole
         run.supervise()
         back(run, [agent])
         agree(run, "x")
-        assert len(log.read(path)) == whole + 2  # "started" and the store
+        assert len(eventlog.read(path)) == whole + 2  # "started" and the store
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 37))
 def test_a_log_cut_anywhere_can_be_read_and_goes_on(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "events.jsonl"
-    first = log.EventLog(path, 1)
+    first = eventlog.EventLog(path, epoch=1)
     for number in range(5):
-        first.write("step", 1, step=number)
+        first.append("step", generation=1, step=number)
     first.close()
     content = path.read_bytes()
     path.write_bytes(content[: min(cut, len(content))])
-    kept = len(log.read(path))
-    second = log.EventLog(path, 2)
-    second.write("step", 1, step=9)
+    kept = len(eventlog.read(path))
+    second = eventlog.EventLog(path, epoch=2)
+    second.append("step", generation=1, step=9)
     second.close()
-    steps = [event["step"] for event in log.read(path)]
+    steps = [event["step"] for event in eventlog.read(path)]
     assert steps == [*range(kept), 9]
 
 
@@ -343,7 +344,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
             agent.done(result=1)
         assert process.wait(30) == 0
         assert all(agent.ended.wait(10) for agent in agents)
-        events = log.read(tmp_path / "events.jsonl")
+        events = eventlog.read(tmp_path / "events.jsonl")
         decided = [e["membership"]["generation"] for e in events if e["kind"] == "decided"]
         assert decided == list(range(1, len(decided) + 1))
         epochs = [e["epoch"] for e in events]

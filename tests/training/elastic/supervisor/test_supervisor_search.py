@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from windtunnel.base.plain import from_plain
+from windtunnel.store import eventlog
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.log_replay import past
-from windtunnel.training.elastic.policy.membership import Replace, Shrink
+from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules, decide
 from windtunnel.training.elastic.policy.settings import Deadlines, Settings
 
 PLACES, PER_NODE = 3, 2
@@ -46,7 +48,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.policy: Any = Shrink(minimum=1)
+        self.rules = Rules("shrink", minimum=1)
         self.log: list[dict[str, Any]] = []
         self.peers: list[Peer] = []
         self.links: dict[int, Peer] = {}
@@ -61,7 +63,7 @@ class World(RuleBasedStateMachine):
 
     def supervise(self) -> Core:
         before = past(json.loads(json.dumps(self.log)))
-        core = Core(SETTINGS, self.policy, self, self.epoch, before, self.now)
+        core = Core(SETTINGS, self.rules, self, self.epoch, before, self.now)
         core.store_up("127.0.0.1:1", self.now)
         return core
 
@@ -100,6 +102,12 @@ class World(RuleBasedStateMachine):
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
         head = {"kind": kind, "generation": generation, "t": t or self.now, "epoch": self.epoch}
         self.log.append({**fields, **head})
+
+    def decision(self, generation: int, policy: str, observation: Observation, decision: Decision) -> None:
+        said = json.loads(json.dumps(eventlog.decided("training.elastic", policy, observation, decision)))
+        assert from_plain(Observation, said["observation"]) == observation
+        assert from_plain(Decision, said["decision"]) == decide(observation)
+        self.record("decision", generation, None, **said)
 
     def order(self, count: int) -> None:
         self.ordered += count
@@ -276,7 +284,7 @@ class World(RuleBasedStateMachine):
             self.pass_time(BEAT)
         if self.core.outcome is not None:
             assert ("own_failures" in str(self.log) and "ended by itself" in self.core.outcome.reason) or (
-                "machines are left" in self.core.outcome.reason
+                "hosts are left" in self.core.outcome.reason
             )
             return
         live = {peer.node for peer in self.alive() if not peer.silent}
@@ -300,7 +308,7 @@ class Replacing(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = Replace(max_own_failures=10**9)
+        self.rules = Rules(max_own_failures=10**9)
         self.core = self.supervise()
 
     @precondition(lambda self: self.ordered)

@@ -218,10 +218,10 @@ class Launched:
         self._zygote = ZygoteKeeper(self.memory / "zygote", job.preload, env)
         self._env = env
         self._config = self.folder / "supervisor.config.json"
-        policy = {"name": type(job.policy).__name__, "fields": asdict(job.policy)}  # type: ignore[call-overload]
+        rules = asdict(job.rules)
         plain = {
             "folder": str(self.folder),
-            "policy": policy,
+            "rules": rules,
             "places": job.nodes,
             "per_node": job.per_node,
             "host": self._host(),
@@ -236,7 +236,7 @@ class Launched:
                 "nodes": job.nodes,
                 "per_node": job.per_node,
                 "spares": job.spares,
-                "policy": policy,
+                "rules": rules,
                 "faults": list(job.faults),
                 "settings": job.settings,
                 "network": job.network,

@@ -1,6 +1,6 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: folder, policy {name, fields}, places, per_node, host, port, zygote, beat, lease, config. On
+CONFIG is JSON: folder, rules, places, per_node, host, port, zygote, beat, lease, config. On
 stdout, a line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every order of
 machines. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended, 2 for a
 wrong input, whose sentence is on stderr.
@@ -23,7 +23,7 @@ from windtunnel.base.processes import start_time
 from windtunnel.training.elastic.live.agent.forkserver_client import Forks
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.live.supervisor.stores import Adopted, StoreProcess
-from windtunnel.training.elastic.policy import membership as policies
+from windtunnel.training.elastic.policy.rules import Rules
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,7 +52,7 @@ def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
 
     supervisor = Supervisor(
         Path(plain["folder"]),
-        getattr(policies, plain["policy"]["name"])(**plain["policy"]["fields"]),
+        Rules(**plain["rules"]),
         plain["places"],
         plain["per_node"],
         start_store=start_store,

@@ -19,7 +19,23 @@ from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.agreements import Agreements
 from windtunnel.training.elastic.policy.hosts import Machine, Machines
 from windtunnel.training.elastic.policy.log_replay import Past
-from windtunnel.training.elastic.policy.membership import Decision, Policy, Snapshot
+from windtunnel.training.elastic.policy.rules import (
+    Blame,
+    Change,
+    Decision,
+    Doubt,
+    Ended,
+    Fail,
+    Fence,
+    Form,
+    Keep,
+    Late,
+    Observation,
+    Overdue,
+    Rules,
+    Wait,
+    decide,
+)
 from windtunnel.training.elastic.policy.settings import Effects, Outcome, Settings
 
 Message = dict[str, Any]
@@ -29,7 +45,7 @@ class Core:
     """The state of a run."""
 
     def __init__(
-        self, settings: Settings, policy: Policy, effects: Effects, epoch: int, before: Past, now: float
+        self, settings: Settings, rules: Rules, effects: Effects, epoch: int, before: Past, now: float
     ) -> None:
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None
@@ -40,7 +56,7 @@ class Core:
         self.generation = before.generation
         self.epoch = epoch
         self.settings = settings
-        self._policy = policy
+        self._rules = rules
         self.effects = effects
         self._began = now
         self._looked = now
@@ -153,37 +169,54 @@ class Core:
     def _look_at_suspects(self, now: float) -> None:
         if self.suspected is None or self._changed is not None or self.waiting_since is not None:
             return
-        if now < self.suspected + self.settings.deadlines.suspect:
+        suspects = sorted(self.suspects.items())
+        decision = self.ask(
+            Doubt(
+                ranks=tuple(rank for rank, _ in suspects),
+                waited=now - self.suspected,
+                allowed=self.settings.deadlines.suspect,
+                times=self.suspicions + 1,
+                most=self.settings.most_suspicions,
+            )
+        )
+        if isinstance(decision, Keep):
             return
         self.suspected = None
         self.suspicions += 1
-        words = "; ".join(f"rank {rank}: {in_short(error)}" for rank, error in sorted(self.suspects.items()))
-        if self.suspicions > self.settings.most_suspicions:
-            self.finish(
-                1,
-                f"all processes are there, but waited for each other in vain {self.suspicions} times without "
-                f"a new step in between; does every rank enter the same collectives? ({words})",
-                now,
-            )
+        words = "; ".join(f"rank {rank}: {in_short(error)}" for rank, error in suspects)
+        if isinstance(decision, Fail):
+            self.finish(1, f"{decision.reason} ({words})", now)
             return
-        for rank, error in sorted(self.suspects.items()):
+        for rank, error in suspects:
             self._record_lost("worker", self.place(rank), rank, "suspect", False, error)
         self.force(f"suspicion ({words})", now)
 
     def _look_at_forming(self, now: float) -> None:
-        """Ranks that did not join their group in time are fenced. Plain scripts never say that they did."""
+        """Ranks that did not join their group in time."""
         membership, deadline = self.membership, self.settings.deadlines.form
-        if membership is None or not self.cooperative or self._changed is not None:
+        if membership is None or self._changed is not None or self.waiting_since is not None:
             return
         late = set(range(membership.world)) - self.grouped - set(self.done) - set(self.lost)
-        if not late or self.waiting_since is not None or now < self._formed + deadline:
+        if not late:
+            return
+        decision = self.ask(
+            Late(
+                ranks=tuple(sorted(late)),
+                speaks=self.cooperative,
+                waited=now - self._formed,
+                allowed=deadline,
+                times=self.formings + 1,
+                most=self.settings.most_formings,
+            )
+        )
+        if isinstance(decision, Keep):
             return
         self.formings += 1
-        if self.formings > self.settings.most_formings:
-            names = ", ".join(str(rank) for rank in sorted(late))
-            self.finish(1, f"ranks {names} joined no group in {self.formings} generations", now)
+        if isinstance(decision, Fail):
+            self.finish(1, decision.reason, now)
             return
-        for rank in sorted(late):
+        assert isinstance(decision, Fence)
+        for rank in decision.ranks:
             machine = self._machine(rank)
             if machine is not None:
                 self.fence(machine, rank, machine.workers.get(rank))
@@ -191,19 +224,22 @@ class Core:
                 self.worker_lost(machine, rank, "frozen", error, False, now)
 
     def _look_at_waits(self, now: float) -> None:
-        deadlines, there = self.settings.deadlines, len(self.machines.live)
-        if self.outcome is not None:
+        deadlines, first = self.settings.deadlines, self.membership is None
+        since = self._began if first else self.waiting_since
+        if self.outcome is not None or since is None or (first and self._changed is not None):
             return
-        if self.membership is None and now > self._began + deadlines.hello and self._changed is None:
-            wanted = self.settings.places
-            if there < wanted:
-                self.finish(1, f"{there} of {wanted} machines came within {deadlines.hello:g} s", now)
-        elif self.waiting_since is not None and now > self.waiting_since + deadlines.machines:
-            self.finish(
-                1,
-                f"{self.coming} machines were ordered and did not come within {deadlines.machines:g} s",
-                now,
+        decision = self.ask(
+            Overdue(
+                first=first,
+                there=len(self.machines.live),
+                wanted=self.settings.places,
+                coming=self.coming,
+                waited=now - since,
+                allowed=deadlines.hello if first else deadlines.machines,
             )
+        )
+        if isinstance(decision, Fail):
+            self.finish(1, decision.reason, now)
 
     # decisions
 
@@ -216,76 +252,78 @@ class Core:
         self._causes.append(cause)
         self.change(now)
 
+    def ask(self, observation: Observation) -> Decision:
+        """The policy's answer. It is in the log before anything follows from it; that all stays as it is, and
+        that a store is still waited for, would be said at every turn and is not written down.
+        """
+        decision = decide(observation)
+        idle = isinstance(decision, Keep) and not isinstance(observation, Change)
+        if not idle and not (isinstance(decision, Wait) and decision.what == "store"):
+            self.effects.decision(self.generation, self._rules.on_loss, observation, decision)
+        return decision
+
     def _decide(self, now: float) -> None:
         self._changed = None
-        if self.membership is None:
-            self._decide_first(now)
-            return
-        places = self.places()
-        hurt = self._forced or bool(self.lost) or None in places
-        if self._own and not self._hit and None not in places:
-            self._own_failures += 1
-            self._hit = True  # whatever else ends in this generation is a consequence
-        self._own = False
-        spares = [node for node in self.machines.live if node not in places]
-        per_node = self.settings.per_node
-        snapshot = Snapshot(
-            wanted=self.settings.places,
-            places=places,
-            broken=tuple(sorted({rank // per_node for rank in self.lost})),
-            spares=tuple(spares),
-            coming=self.coming,
-            own_failures=self._own_failures,
+        settings, places = self.settings, self.places()
+        decision = self.ask(
+            Change(
+                rules=self._rules,
+                wanted=settings.places,
+                places=places,
+                broken=tuple(sorted({rank // settings.per_node for rank in self.lost})),
+                spares=tuple(node for node in self.machines.live if node not in places),
+                coming=self.coming,
+                forced=self._forced,
+                own=self._own,
+                hit=self._hit,
+                own_failures=self._own_failures,
+                fruitless=self.fruitless,
+                most_fruitless=settings.most_fruitless,
+                progress=self.progress,
+                lived=now - self._formed,
+                form=settings.deadlines.form,
+                store=self.store is not None,
+                storeless=now - max(self._store_since, self._formed),
+                store_within=settings.deadlines.store,
+                store_error=self._store_error,
+                cause=self._cause(),
+            )
         )
-        decision = self._policy.decide(snapshot)
-        if decision.action == "fail":
-            self.finish(1, f"{decision.reason} ({self._cause()})", now)
-        elif decision.action == "wait":
+        if isinstance(decision, Fail):
+            self.finish(1, decision.reason, now)
+            return
+        assert isinstance(decision, Form | Wait | Keep)
+        if decision.own_failures > self._own_failures:
+            self._hit = True  # whatever else ends in this generation is a consequence
+        self._own_failures, self._own = decision.own_failures, False
+        if isinstance(decision, Form):
+            self._form(decision, now)
+        elif isinstance(decision, Keep):
+            self._causes.clear()
+        elif decision.what == "store":
+            self.change(now)  # as soon as there is one
+        elif self.membership is not None:
             if self.waiting_since is None:
                 self.waiting_since = now
             if decision.order:
                 self.coming += decision.order
                 self.record("ordered", count=decision.order, reason=decision.reason)
                 self.effects.order(decision.order)
-        elif hurt or decision.places != places:
-            self._form(decision, hurt, now)
-        else:
-            self._causes.clear()
 
-    def _decide_first(self, now: float) -> None:
-        there = tuple(self.machines.live)
-        if len(there) >= self.settings.places:
+    def _form(self, decision: Form, now: float) -> None:
+        live, store = self.machines.live, self.store
+        assert store is not None
+        if self.membership is None:
             self._causes = ["the run begins"]
-            self._form(Decision("form", there[: self.settings.places]), False, now)
-
-    def _form(self, decision: Decision, hurt: bool, now: float) -> None:
-        settings = self.settings
-        live = self.machines.live
-        if not decision.places or len(set(decision.places)) < len(decision.places):
-            raise ValueError(f"a policy formed the places {decision.places}")
-        nodes = tuple(live[node].node for node in decision.places)
-        if self.store is None:
-            if now > max(self._store_since, self._formed) + settings.deadlines.store:
-                self.finish(1, f"no store within {settings.deadlines.store:g} s: {self._store_error}", now)
-            else:
-                self.change(now)  # as soon as there is one
-            return
-        if hurt:
-            lived = now - self._formed > settings.deadlines.form  # what reports no steps may still work
-            self.fruitless = 0 if self.progress or lived else self.fruitless + 1
-            if self.fruitless > settings.most_fruitless:
-                self.finish(
-                    1, f"{self.fruitless} generations ended without a step, the last by {self._cause()}", now
-                )
-                return
         cause = self._cause() + (f": {decision.reason}" if decision.reason else "")
         self.generation += 1
+        self.fruitless = decision.fruitless
         membership = Membership(
             generation=self.generation,
             epoch=self.epoch,
-            nodes=nodes,
-            per_node=settings.per_node,
-            store=self.store,
+            nodes=tuple(live[node].node for node in decision.places),
+            per_node=self.settings.per_node,
+            store=store,
             cause=cause,
             restart_all=decision.restart_all,
         )
@@ -295,7 +333,7 @@ class Core:
             membership=plain,
             reason=cause,
             restart_all=decision.restart_all,
-            own_failures=self._own_failures,
+            own_failures=decision.own_failures,
         )
         self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
@@ -333,13 +371,23 @@ class Core:
     ) -> None:
         if rank in self.lost or rank in self.done:
             return
-        own = own and not self._hit and not self.machines.doubtful()
         self.lost[rank] = machine.workers.pop(rank, None)
         self._hit |= not own
         self._own |= own
         self._record_lost("worker", self.place(rank), rank, evidence, own, error)
         self._causes.append(f"rank {rank} is lost, {in_short(error) or evidence}")
         self.change(now)
+
+    def worker_ended(
+        self, machine: Machine, rank: int, status: int | None, words: str, error: str, now: float
+    ) -> None:
+        """A process is gone: ``status`` is None where a signal ended it, or nobody knows. ``words``: how."""
+        decision = self.ask(Ended(rank, status, self._hit, self.machines.doubtful()))
+        assert isinstance(decision, Blame)
+        told = f"{words}: {error}" if error else words
+        self.worker_lost(machine, rank, "exit", told, decision.own, now)
+        if decision.hopeless:
+            self.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
 
     def fence(self, machine: Machine, rank: int, pid: int | None) -> None:
         if pid is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.policy.agreements import DURABLE
 from windtunnel.training.elastic.policy.core import Core, Message
 from windtunnel.training.elastic.policy.hosts import Machine
@@ -111,10 +110,6 @@ def _back(core: Core, machine: Machine, generation: int, workers: dict[int, int 
             machine.unseen[rank] = now + core.settings.deadlines.suspect
 
 
-# What argparse and `elastic.run` end with where the input is wrong: another try would end alike.
-WRONG_USE = 2
-
-
 def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
     rank, pid, what = int(message["rank"]), message.get("pid"), message["what"]
     if not _mine(core, machine, message) or pid in machine.fenced:
@@ -132,15 +127,12 @@ def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
     if status == 0 and not killed:
         core.is_done(rank, core.done.get(rank), now)
         return
-    own = not killed and status is not None
     if killed:
         words = f"killed by {_signal(killed)}"
     else:  # without a status: the zygote, which could have told, is gone as well
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
-    core.worker_lost(machine, rank, "exit", f"{words}: {error}" if error else words, own, now)
-    if own and status == WRONG_USE:
-        core.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
+    core.worker_ended(machine, rank, None if killed else status, words, error, now)
 
 
 def _suspect(core: Core, machine: Machine, message: Message, now: float) -> None:

@@ -71,7 +71,7 @@ def _apply(state: Past, event: dict[str, Any]) -> None:
     elif kind == "lost" and event["what"] == "node":
         state.machines.pop(event["node"], None)
         state.gone.add(event["node"])
-    elif event["generation"] == state.generation and state.membership is not None:
+    elif event.get("generation") == state.generation and state.membership is not None:
         if kind == "lost" and event["evidence"] != "suspect":
             state.lost[event["rank"]] = event["error"]
         elif kind == "suspected":

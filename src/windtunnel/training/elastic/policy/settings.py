@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from windtunnel.training.elastic.policy.rules import Decision, Observation
+
 
 @dataclass(frozen=True)
 class Deadlines:
@@ -67,5 +69,9 @@ class Effects(Protocol):
         """Close the connection once what was sent is out."""
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None: ...
+
+    def decision(
+        self, generation: int, policy: str, observation: Observation, decision: Decision
+    ) -> None: ...
 
     def order(self, count: int) -> None: ...

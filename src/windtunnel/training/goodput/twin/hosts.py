@@ -1,44 +1,97 @@
-"""The machines of an emulated job, and what the supervisor's policy says of them."""
+"""The hosts of an emulated job, under the ids that a supervisor would give them, and what its policy says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from windtunnel.training.elastic.policy.membership import Policy, Snapshot
+from windtunnel.training.elastic.policy.rules import (
+    Change,
+    Decision,
+    Fail,
+    Form,
+    Keep,
+    Observation,
+    Rules,
+    Wait,
+    after_change,
+)
 
 
 class Members:
-    """Which place is held by a machine that lives; machine m holds place m unless a spare took it."""
+    """Which host is at each place, which are spares, which are to come.
 
-    def __init__(self, machines: int, spares: int, policy: Policy) -> None:
-        self.machines = machines
-        self.policy = policy
+    A trace numbers the hosts that a job began with, and a replacement keeps the number. Ids are never used
+    again. In a job that keeps its size number n stands for whoever holds place n; in one that shrinks places
+    close up, and number n is the host that came for it.
+
+    ``record``: called with all that the policy is asked and answers.
+    """
+
+    def __init__(
+        self,
+        machines: int,
+        spares: int,
+        rules: Rules,
+        record: Callable[[Observation, Decision], None] | None = None,
+    ) -> None:
+        self.machines, self.rules, self.record = machines, rules, record
+        self.numbers: list[int | None] = list(range(machines))
         self.places: list[int | None] = list(range(machines))
-        self.spares = [machines + index for index in range(spares)]
-        self.missing = 0  # kept, since it is asked for at every step of a flight
+        self.spares = list(range(machines, machines + spares))
+        self.missing = 0  # numbers without a host; kept, since it is asked for at every step of a run
+        self._coming = 0
+        self._next = machines + spares
 
-    def lose(self, machines: Sequence[int]) -> None:
-        for place in machines:
-            self.missing += self.places[place] is not None
-            self.places[place] = None
+    def lose(self, machines: Sequence[int]) -> bool:
+        """These are gone. False: the job waits for hosts."""
+        for number in machines:
+            host = self.numbers[number]
+            if host is not None:
+                self.numbers[number] = None
+                self.missing += 1
+                if host in self.spares:
+                    self.spares.remove(host)
+                else:
+                    self.places[number if not self.rules.shrinks else self.places.index(host)] = None
+        return self._ask(())
 
-    def come(self, machine: int) -> None:
-        """A machine for ``machine`` has come: into its place if that is free, else it is a spare."""
-        if self.places[machine] is None:
-            self.places[machine] = machine
+    def break_off(self, machines: Sequence[int]) -> bool:
+        """Processes of these ended, the hosts are there. False: the job waits for hosts."""
+        hosts = {self.numbers[number] for number in machines} - {None}
+        return self._ask([place for place, host in enumerate(self.places) if host in hosts])
+
+    def come(self, machine: int) -> bool:
+        """A host for ``machine`` has come. False: the job waits for more."""
+        host, self._next = self._next, self._next + 1
+        self._coming = max(0, self._coming - 1)
+        self.spares.append(host)
+        if self.rules.shrinks and self.numbers[machine] is None:
+            self.numbers[machine] = host
             self.missing -= 1
-        else:
-            self.spares.append(self.machines + len(self.spares))
+        return self._ask(())
 
-    def go_on(self) -> bool:
-        """Ask the policy, and do as it says. False: it waits for machines."""
-        now = Snapshot(self.machines, tuple(self.places), (), tuple(self.spares), coming=self.missing)
-        decision = self.policy.decide(now)
-        if decision.action != "form":
-            return False
-        taken = min(self.missing, len(self.spares))
-        if taken and len(decision.places) == self.machines:
-            del self.spares[:taken]
-            self.places = list(decision.places)
-            self.missing = 0
-        return True
+    def _ask(self, broken: Sequence[int]) -> bool:
+        now = Change(
+            rules=self.rules,
+            wanted=self.machines,
+            places=tuple(self.places),
+            broken=tuple(broken),
+            spares=tuple(self.spares),
+            # a job that shrinks orders nothing, but what it has lost is being replaced
+            coming=self.missing if self.rules.shrinks else self._coming,
+        )
+        decision = after_change(now)
+        if self.record is not None:
+            self.record(now, decision)
+        match decision:
+            case Form():
+                taken = set(decision.places)
+                self.spares = [host for host in self.spares if host not in taken]
+                self.places = list(decision.places)
+                if not self.rules.shrinks:
+                    self.numbers, self.missing = list(decision.places), 0
+            case Wait():
+                self._coming += decision.order
+            case Keep() | Fail():
+                pass
+        return isinstance(decision, Form | Keep)

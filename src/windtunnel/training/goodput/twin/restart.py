@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import survives
-from windtunnel.training.elastic.policy.membership import Replace
+from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.hosts import Members
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.simulate import Setback
@@ -40,7 +40,7 @@ class StorageRestart:
     def __init__(self, job: Job, costs: Costs, every: int, spares: int = 0) -> None:
         self.name = "restart from storage"
         self.job, self.costs, self.every = job, costs, every
-        self.members = Members(job.machines, spares, Replace(restart_all=True))
+        self.members = Members(job.machines, spares, Rules("restart"))
         self.upload = job.state_bytes / costs.storage_bandwidth
         self.stall = self.upload if costs.blocking_save else copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in storage
@@ -57,14 +57,11 @@ class StorageRestart:
         return self.whole
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
-        if not software:
-            self.members.lose(machines)
-        waits = not self.members.go_on()
+        waits = not (self.members.break_off if software else self.members.lose)(machines)
         return Setback(self._phases(waits), self.kept(steps), waits, from_storage=True)
 
     def came(self, machine: int, running: bool) -> Setback | None:
-        self.members.come(machine)
-        if running or self.members.missing or not self.members.go_on():
+        if not self.members.come(machine) or running:
             return None
         return Setback(self._phases(True), from_storage=True)
 
@@ -104,7 +101,7 @@ class PeerMemory:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement
         self.storage = StorageRestart(job, costs, storage_every)
-        self.members = Members(job.machines, spares, Replace())
+        self.members = Members(job.machines, spares, Rules("replace"))
         self.share = job.state_bytes / job.machines
         self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
@@ -119,11 +116,10 @@ class PeerMemory:
         return self.job.step_time + saving, saving
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
+        waits = not (self.members.break_off if software else self.members.lose)(machines)
         if not software:
-            self.members.lose(machines)
             self.gone.update(machines)
             self.fallen = self.fallen or not survives(self.placement, self.gone)
-        waits = not self.members.go_on()
         if self.fallen:
             self.whole = self.storage.kept(steps)
         else:
@@ -133,8 +129,7 @@ class PeerMemory:
         return Setback(self._phases(waits), self.whole, waits, self.fallen)
 
     def came(self, machine: int, running: bool) -> Setback | None:
-        self.members.come(machine)
-        if running or self.members.missing or not self.members.go_on():
+        if not self.members.come(machine) or running:
             return None
         return Setback(self._phases(True), from_storage=self.fallen)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from windtunnel.training.elastic.policy.membership import Shrink
+from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.hosts import Members
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.neighbourhood import Neighbourhood
@@ -55,16 +55,14 @@ class Templates:
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self.scale = job.work / self._time()
-        self.members = Members(job.machines, 0, Shrink(minimum=self.set.n0))
+        self.members = Members(job.machines, 0, Rules("shrink", minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every
         return self._time() * self.scale + self.job.overhead + saving, saving
 
     def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        if not software:
-            self.members.lose(machines)
-        if not self.members.go_on():
+        if not (self.members.break_off if software else self.members.lose)(machines):
             # what is left holds no whole pipeline; whatever comes begins from storage
             self.layout = Layout((), ())
             return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
@@ -84,12 +82,11 @@ class Templates:
         return Setback((detect, start, regroup, ("load", load)))
 
     def came(self, machine: int, running: bool) -> Setback | None:
-        self.members.come(machine)
-        if not self.members.go_on():
+        if not self.members.come(machine):
             return None
         regroup = ("regroup", regroup_time(self.costs, self.job.machines))
         if not self.layout.pipelines:
-            present = [node for node in self.members.places if node is not None]
+            present = [number for number, host in enumerate(self.members.numbers) if host is not None]
             self.layout = compose(self.set, present, self.microbatches)
             begin = ("start", self.costs.start)
             return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)

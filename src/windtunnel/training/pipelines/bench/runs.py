@@ -29,7 +29,7 @@ from windtunnel.training.elastic.events import Recovery, recoveries
 from windtunnel.training.elastic.job import PRELOAD
 from windtunnel.training.elastic.live import cleanup
 from windtunnel.training.elastic.live.launch import Launched, launch
-from windtunnel.training.elastic.policy.membership import Policy, Replace, Shrink
+from windtunnel.training.elastic.policy.rules import Rules
 
 NODES = 6
 FEWEST = 2  # machines of the smallest template
@@ -140,9 +140,9 @@ def fly(
         FlightFailed: it did not end well in time.
     """
     restart = scheme == "warm restart"
-    policy: Policy = Shrink(minimum=FEWEST, restart_all=restart)
+    rules = Rules("shrink-restart" if restart else "shrink", minimum=FEWEST)
     if restart and back:
-        policy = Replace(restart_all=True)  # better than to restart twice
+        rules = Rules("restart")  # better than to restart twice
     with _folder() as folder:
         arguments = ["--steps", str(steps)]
         if forward is not None:
@@ -157,7 +157,7 @@ def fly(
                 folder=folder / "run",
                 on_event=returning.hear,
                 nodes=nodes,
-                policy=policy,
+                rules=rules,
                 faults=[f"kill:node={place},step={step}" for step, place in losses],
                 preload=WARM,
                 replace_after=COMES_AFTER,
@@ -244,7 +244,7 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
             arguments,
             folder=folder / "first",
             nodes=NODES,
-            policy=Shrink(minimum=NODES),
+            rules=Rules("shrink", minimum=NODES),
             faults=[f"kill:node={place},step={step}"],
             preload=WARM,
         ) as launched:
@@ -258,7 +258,7 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
             arguments,
             folder=folder / "second",
             nodes=NODES - 1,
-            policy=Shrink(minimum=NODES - 1),
+            rules=Rules("shrink", minimum=NODES - 1),
             preload=WARM,
         ) as launched:
             outcome = launched.wait(BOUND)
@@ -298,7 +298,7 @@ def fly_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
             ["--steps", str(steps), "--pipelines", str(pipelines)],
             folder=folder / "run",
             nodes=NODES,
-            policy=Replace(),
+            rules=Rules(),
             faults=[f"kill:node={place},step={step}" for step, place in losses],
             preload=WARM,
             settings={"copies": 2, "placement": "group"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from windtunnel.training.elastic.policy.membership import Shrink
+from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.hosts import Members
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.restart import StorageRestart
@@ -12,14 +12,14 @@ from windtunnel.training.goodput.twin.simulate import Setback
 
 
 class RestartOnFewer(StorageRestart):
-    """Restart from storage at once, on the machines that are left (Varuna; `Shrink` with ``restart_all``).
+    """Restart from storage at once, on the machines that are left (Varuna; ``shrink-restart``).
 
     ``step_times``: seconds of a step by the number of machines.
     """
 
     def __init__(self, job: Job, costs: Costs, every: int, step_times: Mapping[int, float]) -> None:
         super().__init__(job, costs, every)
-        self.members = Members(job.machines, 0, Shrink(restart_all=True))
+        self.members = Members(job.machines, 0, Rules("shrink-restart"))
         self.step_times = step_times
 
     def pace(self) -> tuple[float, float]:

@@ -29,16 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live.supervisor import log, ownership
+from windtunnel.store import eventlog
+from windtunnel.training.elastic.live.supervisor import ownership
 from windtunnel.training.elastic.live.supervisor.connections import Connections
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.log_replay import past
-from windtunnel.training.elastic.policy.membership import Policy
+from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
 from windtunnel.training.elastic.policy.settings import Deadlines, Outcome, Settings
 
-EVENTS = "events.jsonl"
+CAPABILITY = "training.elastic"
 
 
 class Supervisor:
@@ -56,7 +57,7 @@ class Supervisor:
     def __init__(
         self,
         folder: Path,
-        policy: Policy,
+        rules: Rules,
         places: int,
         per_node: int,
         *,
@@ -77,8 +78,8 @@ class Supervisor:
         self._owner = ownership.own(self.folder)
         with contextlib.ExitStack() as undo:
             undo.callback(self._owner.release)
-            before = past(log.read(self.folder / EVENTS))
-            self._log = log.EventLog(self.folder / EVENTS, self._owner.epoch)
+            before = past(eventlog.read(self.folder / eventlog.NAME))
+            self._log = eventlog.EventLog(self.folder / eventlog.NAME, epoch=self._owner.epoch)
             undo.callback(self._log.close)
             listener = _listen(listen, ownership.published(self.folder) if before.begun else None)
             undo.callback(listener.close)
@@ -96,7 +97,7 @@ class Supervisor:
         settings = Settings(places, per_node, beat, lease, settle, deadlines or Deadlines())
         self._settings = settings
         now = time.monotonic()
-        self._core = Core(settings, policy, self, self._owner.epoch, before, now)
+        self._core = Core(settings, rules, self, self._owner.epoch, before, now)
         self.record("started", before.generation, config=config or {}, address=self.address)
         address = self._stores.adopt(before.store)
         if address is not None and before.store is not None:
@@ -165,7 +166,7 @@ class Supervisor:
                 return Outcome(1, self._stop[0], {})
             try:
                 self._turn(now)
-            except log.LogFailed as error:
+            except eventlog.LogFailed as error:
                 core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
                 self._log_works = False
                 core.end_all()
@@ -225,7 +226,11 @@ class Supervisor:
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
         if self._log_works:
-            self._log.write(kind, generation, t, **fields)
+            self._log.append(kind, generation=generation, t=t, **fields)
+
+    def decision(self, generation: int, policy: str, observation: Observation, decision: Decision) -> None:
+        if self._log_works:
+            self._log.decision(CAPABILITY, policy, observation, decision, generation=generation)
 
     def order(self, count: int) -> None:
         try:

@@ -1,0 +1,340 @@
+"""What becomes of a run: every rule by which the supervisor decides, and the twin with it.
+
+Five questions are put, each with all that its answer depends on, the settings too; the state between them is
+the asker's (`core.Core`, or a twin's scheme):
+
+- `Change`: hosts or processes are gone, or hosts have come: who goes on?
+- `Doubt`: all are there, but ranks suspect their peers: is a new generation needed?
+- `Late`: ranks have not joined their group: are they to be given up?
+- `Overdue`: hosts have not come: is it waited on?
+- `Ended`: a process ended: was it the program's own doing?
+
+The answer to a change is complete, never a patch of the one before; so a failure in the middle of a recovery
+needs no case of its own.
+
+Who goes on: ``replace`` is GEMINI's rule (Wang et al., SOSP 2023, section 6): the job keeps its size, a spare
+or a new host takes the place of a lost one. ``shrink`` goes on with those that are left, as Oobleck (Jang et
+al., SOSP 2023, section 5) does with its pipelines. ``restart`` and ``shrink-restart`` do the same with every
+process anew, as launchers such as torchrun do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+OnLoss = Literal["replace", "shrink", "restart", "shrink-restart"]
+# What argparse and `elastic.run` end with where the input is wrong: another try would end alike.
+WRONG_USE = 2
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user chose.
+
+    ``on_loss``: see the module. ``order``: whether hosts can be had; where not, a job that keeps its
+    size and has too few fails. ``minimum``: fewest places with which a job that shrinks still runs (for
+    pipeline templates: n0, the smallest template). ``max_own_failures``: after so many ends of the program's
+    own making the job fails, since a bug would come again for ever.
+    """
+
+    on_loss: OnLoss = "replace"
+    order: bool = True
+    minimum: int = 1
+    max_own_failures: int = 3
+
+    @property
+    def shrinks(self) -> bool:
+        return self.on_loss.startswith("shrink")
+
+    @property
+    def restart_all(self) -> bool:
+        return self.on_loss.endswith("restart")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something was lost or came, and nothing more for a moment.
+
+    ``wanted``: how many places the job is started with. ``places``: the host at each place, None where it is
+    gone; () before the first generation. ``broken``: places whose host lives but whose processes ended or
+    were fenced. ``spares``: live hosts without a place, oldest first. ``coming``: hosts that were ordered and
+    have not come. ``forced``: a new generation is needed though all are there.
+
+    ``own``: the program ended by itself in this generation. ``hit``: something outside it broke this
+    generation. ``own_failures``: how often it ended by itself so far.
+
+    ``fruitless``: generations in succession that were hurt before a new step, of which ``most_fruitless`` are
+    allowed. ``progress``: this one did a new step. ``lived``: its age in seconds; beyond ``form`` it may work
+    without a word of it.
+
+    ``store``: there is one, where the generation can meet; if not, it was waited for ``storeless`` seconds of
+    at most ``store_within``. ``cause``, ``store_error``: in words, for reasons alone.
+    """
+
+    rules: Rules
+    wanted: int
+    places: tuple[int | None, ...]
+    broken: tuple[int, ...] = ()
+    spares: tuple[int, ...] = ()
+    coming: int = 0
+    forced: bool = False
+    own: bool = False
+    hit: bool = False
+    own_failures: int = 0
+    fruitless: int = 0
+    most_fruitless: int = 30
+    progress: bool = True
+    lived: float = 0.0
+    form: float = 60.0
+    store: bool = True
+    storeless: float = 0.0
+    store_within: float = 60.0
+    store_error: str = ""
+    cause: str = ""
+
+    @property
+    def hurt(self) -> bool:
+        """Whether the generation cannot go on as it is."""
+        return self.forced or bool(self.broken) or None in self.places
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """``ranks`` suspect their peers since ``waited`` seconds, of ``allowed`` for evidence, and nothing else
+    changed. ``times``: how often in succession without a new step, this time included."""
+
+    ranks: tuple[int, ...]
+    waited: float
+    allowed: float
+    times: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Late:
+    """``ranks`` have not joined their group ``waited`` seconds after it was formed. ``speaks``: the workers
+    say when they have; plain scripts never do. ``times``: as in `Doubt`."""
+
+    ranks: tuple[int, ...]
+    speaks: bool
+    waited: float
+    allowed: float
+    times: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """Hosts are waited for: the first ones (``there`` of ``wanted``), or ``coming`` ones, ordered."""
+
+    first: bool
+    there: int
+    wanted: int
+    coming: int
+    waited: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank's process ended: with ``status``, or None where a signal ended it or nobody could tell.
+
+    ``hit``: this generation is broken already. ``doubtful``: a host is away this instant, perhaps lost.
+    """
+
+    rank: int
+    status: int | None
+    hit: bool
+    doubtful: bool
+
+
+Observation = Change | Doubt | Late | Overdue | Ended
+
+
+@dataclass(frozen=True)
+class Form:
+    """A generation of ``places`` (hosts) is formed. ``restart_all``: every process starts anew, also those
+    that could go on. ``own_failures``, ``fruitless``: the counts from now on."""
+
+    places: tuple[int, ...]
+    restart_all: bool = False
+    own_failures: int = 0
+    fruitless: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """For ``what``; ``order``: how many hosts to ask for now."""
+
+    what: Literal["hosts", "store"] = "hosts"
+    order: int = 0
+    own_failures: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The run ends with status 1."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """All stays as it is."""
+
+    own_failures: int = 0
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A new generation is needed, whoever is there."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """These ranks are killed, and count as lost."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """``own``: it was the program's own doing. ``hopeless``: another try would end alike; the run fails."""
+
+    own: bool
+    hopeless: bool = False
+
+
+Decision = Form | Wait | Fail | Keep | Regroup | Fence | Blame
+
+
+def decide(observation: Observation) -> Decision:
+    """The answer to any of the questions."""
+    match observation:
+        case Change():
+            return after_change(observation)
+        case Doubt():
+            return _doubt(observation)
+        case Late():
+            return _late(observation)
+        case Overdue():
+            return _overdue(observation)
+        case Ended():
+            own = observation.status is not None and observation.status != 0
+            counts = own and not observation.hit and not observation.doubtful
+            return Blame(counts, own and observation.status == WRONG_USE)
+
+
+def after_change(now: Change) -> Form | Wait | Fail | Keep:
+    """Who goes on after a change; see `decide`."""
+    if not now.places:
+        if len(now.spares) < now.wanted:
+            return Wait(reason=f"{len(now.spares)} of {now.wanted} hosts are there")
+        return _met(now, Form(now.spares[: now.wanted], fruitless=now.fruitless))
+    # a host that is gone is why the program ended
+    own = now.own and not now.hit and None not in now.places
+    failures = now.own_failures + own
+    if failures > now.rules.max_own_failures:
+        times = "once" if failures == 1 else f"{failures} times"
+        allowed = now.rules.max_own_failures
+        return Fail(f"the program ended by itself {times}; restarts allowed: {allowed} ({now.cause})")
+    answer = _shrink(now) if now.rules.shrinks else _replace(now)
+    match answer:
+        case Fail():
+            return Fail(f"{answer.reason} ({now.cause})")
+        case Wait():
+            return replace(answer, own_failures=failures)
+    if not now.hurt and answer.places == now.places:
+        return Keep(failures)
+    answer = replace(
+        answer, restart_all=now.rules.restart_all, own_failures=failures, fruitless=now.fruitless
+    )
+    return _met(now, answer)
+
+
+def _met(now: Change, form: Form) -> Form | Wait | Fail:
+    """What the generation still needs: a place to meet, and hope that it does better than those before."""
+    if not now.store:
+        if now.storeless > now.store_within:
+            return Fail(f"no store within {now.store_within:g} s: {now.store_error}")
+        return Wait("store", own_failures=form.own_failures)
+    if now.places and now.hurt:
+        fruitless = 0 if now.progress or now.lived > now.form else now.fruitless + 1
+        if fruitless > now.most_fruitless:
+            return Fail(f"{fruitless} generations ended without a step, the last by {now.cause}")
+        form = replace(form, fruitless=fruitless)
+    return form
+
+
+def _replace(now: Change) -> Form | Wait | Fail:
+    """The job keeps its size."""
+    taken = now.places.count(None)
+    missing = taken - len(now.spares)
+    if missing <= 0:
+        spares = iter(now.spares)
+        filled = tuple(next(spares) if host is None else host for host in now.places)
+        return Form(filled, reason=f"{taken} of the places by spares" if taken else "the same hosts")
+    if missing > now.coming and not now.rules.order:
+        return Fail(f"{missing} hosts too few, and none can be ordered")
+    order = max(0, missing - now.coming)
+    return Wait(order=order, reason=f"{missing} of {len(now.places)} hosts missing")
+
+
+def _shrink(now: Change) -> Form | Wait | Fail:
+    """Those that are left go on at once; hosts that come are taken in, up to the first size."""
+    left = [host for host in now.places if host is not None]
+    left += now.spares[: max(0, now.wanted - len(left))]
+    least = now.rules.minimum
+    if len(left) >= least:
+        return Form(tuple(left), reason=f"{len(left)} go on")
+    if now.coming:
+        return Wait(reason=f"{len(left)} hosts of at least {least}")
+    return Fail(f"{len(left)} hosts are left, at least {least} are needed")
+
+
+def _doubt(now: Doubt) -> Keep | Regroup | Fail:
+    if now.waited < now.allowed:
+        return Keep()
+    if now.times > now.most:
+        return Fail(
+            f"all processes are there, but waited for each other in vain {now.times} times without a new"
+            " step in between; does every rank enter the same collectives?"
+        )
+    return Regroup()
+
+
+def _late(now: Late) -> Keep | Fence | Fail:
+    if not now.speaks or not now.ranks or now.waited < now.allowed:
+        return Keep()
+    if now.times > now.most:
+        names = ", ".join(map(str, now.ranks))
+        return Fail(f"ranks {names} joined no group in {now.times} generations")
+    return Fence(now.ranks)
+
+
+def _overdue(now: Overdue) -> Keep | Fail:
+    if now.waited <= now.allowed:
+        return Keep()
+    if not now.first:
+        return Fail(f"{now.coming} hosts were ordered and did not come within {now.allowed:g} s")
+    if now.there >= now.wanted:
+        return Keep()
+    return Fail(f"{now.there} of {now.wanted} hosts came within {now.allowed:g} s")
+
+
+def _instead(on_loss: OnLoss) -> Callable[[Observation], Decision]:
+    def decided(observation: Observation) -> Decision:
+        if isinstance(observation, Change):
+            observation = replace(observation, rules=replace(observation.rules, on_loss=on_loss))
+        return decide(observation)
+
+    return decided
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    name: _instead(name) for name in ("replace", "shrink", "restart", "shrink-restart")
+}
