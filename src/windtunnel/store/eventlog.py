@@ -16,14 +16,15 @@ anew, by the same policy or by another one (`windtunnel.replay`).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.atomic import append_line
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 
@@ -46,16 +47,11 @@ class EventLog:
         self.path = path
         self._head = head
         self._sync = sync
+        self._turn = threading.Lock()  # the file's own lock is between processes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o644)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            try:
-                # whoever writes holds the lock, so a tail without an end is one that nobody will end
-                os.ftruncate(self._file, _whole(path))
-            finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
         except OSError as error:
             raise LogFailed(f"{path}: {error.strerror}") from error
 
@@ -68,16 +64,8 @@ class EventLog:
         event = {**fields, **self._head, "t": time.time() if t is None else t, "kind": kind}
         line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            try:
-                written = os.write(self._file, line)
-                if written != len(line):
-                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-                    raise LogFailed(f"{self.path}: only a part of a line could be written")
-                if self._sync:
-                    os.fsync(self._file)
-            finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            with self._turn:
+                append_line(self._file, line, durable=self._sync)
         except OSError as error:
             raise LogFailed(f"{self.path}: {error.strerror}") from error
         return event
@@ -126,17 +114,3 @@ def _events(path: Path) -> Iterator[Event]:
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}: line {number} is not an event: {line[:60]!r}") from None
         yield event
-
-
-def _whole(path: Path) -> int:
-    """Bytes of the lines that are finished."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    return 0

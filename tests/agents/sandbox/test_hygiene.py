@@ -35,10 +35,11 @@ from windtunnel.agents.sandbox.live import checkpoint, images, restore
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.criu import Criu, process
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.images import manifests, safely
+from windtunnel.agents.sandbox.live.images import manifests
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
 from windtunnel.agents.sandbox.model import Spec
+from windtunnel.base import atomic
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
@@ -97,7 +98,7 @@ CHECKPOINT = "box.checkpoint(full=True)"
         "before 1 Pages keep",
         "after 1 Pages keep",
         "before 1 manifests write_new",
-        "before 1 safely sync_folder",
+        "before 1 atomic sync_folder",
         "before 1 records write",
     ],
 )

@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.live.images.pages import (
     windows,
     zeros,
 )
-from windtunnel.agents.sandbox.live.images.safely import PART, sync_folder, write_all
+from windtunnel.base.atomic import PART, sync_folder, write_all
 
 _SHIFT = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)

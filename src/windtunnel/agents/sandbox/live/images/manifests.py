@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.images import plain
-from windtunnel.agents.sandbox.live.images.fault import ImageError
-from windtunnel.agents.sandbox.live.images.safely import checked_id, sync_folder, write_new
+from windtunnel.agents.sandbox.live.images.fault import ImageError, checked_id
 from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.base.atomic import sync_folder, write_new
 from windtunnel.base.errors import UserError
 
 FORMAT = 1
@@ -56,7 +56,7 @@ class Manifests:
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
             sync_folder(self._folder)
-            write_new(path, to_bytes(manifest))
+            write_new(path, to_bytes(manifest), mode=0o600)
         except FileExistsError:
             raise ImageError(
                 f"there is a manifest {manifest.id} already, and one is never replaced"

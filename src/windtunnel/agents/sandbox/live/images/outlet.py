@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.live.images.pages import (
     windows,
     zeros,
 )
-from windtunnel.agents.sandbox.live.images.safely import write_all
+from windtunnel.base.atomic import write_all
 
 _TOGETHER = 1024
 """Pages that are put together in memory before they are written."""

@@ -26,9 +26,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from windtunnel.agents.sandbox.live.images.fault import ImageError
+from windtunnel.agents.sandbox.live.images.fault import ImageError, checked_id
 from windtunnel.agents.sandbox.live.images.pages import DIGEST, PAGE, Pages, digests, page_count, read_exactly
-from windtunnel.agents.sandbox.live.images.safely import checked_id
 
 FRAME = 64
 """Pages that are compressed together."""

@@ -15,7 +15,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.images.safely import PART
+from windtunnel.base.atomic import PART
 
 Marks = dict[str, tuple[int, int]]
 """Size and time of change (ns) of each file of an image."""

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.images import intake, outlet, sweep
-from windtunnel.agents.sandbox.live.images.fault import ImageError
+from windtunnel.agents.sandbox.live.images.fault import ImageError, checked_id
 from windtunnel.agents.sandbox.live.images.intake import Known
 from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
 from windtunnel.agents.sandbox.live.images.raw import RawImages
-from windtunnel.agents.sandbox.live.images.safely import checked_id
 
 IMAGE, PACK = ".image", ".pack"
 

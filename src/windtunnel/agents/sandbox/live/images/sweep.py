@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.agents.sandbox.live.images.fault import ImageError
 from windtunnel.agents.sandbox.live.images.packs import FRAME, ZERO, Recipe, compress, opened, tail
 from windtunnel.agents.sandbox.live.images.pages import PAGE, Pages
-from windtunnel.agents.sandbox.live.images.safely import PART, sync_folder, write_all
+from windtunnel.base.atomic import PART, sync_folder, write_all
 
 
 def sweep(folder: Path) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.images import plain
 from windtunnel.agents.sandbox.live.images.fault import ImageError
-from windtunnel.agents.sandbox.live.images.safely import write_all
 from windtunnel.agents.sandbox.model import Turn
+from windtunnel.base.atomic import write_all
 
 FORMAT = 1
 
