@@ -13,10 +13,10 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import psutil
 
+from windtunnel.base import atomic
 from windtunnel.cluster.model import Device
 
 BENCHMARK = """
@@ -111,10 +111,7 @@ def _measure() -> dict[str, float]:
     figures: dict[str, float] = json.loads(output.stdout)
     try:
         cache_file().parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and moved, since several processes may measure at once.
-        with NamedTemporaryFile("w", dir=cache_file().parent, delete=False) as aside:
-            json.dump(figures | {"machine": _machine()}, aside)
-        os.replace(aside.name, cache_file())
+        atomic.replace(cache_file(), json.dumps(figures | {"machine": _machine()}))
     except OSError:
         pass  # a read-only home only costs the next run its second
     return figures

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 VERSION = 1
@@ -216,6 +217,4 @@ def save_costs(profile: Profile, path: Path) -> None:
         "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(data, indent=2) + "\n")
-    partial.replace(path)
+    atomic.replace(path, json.dumps(data, indent=2) + "\n")

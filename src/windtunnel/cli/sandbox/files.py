@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import Name, box
 
@@ -64,16 +64,12 @@ def get(
     file = Path(target).expanduser()
     if file.is_dir():
         file = file / Path(path).name
-    # A file that came only in part must not be taken for the whole one.
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with partial.open("wb") as out:
+        # a file that came only in part must not be taken for the whole one
+        with atomic.replacing(file) as part, part.open("wb") as out:
             found.get_to(path, out)
-        partial.replace(file)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"sandbox get: {file}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _mode(text: str | None, default: int) -> int:

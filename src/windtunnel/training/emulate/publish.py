@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.store import Store
@@ -57,7 +56,8 @@ def emulate_and_store(
         summary["directory"] = str(run.directory)
         if pictures:
             write_pictures(run.directory, outcome, summary, timeline_ranks)
-        write_json(run.directory / "summary.json", summary)
+        text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
+        atomic.replace(run.directory / "summary.json", text)
     except (UserError, ScriptError) as error:
         run.fail(str(error))
         raise
@@ -66,10 +66,3 @@ def emulate_and_store(
         raise
     run.finish(summary)
     return summary
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    os.replace(part, path)

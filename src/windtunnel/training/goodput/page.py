@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-import os
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.training.goodput.advise import Advice, Question
 from windtunnel.training.goodput.twin.model import PHASES, Flight
@@ -36,10 +36,8 @@ def write_page(path: Path, cluster: str, question: Question, advice: Advice) -> 
         f"</style><h1>Resilience of {html.escape(cluster)}</h1>"
         f"<p>Everything on this page is <b>emulated</b>.</p><ul>{reasons}</ul>{plots}</html>"
     )
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text)
-        partial.replace(path)
+        atomic.replace(path, text)
     except OSError as error:
         raise UserError(f"plan: --html {path} cannot be written: {error.strerror}") from None
 

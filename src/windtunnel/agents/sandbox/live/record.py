@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.agents.sandbox.model import Limits, Spec
+from windtunnel.base import atomic
 
 Status = Literal["making", "running", "stopped", "dead"]
 
@@ -52,12 +52,7 @@ def is_alive(record: Record) -> bool:
 def write(folder: Path, record: Record) -> None:
     """Replace ``box.json``; a crash leaves the old one or the new one."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "box.json.new"
-    with temporary.open("w") as file:
-        json.dump(asdict(record), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / "box.json")
+    atomic.replace(folder / "box.json", json.dumps(asdict(record), indent=1), durable=True)
 
 
 def read(folder: Path) -> Record | None:

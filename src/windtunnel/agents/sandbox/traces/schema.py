@@ -16,7 +16,6 @@ this turn), ``shell`` (persistent shell that it runs in), ``expect_exit``, ``exp
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 FORMAT = "windtunnel-trace"
@@ -128,12 +128,9 @@ def save(trace: Trace, path: Path) -> None:
     }
     lines = [header, *(_turn_fields(turn) for turn in trace.turns)]
     text = "".join(_line(line) for line in lines)
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(partial, path)
+        atomic.replace(path, text)
     except OSError as fault:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path}: the trace cannot be written: {fault.strerror}") from fault
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from windtunnel.agents.sandbox.twin.answers import Answers
 from windtunnel.agents.sandbox.twin.questions import MOST_OVERHEAD, Density
+from windtunnel.base import atomic
 
 COLOURS = {
     "conversation": "#8a94a3",
@@ -63,9 +63,7 @@ def write_page(path: Path, found: Answers, title: str) -> None:
         f'<p><span class="tag">every figure emulated</span> {escape(lead)}</p>{body}</body></html>\n'
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    atomic.replace(path, page)
 
 
 _SPOT = (

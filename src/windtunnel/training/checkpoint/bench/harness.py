@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from windtunnel.base import atomic
 from windtunnel.training.elastic.events import Event
 from windtunnel.training.elastic.live.launch import Launched, launch
 
@@ -89,9 +90,7 @@ def end_soon(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
 def end_at(folder: Path, step: int) -> None:
     """Have the job of ``folder`` end with ``step``."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{LAST}"
-    part.write_text(str(step))
-    part.replace(folder / LAST)
+    atomic.replace(folder / LAST, str(step))
 
 
 def ended(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from windtunnel.base import atomic
 from windtunnel.training.checkpoint import PeerCheckpointer
 
 PIECE = 1 << 20
@@ -197,9 +198,7 @@ class InMemories:
         dist.all_gather_object(gathered, data.getvalue(), group=self._group)
         first = self._job.rank // 2 * 2
         for rank, one in enumerate(gathered, first):
-            path = self._path(rank, step)
-            path.with_suffix(".part").write_bytes(one)
-            path.with_suffix(".part").replace(path)
+            atomic.replace(self._path(rank, step), one)
             keep_newest(self._folder, f"rank{rank}.*.pt")
         self._job.event("saved", step=step)
 

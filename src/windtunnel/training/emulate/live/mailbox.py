@@ -8,12 +8,13 @@ message is a file, written under another name and renamed.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from windtunnel.base import atomic
 
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.002
@@ -37,9 +38,7 @@ class Mailbox:
         """
         number = self._next(f"post {topic}")
         for path in [self._path(self.rank, topic, number)] + [self._path(ANYBODY, topic, number)] * for_all:
-            part = path.with_suffix(f".{os.getpid()}.part")
-            part.write_bytes(pickle.dumps(content))
-            os.replace(part, path)
+            atomic.replace(path, pickle.dumps(content))
 
     def read(self, sender: int, topic: str) -> tuple[bool, Any]:
         """The next thing that ``sender`` said under ``topic``: (True, content), or (False, None) when the

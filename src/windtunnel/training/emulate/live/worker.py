@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.training.emulate.live import failure
 
 # torch is imported in main(), after the absent device is loaded
@@ -197,9 +198,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
 
 
 def _write(directory: Path, rank: int, observer: Any) -> None:
-    part = directory / f"slice-{rank}.part"
-    part.write_bytes(pickle.dumps(observer.slice(), protocol=pickle.HIGHEST_PROTOCOL))
-    os.replace(part, directory / f"slice-{rank}.pkl")
+    data = pickle.dumps(observer.slice(), protocol=pickle.HIGHEST_PROTOCOL)
+    atomic.replace(directory / f"slice-{rank}.pkl", data)
 
 
 def _run_script(request: Request, rank: int, observer: Any) -> int:

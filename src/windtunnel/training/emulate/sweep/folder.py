@@ -7,10 +7,10 @@ disk, and renamed. So a sweep that was killed anywhere goes on with the points t
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 Row = dict[str, Any]
@@ -28,7 +28,8 @@ def sweep_folder(home: Path, sweep_id: str) -> Path:
 
 def write_row(folder: Path, row: Row) -> None:
     """Remember the outcome of the point ``row["point"]``."""
-    write_whole(folder / "points" / f"{row['point']:05d}.json", json.dumps(row, indent=1) + "\n")
+    path = folder / "points" / f"{row['point']:05d}.json"
+    atomic.replace(path, json.dumps(row, indent=1) + "\n", durable=True)
 
 
 def read_rows(folder: Path) -> dict[int, Row]:
@@ -41,18 +42,3 @@ def forget_rows(folder: Path) -> None:
     """Begin again: no point has ended."""
     for path in folder.glob("points/*.json"):
         path.unlink()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the name, too, is only then on the disk
-    finally:
-        os.close(directory)

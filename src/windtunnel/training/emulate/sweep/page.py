@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.report import text
-from windtunnel.training.emulate.sweep.folder import Row, write_whole
+from windtunnel.training.emulate.sweep.folder import Row
 from windtunnel.training.emulate.sweep.result import Result
 from windtunnel.training.emulate.sweep.table import value_text
 
@@ -40,7 +41,7 @@ def write_page(path: Path, found: Result, title: str) -> None:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
     )
-    write_whole(path, page)
+    atomic.replace(path, page, durable=True)
 
 
 def _plot(found: Result) -> str:

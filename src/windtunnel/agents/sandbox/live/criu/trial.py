@@ -17,6 +17,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.run import Criu
+from windtunnel.base import atomic
 
 SKIP = ["--network-lock", "skip"]
 SECONDS = 30
@@ -53,9 +54,7 @@ def known_trial(criu: Criu, cache: Path) -> str:
     said = trial(criu)
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        half = cache.with_name(f"{cache.name}.{os.getpid()}")
-        half.write_text(json.dumps({"key": key, "said": said}))
-        half.replace(cache)
+        atomic.replace(cache, json.dumps({"key": key, "said": said}))
     return said
 
 

@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base import atomic
+
 
 @dataclass(frozen=True)
 class Known:
@@ -38,6 +40,4 @@ def load(tree: Path) -> Known:
 
 def save(tree: Path, known: Known) -> None:
     text = json.dumps({"base": known.base, "files": known.files})
-    draft = tree / "known.draft"
-    draft.write_text(text, encoding="utf-8", errors="surrogateescape")
-    os.replace(draft, tree / "known.json")
+    atomic.replace(tree / "known.json", text.encode(errors="surrogateescape"))

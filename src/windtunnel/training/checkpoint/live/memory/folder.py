@@ -19,6 +19,7 @@ from pathlib import Path
 
 import xxhash
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import room
@@ -225,10 +226,7 @@ class Folder:
         """
         if xxhash.xxh3_128_hexdigest(blob) != digest:
             raise ValueError(f"a layout of {len(blob)} bytes does not have the digest {digest!r}")
-        path = self._layout(digest)
-        draft = path.with_name(f".{path.name}.{threading.get_ident()}")
-        draft.write_bytes(blob)
-        draft.replace(path)
+        atomic.replace(self._layout(digest), blob)
         self._layouts[digest] = generation
 
     def layout(self, digest: str) -> bytes | None:

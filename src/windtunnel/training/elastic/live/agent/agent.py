@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from windtunnel.base import atomic
 from windtunnel.training.elastic.live.agent import environment, fault_injection
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.agent.forkserver_client import Forks, ZygoteKeeper
@@ -484,6 +485,4 @@ class Agent:
             "memory": str(self.memory),
             "workers": {worker.rank: worker.pid for worker in self.crew.living()},
         }
-        part = self._status_file.with_suffix(".part")
-        part.write_text(json.dumps(content))
-        part.replace(self._status_file)
+        atomic.replace(self._status_file, json.dumps(content))

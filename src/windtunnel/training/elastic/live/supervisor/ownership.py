@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 LOCK, EPOCH, ADDRESS = "supervisor.lock", "epoch", "supervisor.json"
@@ -63,7 +64,7 @@ def own(folder: Path) -> Ownership:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         epoch = _last_epoch(folder / EPOCH) + 1
-        _write_whole(folder / EPOCH, f"{epoch}\n")
+        atomic.replace(folder / EPOCH, f"{epoch}\n", durable=True)
     except BaseException:
         os.close(lock)
         raise
@@ -87,7 +88,7 @@ def owned(folder: Path) -> bool:
 
 def publish(folder: Path, address: str, epoch: int) -> None:
     """Say where the owner listens."""
-    _write_whole(
+    atomic.replace(
         folder / ADDRESS, json.dumps({"address": address, "pid": os.getpid(), "epoch": epoch}) + "\n"
     )
 
@@ -108,13 +109,3 @@ def _last_epoch(path: Path) -> int:
     if not text.strip().isdigit():
         raise UserError(f"{path}: {text.strip()[:40]!r} is not the number of an epoch")
     return int(text)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """The file holds the old text or the new one, whatever dies in between."""
-    new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
@@ -124,9 +125,7 @@ def save_profile(profile: Profile, path: Path) -> None:
     rows = [[*encode(op), float(f"{seconds:.5g}")] for op, seconds in profile.operators]
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(head)[:-1] + ',\n"operators": [\n' + lines + "\n]}\n")
-    partial.replace(path)
+    atomic.replace(path, json.dumps(head)[:-1] + ',\n"operators": [\n' + lines + "\n]}\n")
 
 
 def read_profile(path: Path) -> Profile:
