@@ -1,4 +1,7 @@
-"""Where windtunnel keeps what outlives a command: the run store and the runs' files."""
+"""Where windtunnel keeps things: what outlives a command, what can be made again, what a whole host shares.
+
+An empty variable counts as unset (XDG Base Directory Specification). No folder is made here.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,28 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """``$WINDTUNNEL_HOME``, else ``windtunnel`` in ``$XDG_DATA_HOME``, else ``~/.local/share/windtunnel``.
-
-    The folder is not made. An empty variable counts as unset (XDG Base Directory Specification).
-    """
+    """The run store and the runs' files: ``$WINDTUNNEL_HOME``, else `data`."""
     own = os.environ.get("WINDTUNNEL_HOME")
-    if own:
-        return Path(own).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "windtunnel"
+    return Path(own).expanduser().absolute() if own else data()
+
+
+def data() -> Path:
+    """What this user keeps: ``windtunnel`` in ``$XDG_DATA_HOME``, else in ``~/.local/share``."""
+    given = os.environ.get("XDG_DATA_HOME")
+    return (Path(given) if given else Path.home() / ".local" / "share") / "windtunnel"
+
+
+def cache() -> Path:
+    """What can be made again: ``windtunnel`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "windtunnel"
+
+
+def profiles() -> Path:
+    """What was calibrated by this user."""
+    return home() / "profiles"
+
+
+def of_host() -> Path:
+    """What all users of a host share: /var/lib/windtunnel for root, else `data`."""
+    return Path("/var/lib/windtunnel") if os.geteuid() == 0 else data()

@@ -12,7 +12,7 @@ import types
 import typing
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 TAG = "is"
@@ -24,18 +24,23 @@ def canonical(value: object) -> bytes:
 
 
 def to_plain(value: object, *, tag: bool = False) -> Any:
-    """A dataclass as a JSON object. ``tag``: with the name of its class, for a reader who expects a union."""
+    """A dataclass as a JSON object. ``tag``: with the name of its class, for a reader who expects a union;
+    fields that are unions are tagged in any case. Fields that are no argument (``init=False``) are left out.
+    """
     if isinstance(value, Enum):
         return value.name.lower()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {
+            name: to_plain(getattr(value, name), tag=field.union)
+            for name, field in _fields(type(value)).items()
+        }
         return {TAG: type(value).__name__, **fields} if tag else fields
     if isinstance(value, tuple | list):
-        return [to_plain(one) for one in value]
+        return [to_plain(one, tag=tag) for one in value]
     if isinstance(value, frozenset | set):
-        return sorted(to_plain(one) for one in value)
+        return sorted(to_plain(one, tag=tag) for one in value)
     if isinstance(value, dict):
-        return {str(to_plain(key)): to_plain(one) for key, one in value.items()}
+        return {str(to_plain(key)): to_plain(one, tag=tag) for key, one in value.items()}
     return value
 
 
@@ -50,17 +55,32 @@ def from_plain(kind: type[T] | types.UnionType, value: Any) -> T:
     return made
 
 
+class _Field(NamedTuple):
+    kind: Any
+    needed: bool
+    union: bool
+    """It holds one of several dataclasses, so that only a tag tells which."""
+
+
 @cache
-def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+def _fields(kind: type) -> dict[str, _Field]:
     hints = typing.get_type_hints(kind)
     return {
-        field.name: (
+        field.name: _Field(
             hints[field.name],
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            _holds_union(hints[field.name]),
         )
         for field in dataclasses.fields(kind)
         if field.init
     }
+
+
+def _holds_union(kind: Any) -> bool:
+    inside = typing.get_args(kind)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return sum(map(dataclasses.is_dataclass, inside)) > 1 or any(map(_holds_union, inside))
+    return any(map(_holds_union, inside))
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -109,11 +129,11 @@ def _dataclass(kind: type, value: Any, where: str) -> Any:
         raise TypeError(f"{where} is no object")
     given = {name: one for name, one in value.items() if name != TAG or TAG in fields}
     odd = sorted(set(given) - set(fields)) + sorted(
-        name for name, (_, needed) in fields.items() if needed and name not in given
+        name for name, field in fields.items() if field.needed and name not in given
     )
     if odd:
         raise ValueError(f"{where} has no or an unknown field {odd[0]}")
-    return kind(**{name: _read(fields[name][0], one, f"{where}.{name}") for name, one in given.items()})
+    return kind(**{name: _read(fields[name].kind, one, f"{where}.{name}") for name, one in given.items()})
 
 
 def _key(kind: Any, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What identifies a process: its id alone may be reused, and its start counts from the machine's boot."""
+"""What identifies a process: its id alone may be reused, and its start counts from the host's boot."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 def start_time(pid: int) -> int | None:
     """When a process was started, in clock ticks since boot (proc(5)); None if it is gone or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def boot_id() -> str:
-    """What the kernel calls this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """What the kernel calls this boot of the host; "" if it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)

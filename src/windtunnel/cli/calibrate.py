@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from windtunnel.base import paths
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
@@ -66,11 +67,10 @@ def _measure(device: Device, quick: bool, threads: int, operators: str) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from windtunnel.training.emulate import calibrate as live
-    from windtunnel.training.emulate.twin.cost.profile import profile_folder
 
     torch_device = _torch_device(device)
     given = live.read_operators(Path(operators)) if operators else []
-    path = profile_folder() / f"{device.name}.json"
+    path = paths.profiles() / f"{device.name}.json"
     columns = (TextColumn("{task.description:>12}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, int] = {}

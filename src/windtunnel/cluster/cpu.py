@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from windtunnel.base import atomic
+from windtunnel.base import atomic, paths
 from windtunnel.cluster.model import Device
 
 BENCHMARK = """
@@ -89,8 +89,7 @@ def measured_cpu() -> Device:
 
 def cache_file() -> Path:
     """Where the measurement is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "windtunnel" / "cpu.json"
+    return paths.cache() / "cpu.json"
 
 
 def _cached() -> dict[str, float] | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.atomic import append_line
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import to_plain
 
 Event = dict[str, Any]
@@ -33,7 +33,7 @@ NAME = "events.jsonl"
 """The log of a run lies under this name in the run's folder."""
 
 
-class LogFailed(Exception):
+class LogFailed(HostError):
     """The log cannot be written (a full disk, a folder that is gone)."""
 
 

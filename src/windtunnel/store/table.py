@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import sys
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from sqlalchemy import JSON, DateTime, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from windtunnel.base.processes import Identity
 
 Json = dict[str, Any]
 
@@ -71,36 +70,13 @@ def versions() -> Json:
     return found
 
 
-def _boot() -> str:
-    """Different after each boot of this machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return str(int(psutil.boot_time()))
-
-
 def this_process() -> Json:
-    pid = os.getpid()
-    return {
-        "host": platform.node(),
-        "boot": _boot(),
-        "pid": pid,
-        "started": psutil.Process(pid).create_time(),
-    }
+    own = Identity.own()
+    return {"host": platform.node(), "boot": own.boot, "pid": own.pid, "started": own.started}
 
 
 def is_gone(process: Json) -> bool:
     """Whether the process surely does not run any more. Of another host nothing can be said: False."""
     if process.get("host") != platform.node():
         return False
-    if process.get("boot") != _boot():
-        return True
-    try:
-        other = psutil.Process(int(process["pid"]))
-        # A process id is used again after a while: the start time tells the two apart.
-        other_start, zombie = other.create_time(), other.status() == psutil.STATUS_ZOMBIE
-        return zombie or abs(other_start - float(process["started"])) > 1.0
-    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
-        return True
-    except psutil.AccessDenied:
-        return False
+    return not Identity(process.get("pid", 0), process.get("started", 0), process.get("boot", "?")).lives()

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.base import atomic
+from windtunnel.base import atomic, paths
 from windtunnel.base.errors import UserError
 
 VERSION = 1
@@ -174,12 +173,8 @@ class Profile:
 
 
 def profile_path() -> Path:
-    """Where this user's own profile lies: ``$WINDTUNNEL_HOME/profiles`` or the XDG data folder."""
-    home = os.environ.get("WINDTUNNEL_HOME")
-    if home:
-        return Path(home) / "profiles" / NAME
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "windtunnel" / "profiles" / NAME
+    """Where this user's own profile lies."""
+    return paths.profiles() / NAME
 
 
 def load_costs(path: Path | None = None) -> Profile:

@@ -20,6 +20,7 @@ from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.policy import Retention
+from windtunnel.base import paths
 
 T = TypeVar("T")
 KEEP_ALL = Retention(keep=100_000)
@@ -60,9 +61,8 @@ def _disk() -> Path:
     usual = Path(tempfile.gettempdir())
     if not is_tmpfs(str(usual)):
         return usual
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
+    paths.cache().mkdir(parents=True, exist_ok=True)
+    return paths.cache()
 
 
 @contextlib.contextmanager

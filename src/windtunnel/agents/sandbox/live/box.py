@@ -42,6 +42,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
+from windtunnel.base import processes
 from windtunnel.base.errors import UserError
 
 
@@ -365,8 +366,8 @@ class Box:
         self._save(
             status="running",
             pid=machine.pid,
-            started=records.start_ticks(machine.pid),
-            boot=records.boot_id(),
+            started=processes.start_time(machine.pid) or 0,
+            boot=processes.boot_id(),
             tip=manifest.id if manifest else "",
             turns=manifest.turn if manifest else self._record.turns,
         )

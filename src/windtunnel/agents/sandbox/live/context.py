@@ -16,6 +16,7 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.policy import Retention, Rules
 from windtunnel.agents.sandbox.views import Event
+from windtunnel.base.errors import HostError
 
 Method = Literal["semantic", "full", "files", "conversation"]
 """What a turn's end keeps: what the policy decides, or always everything, always files, or nothing at all
@@ -44,7 +45,7 @@ class Parts:
     """Why processes are not kept where ``criu`` is None."""
 
 
-class SandboxError(Exception):
+class SandboxError(HostError):
     """A fault of the machine or of a sandbox, in a sentence; earlier checkpoints are untouched."""
 
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base import paths
 from windtunnel.base.errors import UserError
 
 CHANNEL = ".windtunnel"
@@ -21,10 +22,7 @@ def default_home() -> Path:
     given = os.environ.get("WINDTUNNEL_SANDBOX_HOME")
     if given:
         return Path(given).absolute()
-    if os.geteuid() == 0:
-        return Path("/var/lib/windtunnel/sandbox")
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(data) / "windtunnel" / "sandbox"
+    return paths.of_host() / "sandbox"
 
 
 def checked_name(name: str) -> str:

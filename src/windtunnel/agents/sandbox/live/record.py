@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from windtunnel.agents.sandbox.model import Limits, Spec
 from windtunnel.base import atomic
+from windtunnel.base.processes import Identity
 
 Status = Literal["making", "running", "stopped", "dead"]
 
@@ -30,23 +31,9 @@ class Record:
     image: str = ""
 
 
-def boot_id() -> str:
-    """Identifies this boot of the host: pids of another boot mean nothing."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when there is none or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return 0
-    return 0 if fields[0] in ("Z", "X") else int(fields[19])
-
-
 def is_alive(record: Record) -> bool:
     """Whether the sandbox's init is still the one that the record names."""
-    return record.pid > 0 and record.boot == boot_id() and start_ticks(record.pid) == record.started > 0
+    return Identity(record.pid, record.started, record.boot).lives()
 
 
 def write(folder: Path, record: Record) -> None:

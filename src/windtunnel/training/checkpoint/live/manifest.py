@@ -11,11 +11,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from windtunnel.base.errors import HostError
+
 FORMAT = "windtunnel checkpoint"
 VERSION = 1
 
 
-class StorageError(Exception):
+class StorageError(HostError):
     """A checkpoint in storage is damaged, missing or cannot be written; the message names which."""
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from windtunnel.base import paths
 from windtunnel.base.errors import UserError
 
 NATIVE = Path(__file__).parent / "native"
@@ -94,11 +95,6 @@ def _run(command: list[str]) -> None:
         raise UserError(f"building the absent device's library failed: {done.stderr.strip()[-800:]}")
 
 
-def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "windtunnel"
-
-
 def locate() -> Path:
     """The library for the installed torch: shipped, cached, or built now.
 
@@ -106,10 +102,10 @@ def locate() -> Path:
         UserError: it has to be built and cannot be.
     """
     name = library_name(torch_version())
-    for path in (NATIVE / name, cache_directory() / name):
+    for path in (NATIVE / name, paths.cache() / name):
         if path.exists():
             return path
-    target = cache_directory() / name
+    target = paths.cache() / name
     build(target)
     return target
 
@@ -153,7 +149,7 @@ def operator_names() -> bytes:
     the device, and into what, is decided by it.
     """
     file = f"operators-{torch_version()}.txt"
-    cached = cache_directory() / file
+    cached = paths.cache() / file
     for path in (NATIVE / file, cached):
         if path.exists():
             return path.read_bytes()

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base.errors import HostError
+
 APT = Path("/etc/apt")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITES = ("sid", "testing", "stable")
@@ -28,7 +30,7 @@ SECONDS = 60
 Fetch = Callable[[str], bytes]
 
 
-class ArchiveError(Exception):
+class ArchiveError(HostError):
     """The archive could not be read, or what it gave is not what it promised."""
 
 

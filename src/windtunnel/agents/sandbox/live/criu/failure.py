@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.criu.messages import ANONYMOUS, DEVICES, DUMP, FAMILIES, RESTORE
+from windtunnel.base.errors import HostError
 
 LINE = re.compile(r"^(?:pie: )?(?: *\d+: )?Error \((?P<where>[^)]*)\): (?P<text>.*)$")
 HARMLESS = re.compile(r"rlimit: Can't setup|cgroupd: recv req error|Dumping FAILED|Restoring FAILED")
@@ -20,7 +21,7 @@ AFTERMATH = re.compile(
 )
 
 
-class CriuError(Exception):
+class CriuError(HostError):
     """CRIU is missing, refused or failed. ``details`` holds the lines of its log that say so."""
 
     def __init__(self, message: str, details: str = "") -> None:

@@ -9,14 +9,12 @@ import subprocess
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.criu.run import Criu
+from windtunnel.base import paths
 
 
 def default_prefix() -> Path:
     """The folder into which ``setup`` installs: of the machine for root, else of the user."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/windtunnel/criu")
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(data) / "windtunnel" / "criu"
+    return paths.of_host() / "criu"
 
 
 def find_criu() -> Criu | None:

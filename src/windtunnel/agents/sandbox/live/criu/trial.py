@@ -18,6 +18,7 @@ from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.run import Criu
 from windtunnel.base import atomic
+from windtunnel.base.processes import boot_id
 
 SKIP = ["--network-lock", "skip"]
 SECONDS = 30
@@ -44,7 +45,7 @@ def trial(criu: Criu) -> str:
 def known_trial(criu: Criu, cache: Path) -> str:
     """``trial``, asked once per program and boot; ``cache`` is the file that remembers."""
     state = criu.path.stat()
-    key = f"{criu.path} {state.st_mtime_ns} {state.st_size} {_boot()} {os.geteuid()}"
+    key = f"{criu.path} {state.st_mtime_ns} {state.st_size} {boot_id()} {os.geteuid()}"
     try:
         kept = json.loads(cache.read_text())
         if kept["key"] == key:
@@ -83,10 +84,3 @@ def _dump_and_restore(criu: Criu) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from windtunnel.base.atomic import PART
+from windtunnel.base.errors import HostError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 
 
-class ImageError(Exception):
+class ImageError(HostError):
     """An image, manifest or export is damaged, missing or cannot be written; the message names which."""
 
 

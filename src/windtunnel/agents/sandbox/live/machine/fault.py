@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from windtunnel.base.errors import HostError
 
-class MachineError(Exception):
+
+class MachineError(HostError):
     """What the machine or the sandbox refused, in a sentence; nothing is left half done."""

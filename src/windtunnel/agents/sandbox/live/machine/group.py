@@ -24,6 +24,7 @@ from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.processes import TICKS
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits
+from windtunnel.base.processes import boot_id
 
 INIT = "init"
 """In the sandbox's folder: pid, start in ticks and boot of its init, which init/rootless.h writes."""
@@ -33,10 +34,6 @@ STANDS = frozenset("TtZX")
 TURN = 0.001
 """Seconds between two looks at processes that are about to stop."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Group:

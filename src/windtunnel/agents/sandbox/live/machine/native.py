@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from windtunnel.base import paths
 from windtunnel.base.errors import UserError
 
 SOURCE = Path(__file__).parent / "init"
@@ -67,12 +68,11 @@ def locate() -> Path:
     Raises:
         UserError: it has to be built and cannot be.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
-    for folder in (SOURCE, cache):
+    for folder in (SOURCE, paths.cache()):
         if (folder / file_name()).exists():
             return folder / file_name()
-    build(cache / file_name())
-    return cache / file_name()
+    build(paths.cache() / file_name())
+    return paths.cache() / file_name()
 
 
 def main() -> None:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.machine import launch, network
 from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
-from windtunnel.agents.sandbox.live.machine.group import INIT, Group, boot_id
+from windtunnel.agents.sandbox.live.machine.group import INIT, Group
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import Spec
 from windtunnel.base.errors import UserError
+from windtunnel.base.processes import boot_id
 
 COUNTED_INSIDE = (5, 14)
 """From this kernel on, a limit on processes counts those of the user namespace and no others of the user."""

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic
+from windtunnel.base import atomic, paths
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
@@ -149,18 +148,9 @@ def read_profile(path: Path) -> Profile:
         ) from error
 
 
-def profile_folder() -> Path:
-    """Where this user's profiles lie: ``$WINDTUNNEL_HOME/profiles`` or the XDG data folder."""
-    home = os.environ.get("WINDTUNNEL_HOME")
-    if home:
-        return Path(home) / "profiles"
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "windtunnel" / "profiles"
-
-
 def find_profile(device: str) -> Profile | None:
     """The profile of ``device``: the user's own, else the shipped one, else None."""
-    for folder in (profile_folder(), SHIPPED):
+    for folder in (paths.profiles(), SHIPPED):
         path = folder / f"{device}.json"
         if path.is_file():
             return read_profile(path)
