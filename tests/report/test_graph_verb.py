@@ -12,7 +12,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.graph import register
 from windtunnel.report.chakra import write_graph
 from windtunnel.report.chakra_schema import COMM_COLL, COMP
-from windtunnel.store import Store
+from windtunnel.store.runs import Store
 
 app = typer.Typer()
 register(app)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli import runs as cli
-from windtunnel.store import Store
 from windtunnel.store.compare import compare
+from windtunnel.store.runs import Store
 
 GIB = 1 << 30
 

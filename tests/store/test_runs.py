@@ -13,7 +13,8 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
-from windtunnel.store import Store, runs, table
+from windtunnel.store import runs, table
+from windtunnel.store.runs import Store
 from windtunnel.store.table import is_gone, plain, this_process
 
 
@@ -120,7 +121,9 @@ def test_remove_never_deletes_a_folder_that_is_not_the_runs(tmp_path):
 
 
 def test_a_killed_process_is_shown_as_killed():
-    program = "from windtunnel.store import Store; print(Store.open().begin('a', {}).id, flush=True); input()"
+    program = (
+        "from windtunnel.store.runs import Store; print(Store.open().begin('a', {}).id, flush=True); input()"
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -145,7 +148,7 @@ def test_who_is_gone():
 
 
 WRITER = """
-from windtunnel.store import Store
+from windtunnel.store.runs import Store
 store = Store.open()
 for index in range(15):
     run = store.begin("training.emulate", {"index": index})

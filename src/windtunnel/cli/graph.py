@@ -55,7 +55,7 @@ def show(
 def _files(what: str) -> list[Path]:
     """The graph files of a file, a folder, or the run with that id."""
     from windtunnel.base.errors import UserError
-    from windtunnel.store import Store
+    from windtunnel.store.runs import Store
 
     path = Path(what)
     if path.is_file():

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from windtunnel.store import Run
+    from windtunnel.store.runs import Run
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="An id, the beginning of one, or 'last'.")]
@@ -37,8 +37,8 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest runs."""
-    from windtunnel.store import Store
     from windtunnel.store.compare import figures
+    from windtunnel.store.runs import Store
 
     found = Store.open().list(limit, capability)
     if as_json:
@@ -74,8 +74,8 @@ def list_runs(
 @runs.command()
 def show(run_id: Id, as_json: AsJson = False) -> None:
     """Show everything that is known of one run."""
-    from windtunnel.store import Store
     from windtunnel.store.compare import figures
+    from windtunnel.store.runs import Store
 
     run = Store.open().get(run_id)
     if as_json:
@@ -112,8 +112,8 @@ def show(run_id: Id, as_json: AsJson = False) -> None:
 def compare(run_ids: Ids, as_json: AsJson = False) -> None:
     """Put two or more runs side by side, with the ratio to the first."""
     from windtunnel.base.errors import UserError
-    from windtunnel.store import Store
     from windtunnel.store.compare import compare as compare_runs
+    from windtunnel.store.runs import Store
 
     if len(run_ids) < 2:
         raise UserError("runs compare: one run is given, give two or more")
@@ -156,7 +156,7 @@ def remove(
     run_ids: Ids, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 ) -> None:
     """Delete runs and their files."""
-    from windtunnel.store import Store
+    from windtunnel.store.runs import Store
 
     store = Store.open()
     # All are looked up before the first is deleted, so that a wrong id deletes nothing.

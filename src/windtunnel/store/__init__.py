@@ -1,6 +1,2 @@
-"""Every run, in a database: SQLite by default, Postgres by URL."""
-
-from windtunnel.base.paths import home
-from windtunnel.store.runs import Run, Store
-
-__all__ = ["Run", "Store", "home"]
+"""What is kept: runs in a database, objects by their content, logs of events. Each is imported by its module,
+so that an agent that writes a log does not load a database."""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from windtunnel.cli.main import app
 from windtunnel.report.chakra import read_graph
-from windtunnel.store import Store
+from windtunnel.store.runs import Store
 
 ROOT = Path(__file__).parents[3]
 LLAMA = str(ROOT / "examples" / "train_llama.py")

@@ -151,7 +151,7 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
         if (out / "events.jsonl").exists():
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
         return _fly(job, out, as_json)
-    from windtunnel.store import Store
+    from windtunnel.store.runs import Store
 
     inputs = {**asdict(request), "script": str(request.script)}
     run = Store.open().begin(CAPABILITY, inputs)

@@ -8,7 +8,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.store import Store
+from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.run import Capture, Options, Progress, fly, no_progress
