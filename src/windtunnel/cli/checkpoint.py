@@ -71,8 +71,9 @@ def verify(
 
     Exit status 1 if any is missing or damaged.
     """
+    from windtunnel.store.objects import ObjectError
     from windtunnel.training.checkpoint.live.prune import scrub
-    from windtunnel.training.checkpoint.live.storage import StorageError, read_shard
+    from windtunnel.training.checkpoint.live.storage import read_shard
 
     found = [one for one in _there(url) if not one.bad and step in (None, one.step)]
     if not found:
@@ -83,7 +84,7 @@ def verify(
         for shard in one.shards:
             try:
                 read_shard(url, one.step, shard.shard, generation=one.generation)
-            except StorageError as error:
+            except ObjectError as error:
                 failed.append(f"step {one.step}, generation {one.generation}: {error}")
         typer.echo(f"step {one.step}, generation {one.generation}: {len(one.shards)} shards read")
     if failed and discard:
@@ -141,9 +142,9 @@ def _there(url: str) -> list[StoredStep]:
 @contextmanager
 def _told() -> Iterator[None]:
     """A store that fails is told in one sentence."""
-    from windtunnel.training.checkpoint.live.storage import StorageError
+    from windtunnel.store.objects import ObjectError
 
     try:
         yield
-    except StorageError as error:
+    except ObjectError as error:
         raise UserError(str(error)) from None

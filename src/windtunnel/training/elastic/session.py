@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.training.checkpoint.live.files import open_files
+from windtunnel.store.objects import open_files
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import xxhash
-from storage_disk import Crash, Disk, Killed
 
-from windtunnel.training.checkpoint.live import chunks
-from windtunnel.training.checkpoint.live.files import LocalFiles
+from support.disk import Crash, Disk, Killed
+from windtunnel.store.objects import LocalFiles, ObjectError, chunks
 from windtunnel.training.checkpoint.live.prune import prune
 from windtunnel.training.checkpoint.live.storage import (
-    StorageError,
     complete_step,
     layout,
     read_shard,
@@ -168,10 +166,10 @@ def test_a_disk_that_fails_at_any_call(calls: set[str], number: int) -> None:
         files = LocalFiles("/store", disk)
         try:
             save(files, 2)
-        except StorageError as error:
+        except ObjectError as error:
             failed += 1
             full = number in (errno.ENOSPC, errno.EDQUOT)
-            assert ("has no space left; older checkpoints are unharmed" in str(error)) == full
+            assert ("no space is left, and what was there before is unharmed" in str(error)) == full
             assert "step 2" in str(error)
         else:
             if hits[0] < at:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from windtunnel.store.objects.files import ObjectError
 from windtunnel.training.checkpoint.live import objects, snapshot, storage
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.memory import LocalMemory
@@ -230,13 +231,13 @@ class Stored:
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
         try:
             return storage.layout(self._url, digest)
-        except (OSError, storage.StorageError) as error:
+        except (OSError, ObjectError) as error:
             raise CopyError(f"layout {digest}: {error}") from error
 
     def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
         try:
             return storage.read_shard(self._url, step, shard, into)
-        except (OSError, storage.StorageError) as error:
+        except (OSError, ObjectError) as error:
             raise CopyError(f"{shard} of step {step}: {error}") from error
 
 
@@ -244,7 +245,7 @@ def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any
     """Write every rank's shard to storage, then the word that the step is complete. All ranks call it.
 
     Raises:
-        StorageError: it cannot be written.
+        ObjectError: it cannot be written.
         TimeoutError: not all ranks came.
     """
     packed = objects.pack(others)

@@ -1,0 +1,211 @@
+"""Chunks: what is put is got, damage never passes, and a sweep removes what nothing needs and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.disk import Disk, Killed
+from windtunnel.store.objects import LocalFiles, ObjectError, chunks, collect, open_files
+
+levels = st.sampled_from([None, 1, 3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=2000), levels), max_size=8), st.booleans())
+def test_what_is_put_is_got(given_pieces: list[tuple[bytes, int | None]], memory: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = open_files(f"memory://{uuid.uuid4().hex}" if memory else folder)
+        names = [chunks.put(files, piece, level) for piece, level in given_pieces]
+        assert names == [chunks.put(files, piece, level) for piece, level in given_pieces]
+        assert list(chunks.get_all(files, names, 3)) == [piece for piece, _ in given_pieces]
+        # each once, whether it is wanted compressed or not
+        assert len(set(names)) == len({piece for piece, _ in given_pieces})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=1, max_size=300), levels, st.floats(0, 1, exclude_max=True), st.integers(0, 8))
+def test_no_flipped_bit_passes(piece: bytes, level: int | None, place: float, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = LocalFiles(folder)
+        name = chunks.put(files, piece, level)
+        path = Path(folder) / chunks.path(name)
+        data = bytearray(path.read_bytes())
+        at = int(place * len(data))
+        path.write_bytes(data[:at] if bit == 8 else data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        try:
+            # a bit that zstd does not use may change; then the bytes must be right nevertheless
+            assert chunks.get(files, name) == piece
+        except ObjectError as error:
+            assert str(path) in str(error)
+            assert "damaged" in str(error)
+
+
+def test_forged_chunks_are_refused(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    for name in ("../secret", "x" * 64, "a" * 64 + ".gz"):
+        with pytest.raises(ObjectError, match="cannot be the name of a chunk"):
+            chunks.get(files, name)
+    with pytest.raises(ObjectError, match=r"chunk .*/aa/a{64} is missing"):
+        chunks.get(files, "a" * 64)
+    # a small frame that would fill the memory
+    bomb = bytes(chunks.PIECE + 1)
+    name = f"{hashlib.sha256(bomb).hexdigest()}.zst"
+    files.write(chunks.path(name), zstandard.ZstdCompressor().compress(bomb))
+    with pytest.raises(ObjectError, match="is damaged: another size"):
+        chunks.get(files, name)
+
+
+def test_a_plain_chunk_of_another_size_is_written_again(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    name = chunks.put(files, b"right")
+    (tmp_path / chunks.path(name)).write_bytes(b"righ")
+    assert chunks.put(files, b"right") == name
+    assert chunks.get(files, name) == b"right"
+
+
+def test_calls_beside_each_other_keep_their_order() -> None:
+    assert list(chunks.in_order(lambda one: one * 2, range(50), 4)) == [2 * one for one in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        list(chunks.in_order(lambda one: 1 // (one - 20), range(50), 4))
+
+
+def pieces_of(data: bytes, step: int) -> list[bytes]:
+    found: list[bytes] = []
+    cutter = chunks.Cutter(found.append)
+    for at in range(0, len(data), step):
+        cutter.write(data[at : at + step])
+    cutter.finish()
+    return found
+
+
+def test_pieces_depend_on_the_bytes_alone_and_meet_again_after_an_insertion() -> None:
+    block, least, most = chunks.BLOCK, chunks.LEAST, chunks.MOST
+    data: Any = np.random.default_rng(3).bytes(20 * 2**20 + 100)
+    found = pieces_of(data, 10_240)
+    assert b"".join(found) == data
+    assert found == pieces_of(data, 999_983)
+    assert all(least * block <= len(piece) <= most * block <= chunks.PIECE for piece in found[:-2])
+    moved = pieces_of(data[: 5 * 2**20] + b"n" * block * 3 + data[5 * 2**20 :], 10_240)
+    assert sum(len(piece) for piece in set(moved) - set(found)) <= 2 * most * block
+    assert len(pieces_of(bytes(9 * 2**20), 512)) == 5
+
+
+def there(files: LocalFiles) -> set[str]:
+    return {
+        name for folder in files.names(chunks.FOLDER) for name in files.names(f"{chunks.FOLDER}/{folder}")
+    }
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("manifest"), st.sets(st.integers(0, 12), max_size=5)),
+        st.tuples(st.just("drop"), st.integers(0, 20)),
+        st.tuples(st.just("sweep"), st.none()),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(operations)
+def test_a_sweep_removes_exactly_what_no_manifest_needs(todo: list[tuple[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = LocalFiles(folder)
+        manifests: list[set[str]] = []
+        held: set[str] = set()
+
+        def needed() -> set[str]:
+            return set().union(*manifests)
+
+        for what, value in todo:
+            if what == "manifest":
+                names = {chunks.put(files, b"content %d" % one, 3 if one % 2 else None) for one in value}
+                manifests.append(names)
+                held |= names
+            elif what == "drop" and manifests:
+                manifests.pop(value % len(manifests))
+            elif what == "sweep":
+                assert collect.sweep(files, needed) == len(held - needed())
+                held = needed()
+            assert there(files) == held
+            assert files.names(chunks.TRASH) == []
+        assert collect.scrub(files, needed()) == []
+
+
+def killed_sweep(disk: Disk, files: LocalFiles, kept: set[str], number: int) -> bool:
+    """Whether a sweep was killed, at its call ``number``."""
+    first = disk.calls
+
+    def before(call: str, count: int) -> None:
+        if count == first + number:
+            raise Killed
+
+    disk.before = before
+    try:
+        collect.sweep(files, lambda: kept)
+    except Killed:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("crash", ["kill", "power", "names"])
+def test_a_sweep_that_is_killed_at_any_call_costs_nothing(crash: Any) -> None:
+    for number in range(1, 500):
+        disk = Disk()
+        files = LocalFiles("/store", disk)
+        kept = {chunks.put(files, b"kept %d" % one) for one in range(3)}
+        gone = {chunks.put(files, b"gone %d" % one) for one in range(3)}
+        files.settle()
+        was_killed = killed_sweep(disk, files, kept, number)
+        after = LocalFiles("/store", disk.after(crash))
+        assert kept <= there(after) <= kept | gone
+        assert not killed_sweep(disk.after(crash), after, kept, -1)
+        assert there(after) == kept
+        assert after.names(chunks.TRASH) == []
+        if not was_killed:
+            return
+    raise AssertionError("the sweep has no end")
+
+
+def test_what_is_needed_again_while_it_is_swept_is_there(tmp_path: Path) -> None:
+    """The manifest appears between the two marks; a reader meanwhile finds the chunk in the trash."""
+    files = LocalFiles(str(tmp_path))
+    name = chunks.put(files, b"late")
+    marks = iter([set[str](), {name}])
+    read = []
+
+    def needed() -> set[str]:
+        marked = next(marks)
+        if marked:
+            assert there(files) == set()
+            read.append(chunks.get(files, name))
+        return marked
+
+    assert collect.sweep(files, needed) == 0
+    assert read == [b"late"]
+    assert chunks.get(files, name) == b"late"
+
+
+def test_what_is_damaged_is_moved_away_and_written_again(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    names = [chunks.put(files, bytes([one]) * 50, 3) for one in range(3)]
+    (tmp_path / chunks.path(names[1])).write_bytes(b"nonsense")
+    (tmp_path / chunks.path(names[2])).unlink()
+    found = collect.scrub(files, names)
+    assert len(found) == 2
+    assert any(names[1] in one and "damaged" in one for one in found)
+    assert any(names[2] in one and "missing" in one for one in found)
+    assert there(files) == {names[0]}
+    for one in range(3):
+        chunks.put(files, bytes([one]) * 50, 3)
+    assert collect.scrub(files, names) == []
