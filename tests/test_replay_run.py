@@ -19,8 +19,8 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.capabilities import Capability
 from windtunnel.cli.main import app
 from windtunnel.replay import locate, replay, short
-from windtunnel.store import Store
 from windtunnel.store.eventlog import EventLog
+from windtunnel.store.runs import Store
 
 PAGE = Path(__file__).parent.parent / "docs" / "adding-a-capability.md"
 BLOCK = re.compile(r'```python title="src/(windtunnel/[\w/]+\.py)"\n(.*?)```', re.DOTALL)

@@ -91,7 +91,7 @@ def locate(run: str) -> Path:
             raise UserError(f"replay: there is no sandbox {name!r} in {folder.parent.parent}")
         path = folder / eventlog.NAME
     elif run == "last" or not path.exists():
-        from windtunnel.store import Store
+        from windtunnel.store.runs import Store
 
         found = Store.open().get(run)
         path, run = found.directory / eventlog.NAME, f"run {found.id} of {found.capability}"
