@@ -38,7 +38,6 @@ WORLD = {
 KNOWN: set[tuple[str, str]] = {
     ("training.elastic.host", "training.checkpoint.live"),
     ("training.elastic.job", "training.checkpoint.live"),
-    ("training.elastic.session", "training.checkpoint.live"),
     ("training.checkpoint.live", "training.elastic.live"),
     ("training.pipelines.live", "training.elastic.live"),
     ("training.checkpoint.bench", "training.elastic.live"),
