@@ -59,10 +59,9 @@ def emulate(
     from windtunnel.base.errors import UserError
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
-    from windtunnel.training.emulate.live.session import Script
-    from windtunnel.training.emulate.policy.classes import parse_ranks
-    from windtunnel.training.emulate.publish import emulate_and_store
-    from windtunnel.training.emulate.run import Options
+    from windtunnel.training.emulate.emulation import Options
+    from windtunnel.training.emulate.policy.search import parse_ranks
+    from windtunnel.training.emulate.run import emulate as emulate_program
 
     where = load_cluster(cluster)
     if max_split_size is not None:
@@ -87,15 +86,10 @@ def emulate(
     )
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
     with shown_progress(f"{script.name} on {where.name}") as progress:
-        summary = emulate_and_store(
-            Script(script, tuple(arguments or ())),
-            where,
-            options,
-            progress=progress,
-            pictures=report,
-            timeline_ranks=shown,
+        done = emulate_program(
+            script, arguments or (), where, options, pictures=report, timeline_ranks=shown, progress=progress
         )
-    _show(summary, as_json)
+    _show(done.summary.to_json(), as_json)
 
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:

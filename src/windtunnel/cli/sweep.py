@@ -30,12 +30,12 @@ def sweep(
 
     from windtunnel.base.errors import ScriptError
     from windtunnel.cli.progress import shown_progress
-    from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
+    from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 
     what = load_sweep(spec)
     with shown_progress(f"sweep {what.name}") as progress:
-        folder, rows = fly_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
+        folder, rows = run_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
     found = result(rows)
     page = folder / "sweep.html"
     write_page(page, found, f"Sweep {what.name}")

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from slice_worlds import Tracer, capture_of, ddp, fsdp, mesh_groups, pipeline
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.graph import Category, EventKind, Group, Operator, Slice
-from windtunnel.training.emulate.policy.classes import Classes, parse_ranks, slice_world
+from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Operator, Slice
+from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.deadlock import Deadlock, ranges
 from windtunnel.training.emulate.policy.families import find_families
-from windtunnel.training.emulate.policy.search import segments
+from windtunnel.training.emulate.policy.search import parse_ranks, segments
 
 
 def members(classes: Classes) -> list[list[int]]:
@@ -66,7 +66,7 @@ def test_one_rank_for_each_stage_of_a_pipeline() -> None:
     assert [cls.name for cls in classes.classes] == ["pp=0", "pp=1", "pp=2", "pp=3"]
     assert members(classes) == [[4 * s, 4 * s + 1, 4 * s + 2, 4 * s + 3] for s in range(4)]
     assert len(log) == len(set(log)) == 6  # four stages, a witness at the first and at the last
-    assert classes.warnings == []
+    assert classes.notes == []
 
 
 def test_a_ring_is_one_class() -> None:
@@ -96,8 +96,8 @@ def test_a_split_is_told() -> None:
     classes = slice_world(capture, 128)
     assert members(classes) == [list(range(120)), list(range(120, 128))]
     assert len(classes.captured) < 16
-    (note,) = classes.warnings
-    assert note.startswith("ranks 120-127 differ from rank 0: a smaller shard")
+    (note,) = classes.notes
+    assert note.text.startswith("ranks 120-127 differ from rank 0: a smaller shard")
 
 
 def test_rank_zero_alone_may_be_special() -> None:
@@ -169,7 +169,8 @@ def test_chosen_ranks_stand_in_for_others() -> None:
     assert log == [0, 7]
     assert members(classes) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert classes.assumed.tolist() == [2, 3, 4, 5]
-    assert "ranks 2-5 have places in pp that no captured rank has" in classes.warnings[0]
+    assert "ranks 2-5 have places in pp that no captured rank has" in classes.notes[0].text
+    assert classes.notes[0].kind is NoteKind.APPROXIMATION
 
 
 def test_ranks_of_the_user() -> None:
@@ -194,7 +195,7 @@ def test_different_groups_are_a_deadlock() -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.data())
 def test_segments_of_a_line(lengths: list[int], data: st.DataObject) -> None:
     """Up to three runs of different content are always found, whatever is known at first."""
-    line = [str(run) for run, length in enumerate(lengths) for _ in range(length)]
+    line = [run for run, length in enumerate(lengths) for _ in range(length)]
     known: set[int] = set()
     while True:
         seen = dict.fromkeys(known)

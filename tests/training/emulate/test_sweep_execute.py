@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import register
-from windtunnel.training.emulate.sweep import fly_sweep, load_sweep, print_sweep, result, write_page
 from windtunnel.training.emulate.sweep import group as group_module
+from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
 from windtunnel.training.emulate.sweep.folder import Row
 
 GIB = 2**30
@@ -29,33 +30,33 @@ class Emulator:
         self.captured: list[tuple[str, ...]] = []
         self.emulated: list[str] = []
         monkeypatch.setattr(group_module, "capture", self.capture)
-        monkeypatch.setattr(group_module, "emulate_and_store", self.emulate)
+        monkeypatch.setattr(group_module, "emulate", self.emulate)
 
-    def capture(self, script: Any, cluster: Any, options: Any, progress: Any) -> str:
+    def capture(self, script: Any, cluster: Any, options: Any, progress: Any, log: Any) -> str:
         self.captured.append(script.arguments)
         if int(script.arguments[1]) in self.failing:
             raise ScriptError("the script failed as rank 0 (exit status 1)", "Traceback\nValueError: odd\n")
         return "classes"
 
-    def emulate(self, script: Any, cluster: Any, options: Any, *, take: Any, **_: Any) -> dict[str, Any]:
-        assert take(script, cluster, options, None) == "classes"
+    def emulate(self, script: Any, _: Any, cluster: Any, options: Any, *, take: Any, **__: Any) -> Any:
+        assert take(script, cluster, options, None, None) == "classes"
         self.emulated.append(cluster.name)
         tp = int(script.arguments[1])
         seconds = 1 / tp + (0.5 if "ib-100" in cluster.name else 0)
         ranks = [
-            {
-                "peak_reserved_bytes": size * GIB, "memory_bytes": 80 * GIB,
-                "headroom_bytes": (80 - size) * GIB, "fits": size < 80,
-            }
+            SimpleNamespace(
+                peak_reserved_bytes=size * GIB, memory_bytes=80 * GIB,
+                headroom_bytes=(80 - size) * GIB, fits=size < 80,
+            )
             for size in (1, 90 if tp == 8 else 10 * tp)
         ]  # fmt: skip
         price, world = cluster.price_per_device_hour, cluster.world_size
-        return {
-            "run_id": f"run-{tp}", "directory": "/nowhere", "iteration_time_s": seconds, "world_size": world,
-            "tokens_per_iteration": 4000, "tokens_per_second_per_device": 1.0, "mfu": 0.5, "ranks": ranks,
-            "cost_per_iteration": None if price is None else price * world * seconds / 3600,
-            "wall_time_s": 1.0,
-        }  # fmt: skip
+        summary = SimpleNamespace(
+            run_id=f"run-{tp}", directory="/nowhere", iteration_time_s=seconds, world_size=world,
+            tokens_per_iteration=4000, tokens_per_second_per_device=1.0, mfu=0.5, ranks=ranks,
+            cost_per_iteration=None if price is None else price * world * seconds / 3600, wall_time_s=1.0,
+        )  # fmt: skip
+        return SimpleNamespace(summary=summary)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def spec(folder: Path, more: str = "") -> Path:
 
 def test_one_capture_for_all_networks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator = Emulator(monkeypatch, set())
-    _, rows = fly_sweep(load_sweep(spec(folder)))
+    _, rows = run_sweep(load_sweep(spec(folder)))
     assert emulator.captured == [("--tp", str(tp)) for tp in (1, 2, 4, 8)]
     assert len(emulator.emulated) == 8
     assert [row["point"] for row in rows] == list(range(8))
@@ -87,7 +88,7 @@ def test_one_capture_for_all_networks(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator = Emulator(monkeypatch, {2})
     sweep = load_sweep(spec(folder))
-    place, rows = fly_sweep(sweep)
+    place, rows = run_sweep(sweep)
     failed = [row for row in rows if row["status"] == "failed"]
     assert [row["chosen"] for row in failed] == [{"--tp": 2}] * 2
     assert failed[0]["error"] == "the script failed as rank 0 (exit status 1): ValueError: odd"
@@ -95,19 +96,19 @@ def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.M
 
     (place / "points" / "00006.json").unlink()  # as if it had been killed before this one
     again = Emulator(monkeypatch, set())
-    _, resumed = fly_sweep(sweep)
+    _, resumed = run_sweep(sweep)
     assert again.captured == [("--tp", "2"), ("--tp", "4")]
     assert [row["status"] for row in resumed] == ["done"] * 8
     assert resumed[6] == rows[6]
 
     fresh = Emulator(monkeypatch, set())
-    fly_sweep(sweep, resume=False)
+    run_sweep(sweep, resume=False)
     assert len(fresh.captured) == 4
 
 
 def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {1})
-    found = result(fly_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
+    found = result(run_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
     assert [row["point"] for row in found.rows if row["pareto"]] == [
         5,
         6,
@@ -132,7 +133,7 @@ def test_unequal_iterations_are_compared_by_the_token() -> None:
 
 def test_table_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {2})
-    found = result(fly_sweep(load_sweep(spec(folder)))[1])
+    found = result(run_sweep(load_sweep(spec(folder)))[1])
     console = Console(width=80)
     with console.capture() as text:
         print_sweep(found, console, "Sweep [x]")

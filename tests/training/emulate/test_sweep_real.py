@@ -14,9 +14,9 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.emulation import Options, simulate
 from windtunnel.training.emulate.live.session import Script
-from windtunnel.training.emulate.run import Options, fly
-from windtunnel.training.emulate.sweep import fly_sweep, load_sweep
+from windtunnel.training.emulate.sweep import load_sweep, run_sweep
 
 SCRIPT = Path(__file__).parent / "scripts" / "sweep_me.py"
 VARYING = ("run_id", "directory", "wall_time_s")
@@ -43,13 +43,13 @@ def emulated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_another_network_on_the_same_capture_is_as_a_capture_of_its_own(tmp_path: Path) -> None:
     note = tmp_path / "starts"
-    _, rows = fly_sweep(
+    _, rows = run_sweep(
         load_sweep(spec(tmp_path, "256,3", "h100-sxm:2x2,nic={ib-400,ethernet-10}", f"--note {note}")),
         pictures=False,
     )
     assert note.read_text().split() == ["256", "3"]  # the script ran once for both networks
     slow = load_cluster("h100-sxm:2x2,nic=ethernet-10")
-    alone = fly(Script(SCRIPT, ("--width", "256")), slow, Options(ranks="0", tokens=64))
+    alone = simulate(Script(SCRIPT, ("--width", "256")), slow, Options(ranks="0", tokens=64))
     by_network = {row["cluster"]: row for row in rows if row["chosen"] == {"--width": 256}}
     replayed = by_network["h100-sxm:2x2,nic=ethernet-10"]
     assert replayed["iteration_time_s"] == alone.timing.iteration_time_s
@@ -66,7 +66,7 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
     sweep = load_sweep(spec(tmp_path, "64,4096", note=f"--note {note}"))
     program = (
         "import sys; from pathlib import Path; from windtunnel.training.emulate.sweep import *; "
-        "fly_sweep(load_sweep(Path(sys.argv[1])), pictures=False)"
+        "run_sweep(load_sweep(Path(sys.argv[1])), pictures=False)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "sweep.yaml")], start_new_session=True
@@ -80,12 +80,12 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
     assert "00000.json" in kept
     assert "00001.json" not in kept
 
-    _, resumed = fly_sweep(sweep, pictures=False)
+    _, resumed = run_sweep(sweep, pictures=False)
     assert {name: (points / name).read_text() for name in kept} == kept
     assert note.read_text().split().count("64") == 1
 
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "other"))
-    _, uninterrupted = fly_sweep(sweep, jobs=2, pictures=False)  # in processes, too, for that matter
+    _, uninterrupted = run_sweep(sweep, jobs=2, pictures=False)  # in processes, too, for that matter
     assert emulated(resumed) == emulated(uninterrupted)
     assert len({row["iteration_time_s"] for row in resumed}) == 2
 
@@ -94,8 +94,8 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
 def test_on_ray_as_here(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     sweep = load_sweep(spec(tmp_path, "64,3"))
-    _, remote = fly_sweep(sweep, ray="local", pictures=False)
-    _, here = fly_sweep(sweep, resume=False, pictures=False)
+    _, remote = run_sweep(sweep, ray="local", pictures=False)
+    _, here = run_sweep(sweep, resume=False, pictures=False)
     assert emulated(remote) == emulated(here)
     assert [row["status"] for row in here] == ["done", "failed"]
 
@@ -104,10 +104,10 @@ def test_on_ray_as_here(tmp_path: Path) -> None:
 def test_no_cluster_at_the_address(tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(UserError, match="no Ray cluster answers there"):
-        fly_sweep(load_sweep(spec(tmp_path, "64")), ray=address)
+        run_sweep(load_sweep(spec(tmp_path, "64")), ray=address)
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'windtunnel\[control\]'"):
-        fly_sweep(load_sweep(spec(tmp_path, "64")), ray="auto")
+        run_sweep(load_sweep(spec(tmp_path, "64")), ray="auto")

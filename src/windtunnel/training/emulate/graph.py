@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,21 @@ class Category(IntEnum):
     TEMPORARY = 5
 
 
+class NoteKind(Enum):
+    """What a note is to a reader of the result."""
+
+    APPROXIMATION = "approximation"  # something is only taken to be so, or costed as something like it
+    WARNING = "warning"  # what a reader must know
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the report."""
+
+    text: str
+    kind: NoteKind = NoteKind.WARNING
+
+
 @dataclass
 class Slice:
     """What one rank did, from the start of the script to the end of its steady step.
@@ -171,7 +186,7 @@ class Slice:
     call_sites: list[str] = field(default_factory=list)
     block_category: dict[int, int] = field(default_factory=dict)
     settled: bool = False
-    warnings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def steady(self) -> tuple[int, int]:

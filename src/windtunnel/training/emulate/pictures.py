@@ -1,4 +1,11 @@
-"""The files of a run that are looked at: report.html, timeline.json.gz, and graph/ in Chakra's form."""
+"""The files of a run that are looked at: report.html, timeline.json.gz, and graph/ in Chakra's form.
+
+A graph is the steady step of a class of ranks. Every node of the replayed program becomes a node of the
+trace: an operator, a collective, a message, or a wait of the host. Its data dependencies are what the replay
+waits for: the node before it on its queue, and the waits on events. The attributes are those that ASTRA-sim's
+feeder reads (``comm_type``, ``comm_size``, ``pg_name``, ``num_ops``, ``tensor_size``, ``is_cpu_op``,
+``comm_src``, ``comm_dst``, ``comm_tag``).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.cluster.draw import picture
-from windtunnel.report.chakra import write_graph
+from windtunnel.report.chakra import GraphNodes, write_graph
+from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP
 from windtunnel.report.html import write_report
 from windtunnel.report.perfetto import write_trace
 from windtunnel.report.timeline import HeatMap, MemoryCurve
-from windtunnel.training.emulate.chakra import graph_nodes
-from windtunnel.training.emulate.graph import Category
-from windtunnel.training.emulate.run import Outcome
+from windtunnel.training.emulate.emulation import EmulationResult
+from windtunnel.training.emulate.graph import Category, EventKind
+from windtunnel.training.emulate.twin.cost.collectives import full_bytes
+from windtunnel.training.emulate.twin.cost.operators import cost_of
 from windtunnel.training.emulate.twin.timeline import timeline
 
 MOST_CURVES = 12
@@ -27,48 +37,48 @@ MOST_TRACKS = 4
 
 
 def write_pictures(
-    directory: Path, outcome: Outcome, summary: dict[str, Any], timeline_ranks: Sequence[int] = ()
+    directory: Path, result: EmulationResult, summary: dict[str, Any], timeline_ranks: Sequence[int] = ()
 ) -> None:
-    """Write the report, the timeline and the graphs of ``outcome`` to ``directory``.
+    """Write the report, the timeline and the graphs of ``result`` to ``directory``.
 
     ``timeline_ranks``: the ranks in the timeline; by default the critical one and one of some classes.
     """
-    spans = timeline(outcome.timing, list(timeline_ranks) or shown_ranks(outcome))
+    spans = timeline(result.timing, list(timeline_ranks) or shown_ranks(result))
     write_trace(directory / "timeline.json.gz", spans)
-    for row, cls in enumerate(outcome.classes.classes):
+    for row, cls in enumerate(result.classes.classes):
         name = re.sub(r"[^A-Za-z0-9=.-]+", "_", cls.name).strip("_") or "all"
-        write_graph(directory / "graph" / f"{name}.et", graph_nodes(outcome, row))
+        write_graph(directory / "graph" / f"{name}.et", graph_nodes(result, row))
     write_report(
         directory / "report.html",
         summary,
         spans,
-        memory_curves(outcome),
-        heat_map(outcome),
-        picture=picture(outcome.cluster),
+        memory_curves(result),
+        heat_map(result),
+        picture=picture(result.cluster),
     )
 
 
-def shown_ranks(outcome: Outcome) -> list[int]:
+def shown_ranks(result: EmulationResult) -> list[int]:
     """The rank that ends last, and the first of classes spread evenly over the rest."""
-    firsts = [int(cls.members[0]) for cls in outcome.classes.classes]
+    firsts = [int(cls.members[0]) for cls in result.classes.classes]
     places = np.unique(np.linspace(0, len(firsts) - 1, min(MOST_TRACKS, len(firsts))).astype(int))
-    chosen = [outcome.timing.critical_rank, *(firsts[place] for place in places)]
-    critical = int(outcome.classes.rank_class[outcome.timing.critical_rank])
-    return sorted({r for r in chosen if r == chosen[0] or int(outcome.classes.rank_class[r]) != critical})
+    chosen = [result.timing.critical_rank, *(firsts[place] for place in places)]
+    critical = int(result.classes.rank_class[result.timing.critical_rank])
+    return sorted({r for r in chosen if r == chosen[0] or int(result.classes.rank_class[r]) != critical})
 
 
-def memory_curves(outcome: Outcome) -> list[MemoryCurve]:
+def memory_curves(result: EmulationResult) -> list[MemoryCurve]:
     """Memory over the events of the run for the classes that need most, the fullest first."""
-    order = sorted(range(len(outcome.memory)), key=lambda row: -outcome.memory[row].whole.reserved_bytes)
+    order = sorted(range(len(result.memory)), key=lambda row: -result.memory[row].whole.reserved_bytes)
     curves = []
     for row in order[:MOST_CURVES]:
-        slice_, memory = outcome.classes.classes[row].slice, outcome.memory[row]
+        slice_, memory = result.classes.classes[row].slice, result.memory[row]
         begin, end = slice_.steady
         curve = memory.curve
         inside = (curve.event >= begin) & (curve.event < end)
         curves.append(
             MemoryCurve(
-                label=outcome.classes.classes[row].name,
+                label=result.classes.classes[row].name,
                 time=(curve.event[inside] - begin) / max(1, end - begin),
                 allocated=curve.allocated[inside].astype(float),
                 reserved=curve.reserved[inside].astype(float),
@@ -82,8 +92,113 @@ def memory_curves(outcome: Outcome) -> list[MemoryCurve]:
     return curves
 
 
-def heat_map(outcome: Outcome) -> HeatMap:
+def heat_map(result: EmulationResult) -> HeatMap:
     """How long each rank's compute streams are busy in a step, host by host."""
-    cluster = outcome.cluster
-    busy = outcome.timing.rank_busy_s.reshape(cluster.hosts, cluster.devices_per_host)
+    cluster = result.cluster
+    busy = result.timing.rank_busy_s.reshape(cluster.hosts, cluster.devices_per_host)
     return HeatMap("Compute streams busy in a step", busy, "s")
+
+
+def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
+    """The nodes of class ``row`` of ``result``; durations are emulated seconds, as replayed."""
+    step = result.timing.flight.programs[row]
+    queue = step.program.queue[: step.nodes]
+    events = step.slice.events[step.event]
+    names: dict[str, int] = {}
+    rows: dict[tuple[int, int, int], int] = {}
+    described: list[tuple[int, int, dict[str, Any]]] = []  # name, type, attributes
+    which = np.zeros(step.nodes, np.int64)
+    # What a host waits for (SYNC) is in the dependencies: all such nodes of a queue look alike.
+    refs = np.where(events["kind"] == EventKind.SYNC, -1, events["ref"])
+    for node, key in enumerate(zip(events["kind"].tolist(), refs.tolist(), queue.tolist(), strict=True)):
+        if key not in rows:
+            rows[key] = len(described)
+            text, kind, attributes = _describe(result, row, EventKind(key[0]), key[1])
+            described.append((names.setdefault(text, len(names)), kind, attributes | {"stream": key[2]}))
+        which[node] = rows[key]
+    pointer, dependencies = _dependencies(result, row)
+    cls = result.classes.classes[row]
+    return GraphNodes(
+        id=np.arange(step.nodes, dtype=np.int64),
+        name=np.array([name for name, _, _ in described], np.int32)[which],
+        names=list(names),
+        type=np.array([kind for _, kind, _ in described], np.int32)[which],
+        duration=_durations(result, row),
+        data_ptr=pointer,
+        data_deps=dependencies,
+        ctrl_ptr=np.zeros(step.nodes + 1, np.int64),
+        ctrl_deps=np.zeros(0, np.int64),
+        attribute=which.astype(np.int32),
+        attributes=[attributes for _, _, attributes in described],
+        metadata={
+            "rank_class": cls.name,
+            "ranks": len(cls.members),
+            "first_rank": int(cls.members[0]),
+            "world_size": result.cluster.world_size,
+            "cluster": result.cluster.name,
+            "durations": "emulated",
+        },
+    )
+
+
+def _describe(
+    result: EmulationResult, row: int, kind: EventKind, ref: int
+) -> tuple[str, int, dict[str, Any]]:
+    """Name, node type and attributes of a node."""
+    cls = result.classes.classes[row]
+    if kind == EventKind.OP:
+        op = cls.slice.operators[ref]
+        cost = cost_of(op, result.cluster.host.device)
+        on_host = result.cluster.host.device.kind == "cpu"
+        return (
+            op.name,
+            COMP,
+            {"is_cpu_op": on_host, "num_ops": int(cost.flops), "tensor_size": int(cost.bytes)},
+        )
+    if kind != EventKind.COLLECTIVE:
+        return "wait", COMP, {"is_cpu_op": True}
+    call = cls.slice.collectives[ref]
+    group = cls.slice.groups[call.group]
+    size = full_bytes(call, len(group.ranks))
+    common = {
+        "is_cpu_op": call.backend == "gloo",
+        "comm_size": size,
+        "pg_name": group.name,
+        "group": group.label,
+    }
+    me = cls.slice.rank
+    if call.kind == "send":
+        return "send", COMM_SEND, common | {"comm_src": me, "comm_dst": call.peer, "comm_tag": 0}
+    if call.kind == "recv":
+        return "recv", COMM_RECV, common | {"comm_src": call.peer, "comm_dst": me, "comm_tag": 0}
+    return call.kind, COMM_COLL, common | {"comm_type": COMM_TYPES.index(call.kind)}
+
+
+def _durations(result: EmulationResult, row: int) -> NDArray[np.float64]:
+    """Seconds of each node in the last step; of collectives the transfer, without waiting for members."""
+    flight, replayed = result.timing.flight, result.timing.result
+    nodes = flight.programs[row].nodes
+    colour = int(flight.colour[result.classes.classes[row].members[0]])
+    start, end = replayed.of(colour)
+    seconds: NDArray[np.float64] = (end - start)[-nodes:]
+    host = flight.programs[row].program.queue[:nodes] == 0
+    own = flight.programs[row].program.duration[:nodes]
+    # A host node's span holds its issue and its waiting; what it does itself is its duration.
+    return np.where(host, own, seconds)
+
+
+def _dependencies(result: EmulationResult, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What every node waits for within one step, as (pointer, node ids): its queue, and events."""
+    step = result.timing.flight.programs[row]
+    program, nodes = step.program, step.nodes
+    before = step.before_on_queue[:nodes]
+    pointer = np.zeros(nodes + 1, np.int64)
+    found: list[int] = []
+    ptr, deps = program.dep_ptr, program.dep
+    for node in range(nodes):
+        waits = {int(d) for d in deps[ptr[node] : ptr[node + 1]]}
+        if before[node] >= 0:
+            waits.add(int(before[node]))
+        found.extend(sorted(waits))
+        pointer[node + 1] = len(found)
+    return pointer, np.array(found, np.int64)

@@ -1,80 +1,262 @@
-"""The summary of an emulation: plain data with a stable schema, documented in docs/summary.md."""
+"""The summary of an emulation: typed, and as JSON with a stable schema, documented in docs/summary.md."""
 
 from __future__ import annotations
 
 import platform
 import resource
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.graph import Category, EventKind
-from windtunnel.training.emulate.run import Outcome
+from windtunnel.training.emulate.emulation import EmulationResult, Options, utilisation
+from windtunnel.training.emulate.graph import Category, EventKind, NoteKind
 from windtunnel.training.emulate.twin.collectives import CollectiveUse
 from windtunnel.training.emulate.twin.cost.collectives import collective_cost, full_bytes, sharing_of
 from windtunnel.training.emulate.twin.cost.operators import cost_of
-from windtunnel.training.emulate.workload import utilisation
 
 SCHEMA = "windtunnel.emulate/1"
-Json = dict[str, Any]
-
-APPROXIMATE = ("torch.compile", "flex_attention", "stands for", "stand in", "stand-in", "first rank")
 
 
-def summarise(outcome: Outcome, run_id: str) -> Json:
-    """All that is told of one emulation; see docs/summary.md for every field, its unit and its provenance."""
-    cluster, timing, work = outcome.cluster, outcome.timing, outcome.work
+@dataclass(frozen=True)
+class Command:
+    """The user's program (a path, or the name of a function), its arguments, and the emulator's options."""
+
+    script: str
+    args: tuple[str, ...]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What the program ran on, in words."""
+
+    name: str
+    hosts: int
+    devices_per_host: int
+    device: str
+    topology: str
+    nic: str
+    intra: str
+
+
+@dataclass(frozen=True)
+class WaitFacts:
+    """What the slowest rank waits for; ``seconds`` of an iteration, ``share`` of it."""
+
+    what: str
+    seconds: float
+    share: float
+    remedy: str
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that the blocks of one module path hold."""
+
+    scope: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The first allocation that is refused."""
+
+    scope: str
+    requested_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """A class of ranks that do the same; bytes are of each of them."""
+
+    name: str
+    members: tuple[int, ...]
+    count: int
+    captured: tuple[int, ...]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    first_step_peak_allocated_bytes: int
+    first_step_peak_reserved_bytes: int
+    by_category: dict[str, int]
+    memory_bytes: float
+    headroom_bytes: float
+    fits: bool
+    fragmentation: float
+    peak_at: tuple[MemoryUse, ...]
+    oom: OutOfMemory | None
+    busy_s: float
+    iteration_time_s: float
+
+
+@dataclass(frozen=True)
+class CollectiveFacts:
+    """A distinct collective or message; ``bytes`` of the whole buffer, ``bus_bandwidth`` in bytes/s."""
+
+    kind: str
+    group: str
+    group_size: int
+    hosts: int
+    backend: str
+    dtype: str
+    algorithm: str
+    protocol: str
+    count: int
+    bytes: float
+    seconds_each: float
+    seconds_total: float
+    exposed_seconds: float
+    bus_bandwidth: float
+
+
+@dataclass(frozen=True)
+class OperatorFacts:
+    """Operators of one name, of an iteration of the critical rank together. ``source``: of their times."""
+
+    name: str
+    kind: str
+    count: int
+    flops: float
+    bytes: float
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class ReplayFacts:
+    """Ranks and events that were replayed, and the seed of the jitter."""
+
+    simulated_ranks: int
+    events: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that is told of one emulation.
+
+    docs/summary.md says what every field means, in which unit, and where it comes from; `to_json` is the
+    ``summary.json`` of that page."""
+
+    schema: str
+    run_id: str
+    created_at: str
+    versions: dict[str, str]
+    command: Command
+    cluster: ClusterFacts
+    world_size: int
+    captured_ranks: tuple[int, ...]
+    steps_captured: int
+    iteration_time_s: float
+    first_iteration_time_s: float
+    tokens_per_iteration: int
+    tokens_per_second_per_device: float
+    model_flops_per_iteration: float
+    hardware_flops_per_iteration: float
+    flops_dtype: str
+    mfu: float
+    hfu: float
+    cost_per_iteration: float | None
+    critical_rank: int
+    critical_path: dict[str, float]
+    waits: tuple[WaitFacts, ...]
+    ranks: tuple[RankFacts, ...]
+    collectives: tuple[CollectiveFacts, ...]
+    operators: tuple[OperatorFacts, ...]
+    provenance: dict[str, str]
+    approximations: tuple[str, ...]
+    warnings: tuple[str, ...]
+    replay: ReplayFacts
+    directory: str
+    capture_time_s: float
+    wall_time_s: float
+    peak_rss_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of docs/summary.md."""
+        return to_plain(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Summary:
+        """What `to_json` made, or the store kept.
+
+        Raises:
+            UserError: it is no summary of this form.
+        """
+        known = {field.name for field in fields(cls)}
+        try:
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {content['schema']!r}")
+            return from_plain(cls, {name: value for name, value in content.items() if name in known})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"this is no summary of an emulation ({SCHEMA}): {error}") from None
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(one.peak_reserved_bytes for one in self.ranks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank runs out of memory."""
+        return all(one.fits for one in self.ranks)
+
+
+def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
+    """An emulation in figures."""
+    cluster, timing, work = result.cluster, result.timing, result.work
     world, seconds = cluster.world_size, timing.iteration_time_s
     device = cluster.host.device
-    approximations = [w for w in outcome.warnings if any(mark in w for mark in APPROXIMATE)]
-    mfu = utilisation(work.model_flops, seconds, world, device, work.dtype)
-    hfu = utilisation(work.hardware_flops, seconds, world, device, work.dtype)
-    return {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("windtunnel", "torch")}
+    notes: dict[NoteKind, list[str]] = {kind: [] for kind in NoteKind}
+    for note in result.notes:
+        notes[note.kind].append(note.text)
+    return Summary(
+        schema=SCHEMA,
+        run_id=run_id,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={name: version(name) for name in ("windtunnel", "torch")}
         | {"python": platform.python_version()},
-        "command": {
-            "script": str(outcome.script.path),
-            "args": list(outcome.script.arguments),
-            "options": _options(outcome),
-        },
-        "cluster": {
-            "name": cluster.name,
-            "hosts": cluster.hosts,
-            "devices_per_host": cluster.devices_per_host,
-            "device": device.name,
-            "topology": topology_text(cluster),
-            "nic": cluster.host.nic.name,
-            "intra": cluster.host.intra.name,
-        },
-        "world_size": world,
-        "captured_ranks": outcome.classes.captured,
-        "steps_captured": len(outcome.classes.classes[0].slice.steps),
-        "iteration_time_s": seconds,
-        "first_iteration_time_s": outcome.first_iteration_s,
-        "tokens_per_iteration": work.tokens,
-        "tokens_per_second_per_device": work.tokens / seconds / world if seconds > 0 else 0.0,
-        "model_flops_per_iteration": work.model_flops,
-        "hardware_flops_per_iteration": work.hardware_flops,
-        "flops_dtype": work.dtype,
-        "mfu": mfu,
-        "hfu": hfu,
-        "cost_per_iteration": _price(outcome),
-        "critical_rank": timing.critical_rank,
-        "critical_path": _split(timing.critical_path),
-        "waits": [
-            {"what": w.what, "seconds": w.seconds, "share": w.share, "remedy": w.remedy} for w in timing.waits
-        ],
-        "ranks": [_rank_class(outcome, row) for row in range(len(outcome.classes.classes))],
-        "collectives": [_collective(outcome, use) for use in timing.collectives],
-        "operators": operator_table(outcome),
-        "provenance": {
+        command=Command(
+            result.program.name, tuple(str(one) for one in result.program.arguments), _options(result.options)
+        ),
+        cluster=ClusterFacts(
+            name=cluster.name,
+            hosts=cluster.hosts,
+            devices_per_host=cluster.devices_per_host,
+            device=device.name,
+            topology=topology_text(cluster),
+            nic=cluster.host.nic.name,
+            intra=cluster.host.intra.name,
+        ),
+        world_size=world,
+        captured_ranks=tuple(result.classes.captured),
+        steps_captured=len(result.classes.classes[0].slice.steps),
+        iteration_time_s=seconds,
+        first_iteration_time_s=result.first_iteration_s,
+        tokens_per_iteration=work.tokens,
+        tokens_per_second_per_device=work.tokens / seconds / world if seconds > 0 else 0.0,
+        model_flops_per_iteration=work.model_flops,
+        hardware_flops_per_iteration=work.hardware_flops,
+        flops_dtype=work.dtype,
+        mfu=utilisation(work.model_flops, seconds, world, device, work.dtype),
+        hfu=utilisation(work.hardware_flops, seconds, world, device, work.dtype),
+        cost_per_iteration=_price(result),
+        critical_rank=timing.critical_rank,
+        critical_path=_split(timing.critical_path),
+        waits=tuple(WaitFacts(one.what, one.seconds, one.share, one.remedy) for one in timing.waits),
+        ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
+        collectives=tuple(_collective(result, use) for use in timing.collectives),
+        operators=tuple(operator_table(result)),
+        provenance={
             "iteration_time_s": "emulated",
             "first_iteration_time_s": "emulated",
             "tokens_per_second_per_device": "emulated",
@@ -83,22 +265,19 @@ def summarise(outcome: Outcome, run_id: str) -> Json:
             "critical_path": "emulated",
             "ranks": "emulated",
             "collectives": "emulated",
-            "tokens_per_iteration": "declared" if outcome.options.tokens is not None else "emulated",
+            "tokens_per_iteration": "declared" if result.options.tokens is not None else "emulated",
             "cluster": "published",
             "wall_time_s": "measured",
             "peak_rss_bytes": "measured",
         },
-        "approximations": approximations,
-        "warnings": [w for w in outcome.warnings if w not in approximations],
-        "replay": {
-            "simulated_ranks": timing.simulated,
-            "events": timing.events,
-            "seed": outcome.options.seed,
-        },
-        "capture_time_s": outcome.capture_time_s,
-        "wall_time_s": outcome.wall_time_s,
-        "peak_rss_bytes": peak_rss_bytes(),
-    }
+        approximations=tuple(notes[NoteKind.APPROXIMATION]),
+        warnings=tuple(notes[NoteKind.WARNING]),
+        replay=ReplayFacts(timing.simulated, timing.events, result.options.seed),
+        directory=str(directory),
+        capture_time_s=result.capture_time_s,
+        wall_time_s=result.wall_time_s,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
 
 
 def peak_rss_bytes() -> int:
@@ -108,8 +287,7 @@ def peak_rss_bytes() -> int:
     )
 
 
-def _options(outcome: Outcome) -> Json:
-    options = outcome.options
+def _options(options: Options) -> dict[str, Any]:
     return {
         "ranks": options.ranks,
         "slow": list(options.slow),
@@ -121,12 +299,10 @@ def _options(outcome: Outcome) -> Json:
     }
 
 
-def _price(outcome: Outcome) -> float | None:
-    hourly = outcome.cluster.price_per_device_hour
+def _price(result: EmulationResult) -> float | None:
+    hourly = result.cluster.price_per_device_hour
     return (
-        None
-        if hourly is None
-        else hourly * outcome.cluster.world_size * outcome.timing.iteration_time_s / 3600
+        None if hourly is None else hourly * result.cluster.world_size * result.timing.iteration_time_s / 3600
     )
 
 
@@ -142,40 +318,32 @@ def _split(parts: dict[str, float]) -> dict[str, float]:
     )
 
 
-def _rank_class(outcome: Outcome, row: int) -> Json:
-    cls, memory, timing = outcome.classes.classes[row], outcome.memory[row], outcome.timing
-    total = outcome.cluster.host.device.memory_bytes
-    whole, steady = memory.whole, memory.steady
-    oom = memory.oom
-    return {
-        "name": cls.name,
-        "members": cls.members.tolist(),
-        "count": len(cls.members),
-        "captured": list(cls.captured),
-        "peak_allocated_bytes": steady.allocated_bytes,
-        "peak_reserved_bytes": steady.reserved_bytes,
-        "first_step_peak_allocated_bytes": whole.allocated_bytes,
-        "first_step_peak_reserved_bytes": whole.reserved_bytes,
-        "by_category": {c.name.lower(): steady.by_category.get(c, 0) for c in Category},
-        "memory_bytes": total,
-        "headroom_bytes": memory.headroom_bytes,
-        "fits": memory.fits,
-        "fragmentation": memory.fragmentation,
-        "peak_at": [{"scope": live.scope, "bytes": live.bytes} for live in steady.live[:12]],
-        "oom": None
-        if oom is None
-        else {
-            "scope": oom.scope,
-            "requested_bytes": oom.requested_bytes,
-            "reserved_bytes": oom.reserved_bytes,
-        },
-        "busy_s": float(timing.rank_busy_s[cls.members].mean()),
-        "iteration_time_s": float(timing.rank_iteration_s[cls.members].max()),
-    }
+def _rank_class(result: EmulationResult, row: int) -> RankFacts:
+    cls, memory, timing = result.classes.classes[row], result.memory[row], result.timing
+    whole, steady, oom = memory.whole, memory.steady, memory.oom
+    return RankFacts(
+        name=cls.name,
+        members=tuple(cls.members.tolist()),
+        count=len(cls.members),
+        captured=cls.captured,
+        peak_allocated_bytes=steady.allocated_bytes,
+        peak_reserved_bytes=steady.reserved_bytes,
+        first_step_peak_allocated_bytes=whole.allocated_bytes,
+        first_step_peak_reserved_bytes=whole.reserved_bytes,
+        by_category={c.name.lower(): steady.by_category.get(c, 0) for c in Category},
+        memory_bytes=result.cluster.host.device.memory_bytes,
+        headroom_bytes=memory.headroom_bytes,
+        fits=memory.fits,
+        fragmentation=memory.fragmentation,
+        peak_at=tuple(MemoryUse(live.scope, live.bytes) for live in steady.live[:12]),
+        oom=None if oom is None else OutOfMemory(oom.scope, oom.requested_bytes, oom.reserved_bytes),
+        busy_s=float(timing.rank_busy_s[cls.members].mean()),
+        iteration_time_s=float(timing.rank_iteration_s[cls.members].max()),
+    )
 
 
-def _collective(outcome: Outcome, use: CollectiveUse) -> Json:
-    cluster, call = outcome.cluster, use.call
+def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
+    cluster, call = result.cluster, use.call
     placement = cluster.placement(use.ranks)
     nbytes = full_bytes(call, use.group_size)
     cost = collective_cost(
@@ -185,49 +353,46 @@ def _collective(outcome: Outcome, use: CollectiveUse) -> Json:
         cluster,
         backend=call.backend,
         sharing=sharing_of(cluster, placement),
-        profile=outcome.profile,
+        profile=result.profile,
     )
-    return {
-        "kind": call.kind,
-        "group": use.label,
-        "group_size": use.group_size,
-        "hosts": placement.hosts,
-        "backend": call.backend,
-        "dtype": call.dtype,
-        "algorithm": cost.algorithm,
-        "protocol": cost.protocol,
-        "count": use.count,
-        "bytes": nbytes,
-        "seconds_each": use.seconds_each,
-        "seconds_total": use.seconds_each * use.count,
-        "exposed_seconds": use.exposed_seconds,
-        "bus_bandwidth": cost.bus_bandwidth,
-    }
+    return CollectiveFacts(
+        kind=call.kind,
+        group=use.label,
+        group_size=use.group_size,
+        hosts=placement.hosts,
+        backend=call.backend,
+        dtype=call.dtype,
+        algorithm=cost.algorithm,
+        protocol=cost.protocol,
+        count=use.count,
+        bytes=nbytes,
+        seconds_each=use.seconds_each,
+        seconds_total=use.seconds_each * use.count,
+        exposed_seconds=use.exposed_seconds,
+        bus_bandwidth=cost.bus_bandwidth,
+    )
 
 
-def operator_table(outcome: Outcome, most: int = 60) -> list[Json]:
+def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFacts]:
     """Operators of the critical rank's step, those that take longest first: calls of one name together."""
-    row = int(outcome.classes.rank_class[outcome.timing.critical_rank])
-    slice_ = outcome.classes.classes[row].slice
-    device = outcome.cluster.host.device
+    row = int(result.classes.rank_class[result.timing.critical_rank])
+    slice_ = result.classes.classes[row].slice
+    device = result.cluster.host.device
     events = slice_.events[slice(*slice_.steady)]
     count = np.bincount(events["ref"][events["kind"] == EventKind.OP], minlength=len(slice_.operators))
-    rows: dict[tuple[str, str], Json] = {}
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     sources: dict[tuple[str, str], set[str]] = defaultdict(set)
     for index in np.flatnonzero(count):
         op = slice_.operators[index]
-        cost = cost_of(op, device, outcome.profile)
+        cost = cost_of(op, device, result.profile)
         if cost.source == "free":
             continue
-        key = (op.name, str(cost.kind))
-        entry = rows.setdefault(
-            key, {"name": op.name, "kind": cost.kind, "count": 0, "flops": 0.0, "bytes": 0.0, "seconds": 0.0}
-        )
-        times = int(count[index])
-        entry["count"] += times
-        for name, value in (("flops", cost.flops), ("bytes", cost.bytes), ("seconds", cost.seconds)):
-            entry[name] += times * value
+        key, times = (op.name, str(cost.kind)), int(count[index])
+        for place, value in enumerate((1, cost.flops, cost.bytes, cost.seconds)):
+            totals[key][place] += times * value
         sources[key].add(cost.source)
-    for key, entry in rows.items():
-        entry["source"] = "+".join(sorted(sources[key]))
-    return sorted(rows.values(), key=lambda entry: -entry["seconds"])[:most]
+    rows = [
+        OperatorFacts(*key, int(times), flops, nbytes, seconds, "+".join(sorted(sources[key])))
+        for key, (times, flops, nbytes, seconds) in totals.items()
+    ]
+    return sorted(rows, key=lambda one: -one.seconds)[:most]

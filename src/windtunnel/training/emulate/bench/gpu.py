@@ -13,8 +13,8 @@ from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import example, launch, read_figures
 from windtunnel.training.emulate.bench.rows import Row, left_out
+from windtunnel.training.emulate.emulation import Options, simulate
 from windtunnel.training.emulate.live.session import Script
-from windtunnel.training.emulate.run import Options, fly
 
 SECTION = "gpu"
 STEPS = 18
@@ -36,21 +36,21 @@ def gpu_rows(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         launch(world, "tracked", "cuda", folder, str(example()), *arguments)
         figures = read_figures(Path(folder), world)
-    outcome = fly(Script(example(), tuple(arguments)), load_cluster(f"{name}:1x{world}"), Options())
+    result = simulate(Script(example(), tuple(arguments)), load_cluster(f"{name}:1x{world}"), Options())
     job, source = f"1B, FSDP2, {world} x {name}", "torch.cuda.max_memory_*, all ranks, steady steps"
     settled = [step for rank in figures for step in rank[WARM_UP:]]
     seconds = statistics.median(step[0] for step in settled)
     yield Row(
-        SECTION, f"{job}: iteration", "s", seconds, outcome.timing.iteration_time_s,
+        SECTION, f"{job}: iteration", "s", seconds, result.timing.iteration_time_s,
         source=f"median of {len(settled)} steps",
     )  # fmt: skip
     yield Row(
         SECTION, f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
-        max(profile.peak_allocated_bytes for profile in outcome.memory), source=source,
+        max(profile.peak_allocated_bytes for profile in result.memory), source=source,
     )  # fmt: skip
     yield Row(
         SECTION, f"{job}: peak reserved", "bytes", max(step[2] for step in settled),
-        max(profile.whole.reserved_bytes for profile in outcome.memory), source=source,
+        max(profile.whole.reserved_bytes for profile in result.memory), source=source,
     )  # fmt: skip
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import Job, capture_one, launch, run_for_real, save
 from windtunnel.training.emulate.bench.rows import Row, left_out
+from windtunnel.training.emulate.emulation import costs_of
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
-from windtunnel.training.emulate.run import costs_of
 from windtunnel.training.emulate.twin.cost.profile import Profile, read_profile
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world
 

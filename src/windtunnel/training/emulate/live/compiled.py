@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.observe import Observer
 
 
@@ -41,14 +42,14 @@ def install(observer: Observer) -> None:
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda given: compile(given, **options)
-        observer.note(note)
+        observer.note(note, NoteKind.APPROXIMATION)
         if isinstance(model, torch.nn.Module):
             model.forward = mark(model.forward)
             return model
         return mark(model)
 
     def compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
-        observer.note(note)
+        observer.note(note, NoteKind.APPROXIMATION)
         self.forward = mark(self.forward)  # type: ignore[method-assign]
 
     torch.compile = compile  # type: ignore[assignment]
@@ -67,7 +68,10 @@ def _replace_flex_attention(observer: Observer) -> None:
         query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
         enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, **extra: Any,
     ) -> Any:  # fmt: skip
-        observer.note("flex_attention is costed as flash attention; a block mask counts as causal")
+        observer.note(
+            "flex_attention is costed as flash attention; a block mask counts as causal",
+            NoteKind.APPROXIMATION,
+        )
         if enable_gqa:
             repeat = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)

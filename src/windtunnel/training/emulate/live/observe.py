@@ -23,6 +23,8 @@ from windtunnel.training.emulate.graph import (
     Category,
     EventKind,
     Group,
+    Note,
+    NoteKind,
     Phase,
     Slice,
 )
@@ -45,7 +47,7 @@ class Observer:
     settled: int | None = None
     scopes: list[str] = field(default_factory=lambda: [""])
     call_sites: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    notes: dict[Note, None] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
     categories: dict[int, int] = field(default_factory=dict)
     regions: int = 0
@@ -78,10 +80,9 @@ class Observer:
         self._mark_reduced_gradients()
         self._mark_resized()
 
-    def note(self, sentence: str) -> None:
+    def note(self, sentence: str, kind: NoteKind = NoteKind.WARNING) -> None:
         """A sentence for the report, once."""
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
+        self.notes[Note(sentence, kind)] = None
 
     # -- modules
 
@@ -246,7 +247,8 @@ class Observer:
         value = {"item": "1 (False for a boolean)", "equal": "True"}.get(kind, "zeros")
         self.note(
             f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands "
-            "for the value"
+            "for the value",
+            NoteKind.APPROXIMATION,
         )
 
     # -- the result
@@ -272,7 +274,7 @@ class Observer:
             ],
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
-            settled=self.repeats, warnings=self.warnings,
+            settled=self.repeats, notes=list(self.notes),
         )  # fmt: skip
 
     def _groups(self) -> tuple[list[Group], dict[str, int]]:

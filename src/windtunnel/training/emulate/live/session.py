@@ -22,6 +22,7 @@ from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure
 
 WORKER_LOG = "worker.txt"
+FUNCTION = "function.pkl"
 LOG_LINES = 120
 """Of a failed script's output that are shown."""
 MAX_STEPS = 5
@@ -33,7 +34,11 @@ class Script:
     """The user's program: a path and its arguments."""
 
     path: Path
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
     def check(self) -> None:
         """Raises:
@@ -45,8 +50,47 @@ class Script:
             raise UserError(f"script {str(self.path)!r} is not a file")
 
 
+@dataclass(frozen=True)
+class Function:
+    """The user's program as a function: called in the process of each rank, with these arguments.
+
+    It goes there by cloudpickle, so it may also be defined in a notebook or in ``__main__``; a function of a
+    module is imported there, from this process's ``sys.path``.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        module, name = getattr(self.call, "__module__", None), getattr(self.call, "__qualname__", None)
+        return f"{module}.{name}" if module and name else repr(self.call)
+
+    def check(self) -> None:
+        """Raises:
+        UserError: what is given cannot be called, or cannot be sent to another process.
+        """
+        if not callable(self.call):
+            raise UserError(f"{self.call!r} is no function")
+        self.pickled()
+
+    def pickled(self) -> bytes:
+        """The function and its arguments, for the worker."""
+        import cloudpickle
+
+        try:
+            return bytes(cloudpickle.dumps((self.call, self.arguments)))
+        except Exception as error:
+            raise UserError(
+                f"{self.name} cannot be sent to the process that emulates it: {type(error).__name__}: {error}"
+            ) from None
+
+
+Program = Script | Function
+
+
 class Session:
-    """Captures ranks of one script on one cluster. A context manager: the worker and its files end with it.
+    """Captures ranks of one program on one cluster. A context manager: the worker and its files end with it.
 
     Raises:
         UserError: the script does not exist, or PyTorch is not installed.
@@ -54,18 +98,18 @@ class Session:
     """
 
     def __init__(
-        self, script: Script, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2,
+        self, program: Program, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2,
         timeout: float = 900.0, max_steps: int = MAX_STEPS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
-        script.check()
-        self.script, self.cluster = script, cluster
+        program.check()
+        self.program, self.cluster = program, cluster
         self.world_size = cluster.world_size if world_size is None else world_size
         self.jobs, self.timeout, self.max_steps = jobs, timeout, max_steps
         self.progress = progress
         self.captured: list[int] = []
         self.settled: int | None = None
-        self.total = 0
+        self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._worker: subprocess.Popen[str] | None = None
@@ -74,6 +118,8 @@ class Session:
         self._scratch = tempfile.TemporaryDirectory(prefix="windtunnel-")
         device_file = Path(self._scratch.name, "device.pkl")
         device_file.write_bytes(pickle.dumps(self.cluster.host.device))
+        if isinstance(self.program, Function):
+            Path(self._scratch.name, FUNCTION).write_bytes(self.program.pickled())
         with open(Path(self._scratch.name, WORKER_LOG), "w") as log:
             self._worker = subprocess.Popen(
                 [sys.executable, "-m", "windtunnel.training.emulate.live.worker", str(device_file)],
@@ -103,7 +149,7 @@ class Session:
         self.requests += 1
         request = {
             "number": self.requests,
-            "script": str(self.script.path), "arguments": list(self.script.arguments), "ranks": list(ranks),
+            **self._what(), "ranks": list(ranks),
             "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
             "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
@@ -124,12 +170,12 @@ class Session:
             if message["status"] != 0:
                 raise _failure(message, directory, self.timeout)
             done += 1
+            self.seconds.append(message["seconds"])
             if self.progress is not None:
                 self.progress(done, len(ranks))
         if done < len(ranks):
             raise self._worker_died()
         self.captured.extend(ranks)
-        self.total += len(ranks)
         slices = []
         for rank in ranks:
             path = directory / f"slice-{rank}.pkl"
@@ -143,6 +189,12 @@ class Session:
             # The first rank has shown after how many steps nothing changes any more: the others stop there.
             self.settled = len(slices[0].steps)
         return slices
+
+    def _what(self) -> dict[str, Any]:
+        """What the worker is to run."""
+        if isinstance(self.program, Script):
+            return {"script": str(self.program.path), "arguments": list(self.program.arguments), "paths": []}
+        return {"script": "", "arguments": [self.program.name], "paths": [path for path in sys.path if path]}
 
     def _worker_died(self) -> Exception:
         assert self._worker is not None and self._scratch is not None

@@ -24,6 +24,7 @@ from typing import Any
 
 from windtunnel.base import atomic
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.session import FUNCTION
 
 # torch is imported in main(), after the absent device is loaded
 
@@ -33,11 +34,13 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: see `session.Session`, which sends it."""
+    """What to run: see `session.Session`, which sends it. Without a ``script`` it is the function that lies
+    pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name."""
 
     number: int
     script: str
     arguments: list[str]
+    paths: list[str]
     ranks: list[int]
     world_size: int
     devices_per_host: int
@@ -103,10 +106,11 @@ def _serve(request: Request, device: Any, native: Any) -> None:
             started.append(rank)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
-            rank, _ = running.pop(pid)
+            rank, began = running.pop(pid)
+            seconds = time.monotonic() - began
             code = os.waitstatus_to_exitcode(status)
             Path(request.directory, f"done-{rank}").touch()
-            _answer(request, rank=rank, status=code, hung=pid in hung)
+            _answer(request, rank=rank, status=code, hung=pid in hung, seconds=seconds)
             continue
         if os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)  # whoever asked is gone: the ranks and their helpers go too
@@ -134,7 +138,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
     code = 70
     try:
         observer = _prepare(request, rank, earlier, device, native)
-        code = _run_script(request, rank, observer)
+        code = _run_program(request, rank, observer)
     except BaseException as error:
         failure.show(error)
     finally:
@@ -202,13 +206,20 @@ def _write(directory: Path, rank: int, observer: Any) -> None:
     atomic.replace(directory / f"slice-{rank}.pkl", data)
 
 
-def _run_script(request: Request, rank: int, observer: Any) -> int:
-    """Run the script to its steady step (which ends the process) or to its end. Returns an exit status."""
-    script, directory = Path(request.script).resolve(), Path(request.directory)
-    sys.argv = [str(script), *request.arguments]
-    sys.path.insert(0, str(script.parent))
+def _run_program(request: Request, rank: int, observer: Any) -> int:
+    """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
+    directory = Path(request.directory)
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if request.script:
+            script = Path(request.script).resolve()
+            sys.argv = [str(script), *request.arguments]
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            sys.argv = request.arguments
+            sys.path.extend(path for path in request.paths if path not in sys.path)
+            call, arguments = pickle.loads((directory / FUNCTION).read_bytes())
+            call(*arguments)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code != 0:

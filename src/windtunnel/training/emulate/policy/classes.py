@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.policy.axes import Axes
-from windtunnel.training.emulate.policy.deadlock import ranges, ranks_words
-from windtunnel.training.emulate.policy.digest import difference
-from windtunnel.training.emulate.policy.families import Families
-from windtunnel.training.emulate.policy.search import CAPTURE_LIMIT, Plan, Seen, plan_first, refine
+from windtunnel.training.emulate.graph import Note, NoteKind, Slice
+from windtunnel.training.emulate.policy.deadlock import Deadlock, ranges, ranks_words
+from windtunnel.training.emulate.policy.digest import difference, digest
+from windtunnel.training.emulate.policy.families import (
+    Axes,
+    Families,
+    FamilySeen,
+    find_families,
+    seen_families,
+    seen_peers,
+)
+from windtunnel.training.emulate.policy.search import (
+    CAPTURE_LIMIT,
+    Capture,
+    Decision,
+    Known,
+    Observation,
+    decide,
+)
 
 Longs = NDArray[np.int64]
 
@@ -39,7 +52,7 @@ class RankClass:
 class Classes:
     """A partition of the world. ``rank_class[rank]`` is the row in ``classes``.
 
-    ``assumed``: ranks for which no captured rank stands by right, but only the nearest; ``warnings`` says so.
+    ``assumed``: ranks for which no captured rank stands by right, but only the nearest; ``notes`` says so.
     """
 
     world_size: int
@@ -48,65 +61,84 @@ class Classes:
     axes: Axes
     rank_class: NDArray[np.int32]
     assumed: Longs
-    warnings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def captured(self) -> list[int]:
         return sorted(rank for cls in self.classes for rank in cls.captured)
 
 
-Capture = Callable[[list[int]], Sequence[Slice]]
+@dataclass
+class Seen:
+    """What has been captured so far: a digest for each rank, and one slice for each distinct digest."""
+
+    world_size: int
+    digest_of: dict[int, str] = field(default_factory=dict)
+    slice_of: dict[str, Slice] = field(default_factory=dict)
+    families: Families = field(init=False)
+    _groups: list[tuple[int, ...]] = field(init=False, repr=False)
+
+    def add(self, slice_: Slice) -> None:
+        """Take in one slice. Raises `Deadlock` when it made other process groups than the first one."""
+        if self.slice_of and [group.ranks for group in slice_.world_groups] != self._groups:
+            raise Deadlock(
+                f"ranks {self.first.rank} and {slice_.rank} made different process groups: every rank must"
+                " call new_group (init_device_mesh) for all groups, in the same order"
+            )
+        if not self.slice_of:
+            self.families = find_families(slice_.world_groups, self.world_size)
+            self._groups = [group.ranks for group in slice_.world_groups]
+        name = digest(slice_, self.families)
+        self.digest_of[slice_.rank] = name
+        self.slice_of.setdefault(name, slice_)
+
+    @property
+    def first(self) -> Slice:
+        return next(iter(self.slice_of.values()))
+
+    @cached_property
+    def _of_the_first(self) -> tuple[tuple[FamilySeen, ...], tuple[int, ...]]:
+        return seen_families(self.first, self.families), seen_peers(self.first)
+
+    def observe(self, ranks: str, limit: int) -> Observation:
+        """What the policy is told."""
+        if not self.slice_of:
+            return Observation(self.world_size, ranks, limit)
+        number = {name: row for row, name in enumerate(self.slice_of)}
+        captured = {rank: number[name] for rank, name in self.digest_of.items()}
+        return Observation(self.world_size, ranks, limit, captured, *self._of_the_first)
+
+    @cached_property
+    def axes(self) -> Axes:
+        return self.observe("", 0).axes
+
+
+Slices = Callable[[list[int]], Sequence[Slice]]
 
 
 def slice_world(
-    capture: Capture, world_size: int, ranks: str | Sequence[int] = "auto", limit: int = CAPTURE_LIMIT
-) -> Classes:
+    capture: Slices, world_size: int, ranks: str | Sequence[int] = "auto", limit: int = CAPTURE_LIMIT,
+    choose: Callable[[Observation], Decision] = decide,
+) -> Classes:  # fmt: skip
     """Capture what is needed and sort all ``world_size`` ranks into classes.
 
     ``capture(ranks)`` returns a slice for each of ``ranks``, in any order; it may run them in parallel.
     ``ranks`` is ``"auto"``, ``"all"``, or the ranks that the user chose: then no other rank is captured, and
-    those that play a part nobody was captured for get the nearest captured one and a warning.
+    those that play a part nobody was captured for get the nearest captured one and a note. ``choose`` asks
+    the policy; a caller may write down what it said.
 
     Raises:
         UserError: a rank that the world does not have.
         Deadlock: two ranks made different process groups.
     """
+    named = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
     seen = Seen(world_size)
-    if ranks == "auto":
-        step: list[int] | Plan = plan_first()
-        while not isinstance(step, Plan):
-            _take(seen, capture, step)
-            step = refine(seen, limit)
-        return _by_plan(seen, step)
-    chosen = parse_ranks(ranks, world_size) if isinstance(ranks, str) else list(ranks)
-    _take(seen, capture, chosen)
-    return _by_distance(seen)
+    while isinstance(decision := choose(seen.observe(named, limit)), Capture):
+        _take(seen, capture, list(decision.ranks))
+    return _classes(seen, _stand_ins(seen, decision))
 
 
-def parse_ranks(text: str, world_size: int) -> list[int]:
-    """The ranks that ``--ranks`` names: ``"all"``, or numbers and ranges as in ``"0,17,120-127"``.
-
-    Raises `UserError` for anything else, and for a rank outside the world.
-    """
-    if text.strip() == "all":
-        return list(range(world_size))
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UserError(
-                f"--ranks: {part.strip()!r} is not a rank; accepted are auto, all, or 0,17,120-127"
-            )
-        low, high = int(first), int(last or first)
-        if high >= world_size or low > high:
-            raise UserError(
-                f"--ranks: {part.strip()!r} lies outside the world of ranks 0 to {world_size - 1}"
-            )
-        found.update(range(low, high + 1))
-    return sorted(found)
-
-
-def _take(seen: Seen, capture: Capture, ranks: list[int]) -> None:
+def _take(seen: Seen, capture: Slices, ranks: list[int]) -> None:
     slices = {slice_.rank: slice_ for slice_ in capture(ranks)}
     for rank in ranks:
         if rank not in slices:
@@ -114,36 +146,33 @@ def _take(seen: Seen, capture: Capture, ranks: list[int]) -> None:
         seen.add(slices[rank])
 
 
-def _by_plan(seen: Seen, plan: Plan) -> Classes:
+def _stand_ins(seen: Seen, decision: Known) -> Longs:
+    """For every rank the one at the first corner of its cell, or itself."""
+    if decision.starts is None:
+        return np.arange(seen.world_size)
     axes = seen.axes
+    starts = [np.array(places) for places in decision.starts]
     cell = np.zeros(seen.world_size, np.int64)
-    for axis, starts in zip(axes.axes, plan.starts, strict=True):
-        segment = np.searchsorted(starts, axis.index, side="right") - 1
-        cell = cell * len(starts) + segment
+    for axis, places in zip(axes.axes, starts, strict=True):
+        segment = np.searchsorted(places, axis.index, side="right") - 1
+        cell = cell * len(places) + segment
     _, first, inverse = np.unique(cell, return_index=True, return_inverse=True)
-    stand_in = np.empty(seen.world_size, np.int64)
     corners = []
     for rank in first.tolist():
         point = tuple(
-            int(starts[np.searchsorted(starts, i, side="right") - 1])
-            for starts, i in zip(plan.starts, axes.point(rank), strict=True)
+            int(places[np.searchsorted(places, i, side="right") - 1])
+            for places, i in zip(starts, axes.point(rank), strict=True)
         )
         corners.append(axes.rank(point))
-    stand_in[:] = np.array(corners, np.int64)[inverse]
-    return _classes(seen, stand_in)
-
-
-def _by_distance(seen: Seen) -> Classes:
-    return _classes(seen, np.arange(seen.world_size))
+    return np.array(corners, np.int64)[inverse]
 
 
 def _classes(seen: Seen, stand_in: Longs) -> Classes:
     """Classes in which every rank has the graph of its stand-in, or of the nearest captured rank."""
-    stand_in = stand_in.copy()
     captured = np.array(sorted(seen.digest_of), np.int64)
     stand_in[captured] = captured
     unknown = ~np.isin(stand_in, captured)
-    warnings, assumed = _assume(seen, stand_in, np.flatnonzero(unknown), captured)
+    doubts, assumed = _assume(seen, stand_in, np.flatnonzero(unknown), captured)
 
     names = list(seen.slice_of)
     row_of_digest = {name: row for row, name in enumerate(names)}
@@ -167,11 +196,11 @@ def _classes(seen: Seen, stand_in: Longs) -> Classes:
         name = f"{name} ({taken[name]})" if taken[name] > 1 else name
         mine = tuple(int(rank) for rank in captured if rank_class[rank] == row)
         classes.append(RankClass(name, slice_, members, mine, _note(seen, slice_, members, rank_class)))
-    notes = [cls.note for cls in classes if cls.note]
-    return Classes(seen.world_size, classes, seen.families, seen.axes, rank_class, assumed, notes + warnings)
+    notes = [Note(cls.note) for cls in classes if cls.note]
+    return Classes(seen.world_size, classes, seen.families, seen.axes, rank_class, assumed, notes + doubts)
 
 
-def _assume(seen: Seen, stand_in: Longs, unknown: Longs, captured: Longs) -> tuple[list[str], Longs]:
+def _assume(seen: Seen, stand_in: Longs, unknown: Longs, captured: Longs) -> tuple[list[Note], Longs]:
     """Point ``stand_in[unknown]`` at the nearest captured rank; warn where that one plays another part."""
     if not len(unknown):
         return [], unknown
@@ -188,11 +217,11 @@ def _assume(seen: Seen, stand_in: Longs, unknown: Longs, captured: Longs) -> tup
     if not wrong.any():
         return [], unknown[:0]
     parts = [axis.name for axis in seen.axes.axes if axis.positional]
-    warning = (
+    doubt = (
         f"{ranks_words(unknown[wrong])} have places in {' and '.join(parts)} that no captured rank has;"
         " the nearest captured ranks stand in for them (use --ranks auto to capture one of each)"
     )
-    return [warning], unknown[wrong]
+    return [Note(doubt, NoteKind.APPROXIMATION)], unknown[wrong]
 
 
 def _name(axes: Axes, members: Longs) -> str:

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.training.emulate.graph import COMM_STREAM, Category, Collective, EventKind, Operator, Slice
-from windtunnel.training.emulate.policy.families import Families
+from windtunnel.training.emulate.policy.families import POINT_TO_POINT, Families
 
 Longs = NDArray[np.int64]
 Events = np.ndarray[Any, np.dtype[Any]]
 
-POINT_TO_POINT = ("send", "recv")
 _BLOCKS = (EventKind.ALLOC, EventKind.RECORD_STREAM)
 _HANDLES = (EventKind.COLLECTIVE, EventKind.WORK_WAIT)
 

@@ -1,9 +1,15 @@
-"""Families of process groups: the rows of one mesh dimension, found from the groups alone.
+"""Families of process groups, found from the groups alone, and the axes of the world that they span.
 
 A job of 8,192 ranks has thousands of groups, but they were made by a few series of calls: all tensor-parallel
 groups, all pipeline groups, and so on. Groups of one series have one label and one size and share no rank, so
 a family is a (partial) partition of the world, and "my group in this family, and my place in it" is what one
 rank's graph must be told to become another's.
+
+The *axes* are the few families whose indices together say which rank is meant. A rank of a TP x PP x DP job
+is known by its places in three families; the world group, or a flattened data-and-context group, adds
+nothing. Axes that carry point-to-point messages are *positional*: the first and the last stage of a pipeline
+are expected to do different things. Along the others ranks are expected to be alike, which is checked by
+witnesses.
 """
 
 from __future__ import annotations
@@ -14,9 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.emulate.graph import Group, Slice
+from windtunnel.training.emulate.graph import EventKind, Group, Slice
 
 Index = NDArray[np.int32]
+Point = tuple[int, ...]
+POINT_TO_POINT = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -105,3 +113,116 @@ def _family(groups: Sequence[Group], arrays: list[Index], chosen: list[int], wor
     covers = bool((group_of >= 0).all())
     label = groups[chosen[0]].label
     return Family(label, members.shape[1], members, group_of, index_of, covers)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """``index[rank]``: the place of every rank on this axis, 0 to ``size - 1``."""
+
+    name: str
+    size: int
+    positional: bool
+    index: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a world, and the way from a point (an index for each axis) to its rank."""
+
+    axes: list[Axis]
+    world_size: int
+
+    def point(self, rank: int) -> Point:
+        return tuple(int(axis.index[rank]) for axis in self.axes)
+
+    def rank(self, point: Point) -> int:
+        """The rank at ``point``; where the world is no full grid, the nearest one (the lowest of several)."""
+        distance = np.zeros(self.world_size, np.int64)
+        for axis, wanted in zip(self.axes, point, strict=True):
+            distance += np.abs(axis.index - wanted)
+        return int(np.argmin(distance))
+
+
+@dataclass(frozen=True)
+class FamilySeen:
+    """A family that covers the world, in short: the place of rank r is ``r // stride % size``, or
+    ``places[r]`` where there is no such ``stride`` (it then is 0). ``used``: the first rank calls in it."""
+
+    label: str
+    size: int
+    used: bool
+    stride: int
+    places: tuple[int, ...] = ()
+
+    def index(self, world_size: int) -> Index:
+        """The place of every rank."""
+        if self.stride:
+            return (np.arange(world_size, dtype=np.int32) // self.stride % self.size).astype(np.int32)
+        return np.array(self.places, np.int32)
+
+
+def seen_families(slice_: Slice, families: Families) -> tuple[FamilySeen, ...]:
+    """The families that could be an axis, as rank ``slice_.rank`` knows and uses them."""
+    family_of = families.of_slice(slice_)
+    used = {family_of[row.group] for row in slice_.collectives}
+    found = []
+    for number, family in enumerate(families.families):
+        if not family.covers or family.size == 1:
+            continue
+        stride = int(np.argmax(family.index_of == 1))
+        seen = FamilySeen(family.name, family.size, number in used, stride)
+        if not stride or not np.array_equal(seen.index(families.world_size), family.index_of):
+            seen = FamilySeen(family.name, family.size, number in used, 0, tuple(family.index_of.tolist()))
+        found.append(seen)
+    return tuple(found)
+
+
+def seen_peers(slice_: Slice) -> tuple[int, ...]:
+    """The ranks to which or from which ``slice_`` has messages."""
+    sent = slice_.events[slice_.events["kind"] == EventKind.COLLECTIVE]["ref"]
+    rows = [slice_.collectives[row] for row in np.unique(sent)]
+    return tuple(sorted({row.peer for row in rows if row.kind in POINT_TO_POINT}))
+
+
+def find_axes(world_size: int, rank: int, families: Sequence[FamilySeen], peers: Sequence[int]) -> Axes:
+    """Choose axes by what ``rank`` uses, which sends to or receives from ``peers``.
+
+    A family becomes an axis when every place in it occurs with every place on the axes before it, so that the
+    axes span a grid. Used families come first, then small ones, then the latest made (a mesh after the
+    default group). Ranks that no axis tells apart, such as replicas that never communicate, get a last axis
+    of their own, ``"replica"``.
+    """
+    order = sorted(range(len(families)), key=lambda f: (not families[f].used, families[f].size, -f))
+    chosen: list[tuple[str, int, Index]] = []
+    cell = np.zeros(world_size, np.int64)
+    cells = 1
+    for f in order:
+        family = families[f]
+        index = family.index(world_size)
+        finer, count = _number(cell * family.size + index)
+        if count == cells * family.size:
+            chosen, cell, cells = [*chosen, (family.label, family.size, index)], finer, count
+    if cells < world_size:
+        place = _place_in_cell(cell)
+        chosen.append(("replica", int(place.max()) + 1, place))
+    axes = [
+        Axis(name, size, any(index[peer] != index[rank] for peer in peers), index)
+        for name, size, index in chosen
+        if size > 1
+    ]
+    return Axes(axes, world_size)
+
+
+def _number(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    unique, inverse = np.unique(codes, return_inverse=True)
+    return inverse.astype(np.int64), len(unique)
+
+
+def _place_in_cell(cell: NDArray[np.int64]) -> NDArray[np.int32]:
+    order = np.argsort(cell, kind="stable")
+    ordered = cell[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    run = np.searchsorted(starts, np.arange(len(cell)), side="right") - 1
+    place = np.empty(len(cell), np.int32)
+    place[order] = np.arange(len(cell)) - starts[run]
+    return place

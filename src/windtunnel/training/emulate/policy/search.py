@@ -1,4 +1,4 @@
-"""Which ranks to capture so that all are known: the decision, as a pure loop.
+"""Which ranks to capture so that all are known: the decision, from what was captured so far.
 
 Rank 0 is captured first. Its slice tells the axes of the world, and which of them carry messages. Then, in
 rounds that the caller may capture in parallel:
@@ -17,85 +17,106 @@ Ranks with equal digests become one class. A witness that no single axis explain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-import numpy as np
-from numpy.typing import NDArray
-
-from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.policy.axes import Axes, Point, find_axes
-from windtunnel.training.emulate.policy.deadlock import Deadlock
-from windtunnel.training.emulate.policy.digest import digest
-from windtunnel.training.emulate.policy.families import Families, find_families
+from windtunnel.base.errors import UserError
+from windtunnel.training.emulate.policy.families import Axes, FamilySeen, Point, find_axes
 
 CAPTURE_LIMIT = 256
 
 
-@dataclass
-class Seen:
-    """What has been captured so far: a digest for each rank, and one slice for each distinct digest."""
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a job's ranks so far.
+
+    ``ranks``: what the user wants captured, ``auto``, ``all``, or as in ``0,17,120-127``. ``limit``: ranks
+    that are captured at most where the choice is free. ``captured``: for each rank that was, in their order,
+    the number of its class (ranks that did the same). ``families``: of process groups, those that cover the
+    world, in the order of their making; ``peers``: to whom the first rank sends or from whom it receives.
+    ``jobs``: ranks captured at once. ``seconds_each``: that the process of a rank took, in the mean.
+    """
 
     world_size: int
-    digest_of: dict[int, str] = field(default_factory=dict)
-    slice_of: dict[str, Slice] = field(default_factory=dict)
-    families: Families = field(init=False)
-    _groups: list[tuple[int, ...]] = field(init=False, repr=False)
-
-    def add(self, slice_: Slice) -> None:
-        """Take in one slice. Raises `Deadlock` when it made other process groups than the first one."""
-        if self.slice_of and [group.ranks for group in slice_.world_groups] != self._groups:
-            raise Deadlock(
-                f"ranks {self.first.rank} and {slice_.rank} made different process groups: every rank must"
-                " call new_group (init_device_mesh) for all groups, in the same order"
-            )
-        if not self.slice_of:
-            self.families = find_families(slice_.world_groups, self.world_size)
-            self._groups = [group.ranks for group in slice_.world_groups]
-        name = digest(slice_, self.families)
-        self.digest_of[slice_.rank] = name
-        self.slice_of.setdefault(name, slice_)
+    ranks: str = "auto"
+    limit: int = CAPTURE_LIMIT
+    captured: dict[int, int] = field(default_factory=dict)
+    families: tuple[FamilySeen, ...] = ()
+    peers: tuple[int, ...] = ()
+    jobs: int = 1
+    seconds_each: float | None = None
 
     @property
-    def first(self) -> Slice:
-        return next(iter(self.slice_of.values()))
-
-    @cached_property
     def axes(self) -> Axes:
-        return find_axes(self.first, self.families)
+        """Raises `ValueError` before a first rank is captured."""
+        if not self.captured:
+            raise ValueError("no rank is captured")
+        return find_axes(self.world_size, next(iter(self.captured)), self.families, self.peers)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The cells of the world: on axis a, index i belongs to the segment that ``starts[a]`` begins."""
+class Capture:
+    """Capture these ranks next."""
 
-    starts: list[NDArray[np.int64]]
-
-
-def plan_first() -> list[int]:
-    """The ranks to capture before anything is known."""
-    return [0]
+    ranks: tuple[int, ...]
+    why: str
 
 
-def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
-    """The ranks to capture next, or, when nothing more need be known, the cells of the world.
+@dataclass(frozen=True)
+class Known:
+    """Nothing more need be captured. The cells of the world: on axis a, index i belongs to the segment that
+    the last of ``starts[a]`` up to i begins, and a cell's ranks do what its first one does. None: every rank
+    does what the nearest captured one does."""
+
+    starts: tuple[tuple[int, ...], ...] | None
+
+
+Decision = Capture | Known
+
+
+def decide(observation: Observation) -> Decision:
+    """The ranks to capture next, or that no more are needed.
+
+    Raises:
+        UserError: the user's ranks are none, or not of this world.
+    """
+    return search(observation) if observation.ranks == "auto" else chosen(observation)
+
+
+def chosen(observation: Observation) -> Decision:
+    """Exactly the ranks that the user named; rank 0 stands for all where none is named."""
+    named = observation.ranks
+    wanted = [0] if named == "auto" else parse_ranks(named, observation.world_size)
+    missing = tuple(rank for rank in wanted if rank not in observation.captured)
+    return Capture(missing, "named by the user") if missing else Known(None)
+
+
+def every_rank(observation: Observation) -> Decision:
+    """All ranks of the world."""
+    missing = tuple(rank for rank in range(observation.world_size) if rank not in observation.captured)
+    return Capture(missing, "every rank") if missing else Known(None)
+
+
+def search(observation: Observation) -> Decision:
+    """One rank of each part and witnesses, as the module's text says.
 
     At most ``limit`` ranks are captured in all; what is then still unknown gets the nearest captured rank.
     """
-    axes = seen.axes
+    if not observation.captured:
+        return Capture((0,), "the first rank shows the axes of the world")
+    axes, captured, limit = observation.axes, observation.captured, observation.limit
     sizes = [axis.size for axis in axes.axes]
     origin: Point = (0,) * len(sizes)
 
-    def at(point: Point) -> str | None:
-        return seen.digest_of.get(axes.rank(point))
+    def at(point: Point) -> int | None:
+        return captured.get(axes.rank(point))
 
-    def missing(points: list[Point]) -> list[int]:
+    def missing(points: list[Point]) -> tuple[int, ...]:
         ranks = {axes.rank(point): None for point in points}
-        room = max(limit - len(seen.digest_of), 0)
-        return [rank for rank in ranks if rank not in seen.digest_of][:room]
+        room = max(limit - len(captured), 0)
+        return tuple(rank for rank in ranks if rank not in captured)[:room]
 
     positional = [a for a, axis in enumerate(axes.axes) if axis.positional]
     others = [a for a in range(len(sizes)) if a not in positional]
@@ -107,11 +128,11 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
     # it, because a pipeline stage learns the shapes of its inputs from the stage before.
     near = {a: [_moved(origin, {a: 1})] for a in positional}
     if wanted := missing([origin, *far, *(point for points in near.values() for point in points)]):
-        return wanted
+        return Capture(wanted, "neighbours of the first rank where messages go, and witnesses far from it")
     alike = [a for a in positional if at(near[a][0]) == at(origin)]
     ends = near | {a: [_moved(origin, {a: i}) for i in (sizes[a] // 2, sizes[a] - 1)] for a in alike}
     if wanted := missing([point for points in ends.values() for point in points]):
-        return wanted
+        return Capture(wanted, "the middle and the end of what may be a ring")
 
     varied = [a for a in positional if any(at(point) != at(origin) for point in ends[a])]
     if prod(sizes[a] for a in varied) > limit // 2:
@@ -128,7 +149,7 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
         parts[-1]: [_moved(parts[-1], last)],
     }
     if wanted := missing([*parts, *(point for points in witnesses.values() for point in points)]):
-        return wanted
+        return Capture(wanted, "one of each part, and a witness at the last")
 
     cuts: dict[int, set[int]] = {a: {0} for a in others}
     probes: list[Point] = []
@@ -140,13 +161,9 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
             cuts[a].update(found)
             probes.extend(_moved(part, {a: i}) for i in unknown)
     if wanted := missing(probes):
-        return wanted
-    starts = [np.array(sorted(cuts.get(a, range(size)))) for a, size in enumerate(sizes)]
-    cells: list[Point] = (
-        [tuple(int(i) for i in cell) for cell in product(*starts)]
-        if prod(len(s) for s in starts) <= 4 * limit
-        else []
-    )
+        return Capture(wanted, "where a witness differs, the places at which the graph changes")
+    starts = tuple(tuple(sorted(cuts.get(a, range(size)))) for a, size in enumerate(sizes))
+    cells: list[Point] = list(product(*starts)) if prod(len(s) for s in starts) <= 4 * limit else []
     # Parts in the middle of a pipeline resemble each other: if two of them do not vary where the ends do, the
     # others are taken not to either, and their other cells are not captured.
     inner = {part for part in (parts[1 % len(parts)], parts[len(parts) // 2]) if part not in witnesses}
@@ -155,18 +172,53 @@ def refine(seen: Seen, limit: int = CAPTURE_LIMIT) -> list[int] | Plan:
         return _moved(origin, {a: cell[a] for a in varied})
 
     if wanted := missing([cell for cell in cells if part_of(cell) in inner or part_of(cell) in witnesses]):
-        return wanted
+        return Capture(wanted, "one of each segment, at the ends and inside")
     if any(at(cell) != at(part_of(cell)) for cell in cells if part_of(cell) in inner) and (
         wanted := missing(cells)
     ):
-        return wanted
-    return Plan(starts)
+        return Capture(wanted, "one of each segment of the parts inside")
+    return Known(starts)
 
 
-def segments(known: Callable[[int], str | None], size: int) -> tuple[list[int], list[int]]:
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    "auto": search,
+    "all": every_rank,
+    "chosen": chosen,
+}
+
+
+def name_of(ranks: str) -> str:
+    """The policy in `POLICIES` that `decide` follows for what the user wants captured."""
+    return ranks if ranks in ("auto", "all") else "chosen"
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """The ranks that ``--ranks`` names: ``"all"``, or numbers and ranges as in ``"0,17,120-127"``.
+
+    Raises `UserError` for anything else, and for a rank outside the world.
+    """
+    if text.strip() == "all":
+        return list(range(world_size))
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise UserError(
+                f"--ranks: {part.strip()!r} is not a rank; accepted are auto, all, or 0,17,120-127"
+            )
+        low, high = int(first), int(last or first)
+        if high >= world_size or low > high:
+            raise UserError(
+                f"--ranks: {part.strip()!r} lies outside the world of ranks 0 to {world_size - 1}"
+            )
+        found.update(range(low, high + 1))
+    return sorted(found)
+
+
+def segments(known: Callable[[int], int | None], size: int) -> tuple[list[int], list[int]]:
     """Where a line of ranks changes: (starts of the segments so far, indices that must be known next).
 
-    ``known(i)`` is the digest at index i, or None. Looks at both ends and the middle, then between neighbours
+    ``known(i)`` is the class of index i, or None. Looks at both ends and the middle, then between neighbours
     that differ, until they are adjacent. A change that ends where it began, between two equal samples, is not
     seen.
     """

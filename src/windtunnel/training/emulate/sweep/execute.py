@@ -15,16 +15,16 @@ from pathlib import Path
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.base.paths import home
-from windtunnel.training.emulate.run import Progress, no_progress
+from windtunnel.training.emulate.emulation import Progress, no_progress
 from windtunnel.training.emulate.sweep.folder import Row, forget_rows, read_rows, sweep_folder, write_row
-from windtunnel.training.emulate.sweep.group import fly_group, groups
+from windtunnel.training.emulate.sweep.group import emulate_group, groups
 from windtunnel.training.emulate.sweep.plan import Point, Sweep
 
 CAPTURE_JOBS = 2
 """Ranks captured at once by one point, as `windtunnel emulate` does."""
 
 
-def fly_sweep(
+def run_sweep(
     sweep: Sweep, *, jobs: int = 1, ray: str | None = None, resume: bool = True, pictures: bool = True,
     progress: Progress = no_progress,
 ) -> tuple[Path, list[Row]]:  # fmt: skip
@@ -44,16 +44,16 @@ def fly_sweep(
     todo = groups(point for point in sweep.points if point.index not in done)
     tell = _Counting(sweep, folder, progress)
     if ray is not None:
-        from windtunnel.training.emulate.sweep.on_ray import fly_on_ray
+        from windtunnel.training.emulate.sweep.on_ray import emulate_on_ray
 
-        fly_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count)
+        emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count)
     elif jobs == 1 or len(todo) < 2:
         for group in todo:
-            for row in fly_group(group, CAPTURE_JOBS, pictures, tell.within):
+            for row in emulate_group(group, CAPTURE_JOBS, pictures, tell.within):
                 write_row(folder, row)
                 tell.count()
     else:
-        _fly_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell)
+        _emulate_in_processes(min(jobs, len(todo)), todo, folder, pictures, tell)
     rows = read_rows(folder)
     return folder, [rows[point.index] for point in sweep.points]
 
@@ -75,7 +75,7 @@ class _Counting:
         self.progress(f"{of}, {what}" if what else of, self.ended / self.total)
 
 
-def _fly_in_processes(
+def _emulate_in_processes(
     jobs: int, todo: list[list[Point]], folder: Path, pictures: bool, tell: _Counting
 ) -> None:
     capture_jobs = max(1, min(CAPTURE_JOBS, (os.cpu_count() or 1) // jobs))
@@ -84,7 +84,7 @@ def _fly_in_processes(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
     ) as pool:
         waiting: set[Future[None]] = {
-            pool.submit(_fly_and_write, group, folder, capture_jobs, pictures) for group in todo
+            pool.submit(_emulate_and_write, group, folder, capture_jobs, pictures) for group in todo
         }
         try:
             while waiting:
@@ -101,8 +101,8 @@ def _fly_in_processes(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _fly_and_write(group: list[Point], folder: Path, capture_jobs: int, pictures: bool) -> None:
-    for row in fly_group(group, capture_jobs, pictures):
+def _emulate_and_write(group: list[Point], folder: Path, capture_jobs: int, pictures: bool) -> None:
+    for row in emulate_group(group, capture_jobs, pictures):
         write_row(folder, row)
 
 

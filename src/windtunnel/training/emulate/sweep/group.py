@@ -13,10 +13,12 @@ from typing import Any
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.emulate.live.session import Script
+from windtunnel.store.eventlog import EventLog
+from windtunnel.training.emulate.emulation import Options, Progress, capture, no_progress
+from windtunnel.training.emulate.live.session import Program
 from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.publish import emulate_and_store
-from windtunnel.training.emulate.run import Options, Progress, capture, no_progress
+from windtunnel.training.emulate.run import emulate
+from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.sweep.folder import Row
 from windtunnel.training.emulate.sweep.plan import Point
 
@@ -29,7 +31,7 @@ def groups(points: Iterable[Point]) -> list[list[Point]]:
     return list(found.values())
 
 
-def fly_group(
+def emulate_group(
     points: list[Point], capture_jobs: int, pictures: bool, progress: Progress = no_progress
 ) -> Iterator[Row]:
     """Emulate points that share a capture, each a run in the store; yields the outcome of each as it ends.
@@ -40,13 +42,13 @@ def fly_group(
     for point in points:
         options = replace(point.options, jobs=capture_jobs)
         try:
-            summary = emulate_and_store(
-                point.script, point.cluster, options, progress=progress, pictures=pictures, take=once
+            done = emulate(
+                point.script, (), point.cluster, options, pictures=pictures, progress=progress, take=once
             )
         except (UserError, ScriptError) as error:
             yield _head(point) | {"status": "failed", "error": _sentence(error)}
         else:
-            yield _head(point) | {"status": "done"} | _figures(summary)
+            yield _head(point) | {"status": "done"} | _figures(done.summary)
 
 
 class _Once:
@@ -56,12 +58,19 @@ class _Once:
         self.classes: Classes | None = None
         self.failure: ScriptError | None = None
 
-    def __call__(self, script: Script, cluster: Cluster, options: Options, progress: Progress) -> Classes:
+    def __call__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        options: Options,
+        progress: Progress,
+        log: EventLog | None = None,
+    ) -> Classes:
         if self.failure is not None:
             raise self.failure
         if self.classes is None:
             try:
-                self.classes = capture(script, cluster, options, progress)
+                self.classes = capture(program, cluster, options, progress, log)
             except ScriptError as error:
                 self.failure = error
                 raise
@@ -81,28 +90,28 @@ def _sentence(error: UserError | ScriptError) -> str:
     return str(error) if last in str(error) else f"{error}: {last}"
 
 
-def _figures(summary: dict[str, Any]) -> Row:
+def _figures(summary: Summary) -> Row:
     """The figures of a summary that points are compared by; of the ranks, the worst.
 
     ``cost_per_iteration`` is in the currency of the price; without one it is in device hours.
     """
-    ranks = summary["ranks"]
-    seconds, tokens = summary["iteration_time_s"], summary["tokens_per_iteration"]
-    priced = summary["cost_per_iteration"]
-    cost = summary["world_size"] * seconds / 3600 if priced is None else priced
+    ranks = summary.ranks
+    seconds, tokens = summary.iteration_time_s, summary.tokens_per_iteration
+    priced = summary.cost_per_iteration
+    cost = summary.world_size * seconds / 3600 if priced is None else priced
     return {
-        "run_id": summary["run_id"],
-        "directory": summary["directory"],
+        "run_id": summary.run_id,
+        "directory": summary.directory,
         "iteration_time_s": seconds,
         "tokens_per_iteration": tokens,
-        "tokens_per_second_per_device": summary["tokens_per_second_per_device"],
-        "mfu": summary["mfu"],
-        "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in ranks),
-        "memory_bytes": max(rank["memory_bytes"] for rank in ranks),
-        "headroom_bytes": min(rank["headroom_bytes"] for rank in ranks),
-        "fits": all(rank["fits"] for rank in ranks),
+        "tokens_per_second_per_device": summary.tokens_per_second_per_device,
+        "mfu": summary.mfu,
+        "peak_reserved_bytes": max(rank.peak_reserved_bytes for rank in ranks),
+        "memory_bytes": max(rank.memory_bytes for rank in ranks),
+        "headroom_bytes": min(rank.headroom_bytes for rank in ranks),
+        "fits": all(rank.fits for rank in ranks),
         "cost_per_iteration": cost,
         "cost_per_million_tokens": cost / tokens * 1e6 if tokens else None,
         "cost_unit": "device-hours" if priced is None else "price",
-        "wall_time_s": summary["wall_time_s"],
+        "wall_time_s": summary.wall_time_s,
     }

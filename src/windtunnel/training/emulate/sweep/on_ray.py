@@ -16,11 +16,11 @@ from typing import Any
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.training.emulate.sweep.folder import write_row
-from windtunnel.training.emulate.sweep.group import fly_group
+from windtunnel.training.emulate.sweep.group import emulate_group
 from windtunnel.training.emulate.sweep.plan import Point
 
 
-def fly_on_ray(
+def emulate_on_ray(
     address: str,
     todo: list[list[Point]],
     folder: Path,
@@ -60,7 +60,7 @@ def fly_on_ray(
         ) from None
     try:
         # Each outcome is sent as it is yielded, not when the group has ended.
-        remote = ray.remote(num_cpus=1, max_retries=0)(fly_group).options(num_returns="streaming")
+        remote = ray.remote(num_cpus=1, max_retries=0)(emulate_group).options(num_returns="streaming")
         waiting: list[Any] = [remote.remote(group, capture_jobs, pictures) for group in todo]
         while waiting:
             ready: list[Any] = ray.wait(waiting, num_returns=1)[0]

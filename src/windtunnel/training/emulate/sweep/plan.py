@@ -19,9 +19,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.table import versions
+from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.live.session import Script
-from windtunnel.training.emulate.policy.classes import parse_ranks
-from windtunnel.training.emulate.run import Options
+from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.sweep import constraint, grid
 from windtunnel.training.emulate.sweep.constraint import Value
 from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import Result, Stalled, replay
-from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.graph import EventKind, Note, Slice
 from windtunnel.training.emulate.policy.stitch import World
 from windtunnel.training.emulate.twin.collectives import CollectiveUse, collective_table
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, build
@@ -72,7 +72,7 @@ class Timing:
     result: Result
     split: Split
     window: tuple[float, float]
-    warnings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def replay_world(
@@ -94,17 +94,18 @@ def replay_world(
     Raises:
         Deadlock: the calls meet, but in an order in which streams block each other for ever.
     """
-    warnings: list[str] = []
+    notes: list[Note] = []
     programs = compile_steps(world, cluster, costs)
     rows = world.classes.rank_class
     if jitter > 0:
         nodes = int(sum(programs[row].nodes * programs[row].copies for row in rows.tolist()))
         every_rank = nodes <= JITTER_NODES
         if not every_rank:
-            warnings.append(
+            text = (
                 f"jitter was drawn once for all ranks that are alike: {world.size} ranks by themselves"
                 f" are {nodes:.0f} events, more than {JITTER_NODES}"
             )
+            notes.append(Note(text))
     slower = slowness(slow, cluster, world.size)
     flight = build(
         world, cluster, programs, costs.collective, slower, jitter=jitter, seed=seed, every_rank=every_rank
@@ -136,7 +137,7 @@ def replay_world(
         result=result,
         split=split,
         window=(begin, end),
-        warnings=warnings,
+        notes=notes,
     )
 
 

@@ -1,0 +1,295 @@
+"""The whole of an emulation: capture, slice, stitch, cost, memory, replay, and how much work a step is.
+
+`simulate` does it for one program on one cluster and returns an `EmulationResult`, all graphs and arrays;
+`windtunnel.training.emulate.summary` puts it into figures, `windtunnel.training.emulate.run` keeps them. A
+captured world can be replayed on other costs, which is what a sweep over networks does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.errors import UserError
+from windtunnel.cluster.model import Cluster, Device
+from windtunnel.store.eventlog import EventLog
+from windtunnel.training.emulate.graph import Collective, EventKind, Group, Note, Operator, Phase, Slice
+from windtunnel.training.emulate.live.session import Program, Session
+from windtunnel.training.emulate.policy import Decision, Observation, decide
+from windtunnel.training.emulate.policy.classes import Classes, slice_world
+from windtunnel.training.emulate.policy.search import name_of
+from windtunnel.training.emulate.policy.stitch import World, stitch
+from windtunnel.training.emulate.twin.cost.collectives import collective_seconds
+from windtunnel.training.emulate.twin.cost.flops import counted_flops
+from windtunnel.training.emulate.twin.cost.host import host_table
+from windtunnel.training.emulate.twin.cost.kinds import base_name, first_tensor
+from windtunnel.training.emulate.twin.cost.operators import operator_seconds
+from windtunnel.training.emulate.twin.cost.profile import Profile, find_profile
+from windtunnel.training.emulate.twin.emulate import Costs, Timing, replay_world
+from windtunnel.training.emulate.twin.memory import (
+    CONTEXT_RESERVE,
+    AllocatorConfig,
+    MemoryProfile,
+    emulate_memory,
+)
+from windtunnel.training.emulate.twin.slow import parse_slow
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is done."""
+
+
+def no_progress(what: str, fraction: float) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to emulate.
+
+    ``ranks``: ``auto``, ``all`` or ``0,17``. ``slow``: as in ``host=3:1.3``. ``allocator``: as
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``tokens``: of a step of the whole job, where they cannot be counted.
+    ``reserve_bytes``: device memory that no tensor can have. ``jobs``: ranks captured at once.
+    """
+
+    ranks: str = "auto"
+    slow: tuple[str, ...] = ()
+    jitter: float = 0.0
+    seed: int = 0
+    allocator: str = ""
+    tokens: int | None = None
+    reserve_bytes: float = CONTEXT_RESERVE
+    jobs: int = 2
+    timeout: float = 900.0
+    profile: str | None = None
+
+
+CAPABILITY = "training.emulate"
+
+Capturing = Callable[[Program, Cluster, Options, Progress, EventLog | None], Classes]
+"""Runs the program as the ranks that are needed, and sorts all ranks into classes."""
+
+
+@dataclass(frozen=True)
+class EmulationResult:
+    """What an emulation found, before it is put into words."""
+
+    program: Program
+    cluster: Cluster
+    options: Options
+    profile: Profile | None
+    classes: Classes
+    world: World
+    timing: Timing
+    first_iteration_s: float
+    memory: list[MemoryProfile]
+    work: Work
+    wall_time_s: float
+    capture_time_s: float
+    notes: list[Note] = field(default_factory=list)
+
+
+def simulate(
+    program: Program,
+    cluster: Cluster,
+    options: Options,
+    progress: Progress = no_progress,
+    log: EventLog | None = None,
+    take: Capturing | None = None,
+) -> EmulationResult:
+    """Emulate ``program`` on ``cluster``.
+
+    ``log``: gets the decisions which ranks to capture. ``take`` may give an earlier capture again instead of
+    taking one.
+
+    Raises:
+        UserError: an option, the script's path or the cluster is wrong.
+        ScriptError: the script failed, hung, or would deadlock (`Deadlock`).
+    """
+    began = time.monotonic()
+    allocator = AllocatorConfig.parse(options.allocator)
+    slow = [one for text in options.slow for one in parse_slow(text, cluster)]
+    profile = find_profile(options.profile or cluster.host.device.name)
+    if options.profile and profile is None:
+        raise UserError(
+            f"--profile: there is no profile {options.profile!r}; make it with: windtunnel calibrate"
+        )
+    classes = (take or capture)(program, cluster, options, progress, log)
+    captured = time.monotonic() - began
+    progress("stitch", 0.0)
+    world = stitch(classes)
+    progress("memory", 0.0)
+    memory = [
+        device_memory(classes, row, cluster.host.device, allocator, options)
+        for row in range(len(classes.classes))
+    ]
+    progress("replay", 0.0)
+    costs = costs_of(classes, cluster, profile)
+    timing = replay_world(world, cluster, costs, slow=slow, jitter=options.jitter, seed=options.seed)
+    work = measure(classes, options.tokens)
+    notes = [note for cls in classes.classes for note in cls.slice.notes]
+    return EmulationResult(
+        program=program,
+        cluster=cluster,
+        options=options,
+        profile=profile,
+        classes=classes,
+        world=world,
+        timing=timing,
+        first_iteration_s=first_iteration(classes, cluster, costs),
+        memory=memory,
+        work=work,
+        wall_time_s=time.monotonic() - began,
+        capture_time_s=captured,
+        notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])),
+    )
+
+
+def capture(
+    program: Program,
+    cluster: Cluster,
+    options: Options,
+    progress: Progress = no_progress,
+    log: EventLog | None = None,
+) -> Classes:
+    """Run the program as the ranks that are needed, and sort all ranks into classes."""
+
+    def tell(done: int, of: int) -> None:
+        progress(f"capture ({len(session.captured) + done} ranks)", done / of)
+
+    def choose(seen: Observation) -> Decision:
+        each = statistics.fmean(session.seconds) if session.seconds else None
+        seen = replace(seen, jobs=options.jobs, seconds_each=each)
+        decision = decide(seen)
+        if log is not None:
+            log.decision(CAPABILITY, name_of(options.ranks), seen, decision)
+        return decision
+
+    progress("start PyTorch", 0.0)
+    with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
+        return slice_world(session.capture, cluster.world_size, options.ranks, choose=choose)
+
+
+def costs_of(classes: Classes, cluster: Cluster, profile: Profile | None) -> Costs:
+    """What the operators, the host and the collectives of all classes cost on ``cluster``."""
+    device = cluster.host.device
+    operators, host_operators, host_events = [], [], []
+    for cls in classes.classes:
+        operators.append(operator_seconds(cls.slice, cluster, profile))
+        rows, others = host_table(cls.slice.operators, device, profile)
+        host_operators.append(rows)
+        host_events.append(others)
+
+    def seconds(call: Collective, group: Group) -> float:
+        if call.kind in ("send", "recv"):
+            sender, receiver = group.ranks
+            issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
+            call = Collective(
+                call.kind, call.group, call.in_bytes, call.out_bytes, call.dtype, peer, call.backend
+            )
+            return collective_seconds(call, group, cluster, profile, rank=issuer)
+        return collective_seconds(call, group, cluster, profile)
+
+    return Costs(operators, host_operators, host_events, seconds)
+
+
+def device_memory(
+    classes: Classes, row: int, device: Device, allocator: AllocatorConfig, options: Options
+) -> MemoryProfile:
+    """Device memory of one class of ranks; a CPU's memory has no caching allocator and no reserve."""
+    capacity = device.memory_bytes - (options.reserve_bytes if device.kind == "gpu" else 0.0)
+    return emulate_memory(classes.classes[row].slice, allocator, capacity)
+
+
+def first_iteration(classes: Classes, cluster: Cluster, costs: Costs) -> float:
+    """Seconds of everything up to the end of the first step, set-up on the device included, replayed as the
+    steady step is. Reading data, compilation, and the set-up of communicators are not in it."""
+    early = [replace(cls, slice=replace(cls.slice, steps=cls.slice.steps[:1])) for cls in classes.classes]
+    world = stitch(replace(classes, classes=early))
+    return replay_world(world, cluster, costs).iteration_time_s
+
+
+REPLICATING = ("tp",)
+"""Mesh dimensions whose ranks all look the same tokens up."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one step of the whole world. ``model_flops`` leaves recomputation out, ``hardware_flops`` has it;
+    both count as ``torch.utils.flop_counter`` does. ``dtype``: that most FLOPs are done in."""
+
+    tokens: int
+    model_flops: float
+    hardware_flops: float
+    dtype: str
+
+
+def measure(classes: Classes, tokens: int | None = None) -> Work:
+    """The work of a steady step of all ranks.
+
+    Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none,
+    unless ``tokens`` gives the number of a step of the whole job.
+    """
+    model = hardware = counted = 0.0
+    by_dtype: dict[str, float] = defaultdict(float)
+    for cls in classes.classes:
+        count = len(cls.members)
+        rows, phases = _operators(cls.slice)
+        flops = np.array([counted_flops(op) for op in cls.slice.operators])
+        each = flops[rows]
+        hardware += count * float(each.sum())
+        model += count * float(each[phases != Phase.RECOMPUTE].sum())
+        for row in np.flatnonzero(flops):
+            by_dtype[_dtype(cls.slice.operators[row])] += count * float(each[rows == row].sum())
+        counted += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
+    dtype = max(by_dtype, key=lambda name: by_dtype[name]) if by_dtype else "float32"
+    return Work(round(counted) if tokens is None else tokens, model, hardware, dtype)
+
+
+def utilisation(flops: float, seconds: float, world_size: int, device: Device, dtype: str) -> float:
+    """Model (or hardware) FLOPs utilisation: the share of the devices' peak of ``dtype``, as PaLM defines it
+    (arXiv:2204.02311, appendix B)."""
+    peak = device.peak(dtype) * world_size
+    return flops / (seconds * peak) if seconds > 0 and peak > 0 else 0.0
+
+
+def _operators(slice_: Slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    events = slice_.events[slice(*slice_.steady)]
+    ops = events[events["kind"] == EventKind.OP]
+    return ops["ref"].astype(np.int64), ops["phase"].astype(np.int64)
+
+
+def _dtype(op: Operator) -> str:
+    tensor = first_tensor(op)
+    return tensor.dtype if tensor is not None else "float32"
+
+
+def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]) -> float:
+    """Entries of sequences looked up, in the table that is asked most.
+
+    On CUDA a look-up is an ``index_select`` like others, so its gradient is counted. Indices without a
+    sequence dimension (bags) are no tokens.
+    """
+    count = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(slice_.operators))
+    asked: dict[tuple[str, object], float] = defaultdict(float)
+    for row in np.flatnonzero(count):
+        op = slice_.operators[row]
+        tensors = op.tensors()
+        name = base_name(op.name)
+        if name not in ("embedding", "embedding_dense_backward") or len(tensors) < 2:
+            continue
+        indices = tensors[1]
+        if len(indices.shape) >= 2:
+            # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
+            table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
+            asked[name, table] += float(count[row]) * indices.numel
+    return max(asked.values(), default=0.0)
+
+
+def _copies(slice_: Slice) -> int:
+    return int(np.prod([len(group.ranks) for group in slice_.groups if group.label in REPLICATING] or [1]))
