@@ -103,8 +103,8 @@ def _torch_device(device: Device) -> str:
 
 
 def _show(device: Device) -> None:
-    from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, parameter_rows
-    from windtunnel.training.emulate.twin.cost.profile import find_profile
+    from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, parameter_rows
+    from windtunnel.training.emulate.twin.costs.profile import find_profile
 
     console = Console()
     profile = find_profile(device.name)

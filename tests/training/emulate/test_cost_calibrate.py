@@ -14,8 +14,8 @@ from windtunnel.training.emulate.calibrate.arguments import find_operator, make_
 from windtunnel.training.emulate.calibrate.grid import grid
 from windtunnel.training.emulate.calibrate.record import Recorder
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.cost.kinds import kind_of
-from windtunnel.training.emulate.twin.cost.profile import read_profile
+from windtunnel.training.emulate.twin.costs.kinds import kind_of
+from windtunnel.training.emulate.twin.costs.profile import read_profile
 
 
 class Small(torch.nn.Module):

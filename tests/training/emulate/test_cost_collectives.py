@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.twin.cost.collectives import (
+from windtunnel.training.emulate.twin.costs.collectives import (
     bus_factor,
     collective_cost,
     collective_seconds,
@@ -14,7 +14,7 @@ from windtunnel.training.emulate.twin.cost.collectives import (
     point_to_point_cost,
     sharing_of,
 )
-from windtunnel.training.emulate.twin.cost.profile import Profile
+from windtunnel.training.emulate.twin.costs.profile import Profile
 
 KINDS = (
     "all_reduce",

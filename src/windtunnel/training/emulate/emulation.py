@@ -25,12 +25,12 @@ from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import World, stitch
-from windtunnel.training.emulate.twin.cost.collectives import collective_seconds
-from windtunnel.training.emulate.twin.cost.flops import counted_flops
-from windtunnel.training.emulate.twin.cost.host import host_table
-from windtunnel.training.emulate.twin.cost.kinds import base_name, first_tensor
-from windtunnel.training.emulate.twin.cost.operators import operator_seconds
-from windtunnel.training.emulate.twin.cost.profile import Profile, find_profile
+from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
+from windtunnel.training.emulate.twin.costs.flops import counted_flops
+from windtunnel.training.emulate.twin.costs.host import host_table
+from windtunnel.training.emulate.twin.costs.kinds import base_name, first_tensor
+from windtunnel.training.emulate.twin.costs.operators import operator_seconds
+from windtunnel.training.emulate.twin.costs.profile import Profile, find_profile
 from windtunnel.training.emulate.twin.emulate import Costs, Timing, replay_world
 from windtunnel.training.emulate.twin.memory import (
     CONTEXT_RESERVE,

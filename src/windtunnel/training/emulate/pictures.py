@@ -25,8 +25,8 @@ from windtunnel.report.perfetto import write_trace
 from windtunnel.report.timeline import HeatMap, MemoryCurve
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.graph import Category, EventKind
-from windtunnel.training.emulate.twin.cost.collectives import full_bytes
-from windtunnel.training.emulate.twin.cost.operators import cost_of
+from windtunnel.training.emulate.twin.costs.collectives import full_bytes
+from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.timeline import timeline
 
 MOST_CURVES = 12

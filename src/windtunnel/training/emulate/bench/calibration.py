@@ -19,7 +19,7 @@ import torch.distributed as dist
 from windtunnel.training.emulate.bench.jobs import step_calls, step_order
 from windtunnel.training.emulate.calibrate import measure_operators, measure_overhead, measure_sharding
 from windtunnel.training.emulate.calibrate.gloo import measure_calls
-from windtunnel.training.emulate.twin.cost.profile import save_profile
+from windtunnel.training.emulate.twin.costs.profile import save_profile
 
 
 def main() -> None:

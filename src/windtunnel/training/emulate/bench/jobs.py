@@ -18,7 +18,7 @@ from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Slice
 from windtunnel.training.emulate.live.session import Script, Session
-from windtunnel.training.emulate.twin.cost.collectives import full_bytes
+from windtunnel.training.emulate.twin.costs.collectives import full_bytes
 
 PACKAGE = "windtunnel.training.emulate.bench"
 TIMEOUT = 900.0

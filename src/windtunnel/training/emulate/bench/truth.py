@@ -19,7 +19,7 @@ from windtunnel.training.emulate.emulation import costs_of
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
-from windtunnel.training.emulate.twin.cost.profile import Profile, read_profile
+from windtunnel.training.emulate.twin.costs.profile import Profile, read_profile
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world
 
 SECTION = "time"

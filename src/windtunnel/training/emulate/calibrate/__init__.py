@@ -22,8 +22,8 @@ from windtunnel.training.emulate.calibrate.measure import measure_operators
 from windtunnel.training.emulate.calibrate.overhead import measure_overhead
 from windtunnel.training.emulate.calibrate.sharding import measure_sharding
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.cost.profile import Profile, read_profile, save_profile
-from windtunnel.training.emulate.twin.cost.signature import decode
+from windtunnel.training.emulate.twin.costs.profile import Profile, read_profile, save_profile
+from windtunnel.training.emulate.twin.costs.signature import decode
 
 __all__ = [
     "calibrate",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.cost.kinds import base_name
+from windtunnel.training.emulate.twin.costs.kinds import base_name
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 

@@ -25,7 +25,7 @@ Row = tuple[str, int, int, float]
 def measure_gloo(world: int = 2, threads: int = 1, *, quick: bool = False) -> list[Row]:
     """(kind, world, bytes, seconds) of each collective among ``world`` processes of ``threads`` each.
 
-    Bytes are as in `windtunnel.training.emulate.twin.cost.collectives`. Raises `ScriptError` when gloo fails
+    Bytes are as in `windtunnel.training.emulate.twin.costs.collectives`. Raises `ScriptError` when gloo fails
     here.
     """
     sizes = SIZES[:-1] if quick else SIZES

@@ -18,7 +18,7 @@ from torch import nn
 from windtunnel.training.emulate.calibrate.measure import measure_operators
 from windtunnel.training.emulate.calibrate.record import Recorder
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.cost.kinds import kind_of
+from windtunnel.training.emulate.twin.costs.kinds import kind_of
 
 WIDTH, HEADS, LAYERS, ROWS = 32, 2, 6, 16
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from windtunnel.training.emulate.calibrate.measure import measure_operators
 from windtunnel.training.emulate.calibrate.overhead import LAYERS, ROWS, WIDTH, Block
 from windtunnel.training.emulate.calibrate.record import Recorder
-from windtunnel.training.emulate.twin.cost.kinds import kind_of
+from windtunnel.training.emulate.twin.costs.kinds import kind_of
 
 
 class _LocalRecorder(Recorder):

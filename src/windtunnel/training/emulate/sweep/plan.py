@@ -25,7 +25,7 @@ from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.sweep import constraint, grid
 from windtunnel.training.emulate.sweep.constraint import Value
 from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec
-from windtunnel.training.emulate.twin.cost.profile import find_profile
+from windtunnel.training.emulate.twin.costs.profile import find_profile
 from windtunnel.training.emulate.twin.memory import AllocatorConfig
 from windtunnel.training.emulate.twin.slow import parse_slow
 

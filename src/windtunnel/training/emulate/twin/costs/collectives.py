@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.twin.cost.gloo import gloo_seconds
-from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, CostParameters, NcclParameters
+from windtunnel.training.emulate.twin.costs.gloo import gloo_seconds
+from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters, NcclParameters
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.cost.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import Profile
 
 LL, LL128, SIMPLE = 0, 1, 2
 PROTOCOLS = ("LL", "LL128", "Simple")

@@ -21,12 +21,12 @@ from windtunnel.base import atomic, paths
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.cost.flops import attention_shapes, executed_flops, matmul_shape
-from windtunnel.training.emulate.twin.cost.kinds import Kind, base_name, first_tensor, kind_of
-from windtunnel.training.emulate.twin.cost.parameters import CostParameters
-from windtunnel.training.emulate.twin.cost.roofline import roofline_seconds
-from windtunnel.training.emulate.twin.cost.signature import decode, encode, signature
-from windtunnel.training.emulate.twin.cost.traffic import moved_bytes
+from windtunnel.training.emulate.twin.costs.flops import attention_shapes, executed_flops, matmul_shape
+from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, first_tensor, kind_of
+from windtunnel.training.emulate.twin.costs.parameters import CostParameters
+from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.costs.signature import decode, encode, signature
+from windtunnel.training.emulate.twin.costs.traffic import moved_bytes
 
 VERSION = 1
 NEIGHBOURS = 4

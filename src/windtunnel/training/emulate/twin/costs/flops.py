@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import prod
 
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.cost.kinds import Kind, base_name, kind_of
+from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, kind_of
 
 Shape = tuple[int, ...]
 

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from windtunnel.cluster.model import Placement
-from windtunnel.training.emulate.twin.cost.parameters import GlooParameters
+from windtunnel.training.emulate.twin.costs.parameters import GlooParameters
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.cost.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import Profile
 
 
 def gloo_seconds(

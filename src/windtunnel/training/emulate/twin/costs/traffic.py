@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from windtunnel.training.emulate.graph import DTYPE_BYTES, Operator, TensorMeta
-from windtunnel.training.emulate.twin.cost.kinds import Kind, base_name, kind_of, words
+from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, kind_of, words
 
 # The first argument is only written.
 OVERWRITES = words(

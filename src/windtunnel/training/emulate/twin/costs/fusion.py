@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.training.emulate.graph import Operator, Phase, Slice
-from windtunnel.training.emulate.twin.cost.kinds import FUSABLE, base_name, kind_of
-from windtunnel.training.emulate.twin.cost.traffic import moved_bytes, stored_bytes
+from windtunnel.training.emulate.twin.costs.kinds import FUSABLE, base_name, kind_of
+from windtunnel.training.emulate.twin.costs.traffic import moved_bytes, stored_bytes
 
 # FSDP's packing and unpacking runs in hooks, between compiled regions.
 NEVER_FUSED = frozenset({"split_with_sizes_copy", "_chunk_cat", "_local_scalar_dense"})

@@ -17,15 +17,15 @@ import numpy as np
 
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Slice
-from windtunnel.training.emulate.twin.cost.flops import counted_flops
-from windtunnel.training.emulate.twin.cost.fusion import regions_of, traffic_of_fused
-from windtunnel.training.emulate.twin.cost.kinds import Kind, kind_of
-from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, CostParameters
-from windtunnel.training.emulate.twin.cost.roofline import roofline_seconds
-from windtunnel.training.emulate.twin.cost.traffic import moved_bytes
+from windtunnel.training.emulate.twin.costs.flops import counted_flops
+from windtunnel.training.emulate.twin.costs.fusion import regions_of, traffic_of_fused
+from windtunnel.training.emulate.twin.costs.kinds import Kind, kind_of
+from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters
+from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
+from windtunnel.training.emulate.twin.costs.traffic import moved_bytes
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.cost.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def fuse(
 
     ``regions``: the region of each operator, 0 for none (default: as the operators say). What stays on the
     chip costs nothing, and an operator that joins an earlier one's kernel pays for no launch. See
-    `windtunnel.training.emulate.twin.cost.fusion` for the approximation made. The result is aligned with
+    `windtunnel.training.emulate.twin.costs.fusion` for the approximation made. The result is aligned with
     ``ops``.
     """
     known: dict[Operator, OpCost] = {}

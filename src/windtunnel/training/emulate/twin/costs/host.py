@@ -14,11 +14,11 @@ import numpy as np
 
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase
-from windtunnel.training.emulate.twin.cost.kinds import kind_of
-from windtunnel.training.emulate.twin.cost.parameters import DEFAULT, CostParameters
+from windtunnel.training.emulate.twin.costs.kinds import kind_of
+from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.cost.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import Profile
 
 
 def host_seconds(

@@ -1,0 +1,137 @@
+"""`emulate` as a function: scripts and functions, the typed summary, and the decisions in a run's log."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.store import Store
+from windtunnel.store.eventlog import NAME, decisions
+from windtunnel.training.emulate.live.session import Function
+from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
+from windtunnel.training.emulate.run import Emulation, emulate
+from windtunnel.training.emulate.summary import Summary
+from windtunnel.training.emulate.twin import cost
+
+
+def train(width: int, *, steps: int = 3) -> None:
+    """What a user would write in a notebook."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    model = DistributedDataParallel(torch.nn.Linear(width, width, device=device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(8, width, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(tmp_path_factory.mktemp("home")))
+        emulation = emulate(train, (256,), "h100-sxm:2x2", pictures=False)
+        stored = Store.open().get("last")
+    assert stored.status == "done"
+    assert stored.summary is not None
+    assert Summary.from_json(stored.summary) == emulation.summary
+    return emulation
+
+
+def test_a_function_is_emulated_as_a_script_is(done: Emulation) -> None:
+    summary = done.summary
+    assert summary.world_size == 4
+    assert summary.command.script.endswith("test_emulate_run.train")
+    assert summary.command.args == ("256",)
+    assert summary.iteration_time_s > 0
+    assert summary.peak_reserved_bytes >= 256 * 256 * 4
+    assert summary.fits
+    assert [one.kind for one in summary.collectives] == ["all_reduce"]
+    assert summary.ranks[0].members == (0, 1, 2, 3)
+
+
+def test_a_function_of_main_travels_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    factor = 3
+    emulation = emulate(lambda width: train(width * factor), (64,), "h100-sxm:1x2", pictures=False)
+    assert emulation.summary.peak_reserved_bytes >= 192 * 192 * 4
+
+
+def test_a_function_that_fails_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+
+    def broken() -> None:
+        raise ValueError("no data")
+
+    with pytest.raises(ScriptError, match=r"test_emulate_run\.py:\d+ in broken: ValueError: no data"):
+        emulate(broken, (), "h100-sxm:1x1")
+    assert Store.open().get("last").status == "failed"
+
+
+def test_what_cannot_travel_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot be sent to the process that emulates it"):
+        Function(print, (threading.Lock(),)).check()
+    with pytest.raises(UserError, match="no function"):
+        Function(3).check()  # type: ignore[arg-type]
+
+
+def test_a_summary_of_another_form_is_refused(done: Emulation) -> None:
+    content = done.summary.to_json()
+    assert Summary.from_json(content | {"added_later": 1}) == done.summary
+    with pytest.raises(UserError, match=r"no summary of an emulation .*windtunnel\.emulate/2"):
+        Summary.from_json(content | {"schema": "windtunnel.emulate/2"})
+
+
+def test_the_log_alone_is_enough_to_decide_anew(done: Emulation) -> None:
+    events = decisions(done.directory / NAME)
+    assert [event["policy"] for event in events] == ["auto"] * len(events)
+    assert {event["capability"] for event in events} == {"training.emulate"}
+    seen = [from_plain(Observation, event["observation"]) for event in events]
+    made = [from_plain(Decision, event["decision"]) for event in events]
+    assert [decide(one) for one in seen] == made
+    assert [list(one.captured) for one in seen] == [[], [0], [0, 3, 2]]
+    assert made[:2] == [dataclasses.replace(made[0], ranks=(0,)), dataclasses.replace(made[1], ranks=(3, 2))]  # type: ignore[call-arg]
+    assert isinstance(made[-1], Known)
+    assert seen[0].seconds_each is None
+    assert (seen[1].seconds_each or 0) > 0
+
+
+def test_other_policies_decide_on_the_same_observations(done: Emulation) -> None:
+    first, second, last = [
+        from_plain(Observation, event["observation"]) for event in decisions(done.directory / NAME)
+    ]
+    assert POLICIES["all"](first) == Capture((0, 1, 2, 3), "every rank")
+    assert POLICIES["all"](last) == Capture((1,), "every rank")
+    assert POLICIES["chosen"](second) == Known(None)
+    each = second.seconds_each or 0
+    assert cost(second, POLICIES["all"](second)) == {"ranks": 3.0, "seconds": 2 * each}
+    assert cost(last, decide(last)) == {"ranks": 0.0, "seconds": 0.0}
+
+
+def test_an_observation_of_a_large_world_is_small() -> None:
+    from slice_worlds import capture_of, mesh_groups, pipeline
+
+    from windtunnel.training.emulate.policy.classes import slice_world
+
+    dims = {"pp": 8, "dp": 128, "tp": 8}
+    seen: list[Observation] = []
+
+    def choose(observation: Observation) -> Decision:
+        seen.append(observation)
+        return decide(observation)
+
+    slice_world(capture_of(pipeline(dims, 8), mesh_groups(dims)), 8192, choose=choose)
+    for observation in seen:
+        text = str(to_plain(observation))
+        assert len(text) < 2000
+        assert from_plain(Observation, to_plain(observation)) == observation
