@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, TensorMeta
-from windtunnel.training.emulate.twin.costs.host import host_seconds, host_table
-from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.operators import cost_of, host_seconds, host_table
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED, parameter_rows
-from windtunnel.training.emulate.twin.costs.profile import Profile, find_profile, read_profile, save_profile
-from windtunnel.training.emulate.twin.costs.signature import contiguous, decode, encode, signature
+from windtunnel.training.emulate.twin.costs.profile import (
+    Profile,
+    contiguous,
+    decode,
+    encode,
+    find_profile,
+    read_profile,
+    save_profile,
+    signature,
+)
 
 GPU = load_cluster("h100-sxm:1x1").host.device
 CPU = load_cluster("cpu:1x1").host.device

@@ -10,8 +10,8 @@ import pytest
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.plain import from_plain, to_plain
-from windtunnel.store import Store
 from windtunnel.store.eventlog import NAME, decisions
+from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Function
 from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Known, Observation, decide
 from windtunnel.training.emulate.run import Emulation, emulate

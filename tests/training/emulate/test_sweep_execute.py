@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import register
-from windtunnel.training.emulate.sweep import group as group_module
+from windtunnel.training.emulate.sweep import execute as group_module
 from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
 from windtunnel.training.emulate.sweep.folder import Row
 

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.emulate.sweep.constraint import holds, names, parse
 from windtunnel.training.emulate.sweep.grid import (
     argument_names,
     combinations,
     command_line,
     expand,
+    holds,
+    names,
+    parse,
     split_arguments,
 )
-from windtunnel.training.emulate.sweep.pareto import pareto_front
+from windtunnel.training.emulate.sweep.result import pareto_front
 
 
 def test_braces_expand_as_in_a_shell() -> None:

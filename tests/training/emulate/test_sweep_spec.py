@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.sweep.group import groups
+from windtunnel.training.emulate.sweep.execute import groups
 from windtunnel.training.emulate.sweep.plan import load_sweep
 
 GOOD = "script: train.py\nclusters: h100-sxm:1x4\n"

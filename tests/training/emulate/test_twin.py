@@ -16,7 +16,7 @@ from windtunnel.training.emulate.graph import EventKind, Phase
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world, step_ends
-from windtunnel.training.emulate.twin.slow import Slow, parse_slow
+from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.timeline import timeline
 
 

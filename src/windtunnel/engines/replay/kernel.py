@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.engines.replay.jit import jit, jit_inline
-from windtunnel.engines.replay.layout import MOVES, Packed
+from windtunnel.engines.replay.layout import MOVES, Packed, jit, jit_inline
 
 
 @jit_inline

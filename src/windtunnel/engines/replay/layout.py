@@ -1,4 +1,4 @@
-"""How a job lies in memory while it is replayed.
+"""How a job lies in memory while it is replayed, and how the functions that replay it are compiled.
 
 Records, and not one array a field: a rank that takes its turn touches a few cache lines instead of thirty,
 and the kernel's functions pass a dozen arrays instead of forty.
@@ -6,11 +6,26 @@ and the kernel's functions pass a dozen arrays instead of forty.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from numba import njit
 
 from windtunnel.engines.replay.data import Floats, Ints
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    """Compile ``function`` with Numba at its first call."""
+    return cast(F, njit(cache=True, nogil=True)(function))
+
+
+def jit_inline(function: F) -> F:
+    """As `jit`, but part of its callers: a call would copy the header of every array that it is given."""
+    return cast(F, njit(nogil=True, forceinline=True)(function))
+
 
 MOVES = 2**31 - 1
 """The front of a queue that does not stand; also the node after the last of a queue."""

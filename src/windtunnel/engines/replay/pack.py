@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.engines.replay.data import Ints, Job, Longs, Program
-from windtunnel.engines.replay.jit import jit
-from windtunnel.engines.replay.layout import DEP, JOIN, MEMBER, MOVES, NODE, QUEUE, RANK, Packed, Records
+from windtunnel.engines.replay.layout import DEP, JOIN, MEMBER, MOVES, NODE, QUEUE, RANK, Packed, Records, jit
 
 
 def pack(job: Job, keep: bool) -> Packed:

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.replay.data import Floats, Ints, Job, Longs, Result
-from windtunnel.engines.replay.jit import jit, jit_inline
-from windtunnel.engines.replay.layout import Packed
+from windtunnel.engines.replay.layout import Packed, jit, jit_inline
 from windtunnel.engines.replay.pack import pack
 
 N = TypeVar("N", np.int32, np.float64)

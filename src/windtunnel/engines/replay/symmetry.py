@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.replay.data import Floats, Ints, Job, Longs
-from windtunnel.engines.replay.jit import jit
+from windtunnel.engines.replay.layout import jit
 from windtunnel.engines.replay.pack import starts
 
 Hashes = NDArray[np.uint64]

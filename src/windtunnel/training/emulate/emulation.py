@@ -26,19 +26,18 @@ from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import World, stitch
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
-from windtunnel.training.emulate.twin.costs.flops import counted_flops
-from windtunnel.training.emulate.twin.costs.host import host_table
 from windtunnel.training.emulate.twin.costs.kinds import base_name, first_tensor
-from windtunnel.training.emulate.twin.costs.operators import operator_seconds
+from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
 from windtunnel.training.emulate.twin.costs.profile import Profile, find_profile
+from windtunnel.training.emulate.twin.costs.work import counted_flops
 from windtunnel.training.emulate.twin.emulate import Costs, Timing, replay_world
+from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory import (
     CONTEXT_RESERVE,
     AllocatorConfig,
     MemoryProfile,
     emulate_memory,
 )
-from windtunnel.training.emulate.twin.slow import parse_slow
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""

@@ -12,8 +12,8 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.store.runs import Store
 from windtunnel.store.eventlog import NAME, EventLog
+from windtunnel.store.runs import Store
 from windtunnel.training.emulate.emulation import (
     CAPABILITY,
     Capturing,

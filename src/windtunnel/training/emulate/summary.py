@@ -19,9 +19,9 @@ from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, Options, utilisation
 from windtunnel.training.emulate.graph import Category, EventKind, NoteKind
-from windtunnel.training.emulate.twin.collectives import CollectiveUse
 from windtunnel.training.emulate.twin.costs.collectives import collective_cost, full_bytes, sharing_of
 from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.findings import CollectiveUse
 
 SCHEMA = "windtunnel.emulate/1"
 

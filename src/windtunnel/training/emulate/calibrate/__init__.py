@@ -19,11 +19,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
 from windtunnel.training.emulate.calibrate.grid import grid
 from windtunnel.training.emulate.calibrate.measure import measure_operators
-from windtunnel.training.emulate.calibrate.overhead import measure_overhead
-from windtunnel.training.emulate.calibrate.sharding import measure_sharding
+from windtunnel.training.emulate.calibrate.overhead import measure_overhead, measure_sharding
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.profile import Profile, read_profile, save_profile
-from windtunnel.training.emulate.twin.costs.signature import decode
+from windtunnel.training.emulate.twin.costs.profile import Profile, decode, read_profile, save_profile
 
 __all__ = [
     "calibrate",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import product
 
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.signature import contiguous
+from windtunnel.training.emulate.twin.costs.profile import contiguous
 
 Shape = tuple[int, ...]
 

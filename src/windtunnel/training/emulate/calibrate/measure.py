@@ -21,8 +21,7 @@ import torch
 
 from windtunnel.training.emulate.calibrate.arguments import Plan, make_tensor, map_tensors, plan_call
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.profile import Profile
-from windtunnel.training.emulate.twin.costs.signature import contiguous, signature
+from windtunnel.training.emulate.twin.costs.profile import Profile, contiguous, signature
 
 COPIES = 4  # tensors of one shape taken in turn where nothing recent fits
 RECENT = 2

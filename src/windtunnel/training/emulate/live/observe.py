@@ -2,11 +2,18 @@
 
 Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has
 stepped; two consecutive steps with the same events are the steady state, and the capture ends there.
+
+Python's garbage collector runs at fixed points of the script, so that two ranks free the same memory at the
+same place. Tensors in reference cycles are freed when the collector runs, and it runs by counts of objects
+that differ from process to process. Here it runs every so many modules entered and at the end of a step:
+often, as it does in a real run. A script that switches it off (``gc.disable()``) gets its wish.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import json
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,16 +28,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from windtunnel.training.emulate.graph import (
     EVENT,
     Category,
+    Collective,
     EventKind,
     Group,
     Note,
     NoteKind,
+    Operator,
     Phase,
     Slice,
+    TensorMeta,
 )
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.collector import Collector
-from windtunnel.training.emulate.live.rows import read_collective, read_operator
 from windtunnel.training.emulate.live.world import World
 
 
@@ -320,3 +328,73 @@ def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[An
     ordered = rows[np.lexsort((events["ref"][rows], run[rows]))]
     events[rows] = events[ordered]
     return events
+
+
+MODULES = 32
+"""Modules entered between two young collections."""
+
+
+class Collector:
+    """Runs the collector instead of its own counters."""
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.entered = 0
+
+    def install(self) -> None:
+        """Take over from the automatic collector. Call once."""
+        gc.disable()
+        gc.enable = lambda: setattr(self, "enabled", True)
+        gc.disable = lambda: setattr(self, "enabled", False)
+        gc.isenabled = lambda: self.enabled
+
+    def module_entered(self) -> None:
+        """Count a module; now and then, collect what is young."""
+        self.entered += 1
+        if self.enabled and self.entered % MODULES == 0:
+            gc.collect(1)
+
+    def step_ended(self) -> None:
+        """Collect everything: a step begins without the cycles of the one before, and counts from nothing."""
+        self.entered = 0
+        if self.enabled:
+            gc.collect()
+
+
+def read_operator(text: bytes) -> Operator:
+    """A row of the operator table."""
+    row = json.loads(text)
+    return Operator(
+        name=row["n"],
+        inputs=tuple(_argument(value) for value in row["i"]),
+        outputs=tuple(_argument(value) for value in row["o"]),
+        region=row["r"],
+    )
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, dict):
+        return TensorMeta(
+            tuple(value["s"]), value["t"], tuple(value["d"]), "cpu" if value.get("c") else "cuda"
+        )
+    if isinstance(value, list):
+        return tuple(_argument(item) for item in value)
+    return value
+
+
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Byte": "uint8", "Bool": "bool", "Char": "int8",
+}  # fmt: skip
+
+
+def read_collective(text: bytes, rows: dict[str, int], groups: list[Group]) -> Collective:
+    """A row of the collective table; ``rows``: c10d's group name to the index in ``groups``."""
+    row = json.loads(text)
+    index = rows[row["g"]]
+    peer = row["p"]
+    return Collective(
+        kind=row["k"], group=index, in_bytes=row["i"], out_bytes=row["o"],
+        dtype=_DTYPES.get(row["t"], row["t"].lower()),
+        peer=groups[index].ranks[peer] if peer >= 0 else -1, backend="gloo" if row["h"] else "nccl",
+    )  # fmt: skip

@@ -1,12 +1,13 @@
-"""What cannot be emulated, refused where the script asks for it.
+"""What cannot be emulated, refused where the script asks for it, and the shape functions that PyTorch lacks.
 
 A refusal is a `NotImplementedError` that begins with ``windtunnel:``; the worker puts the script's line
-before it. Operators whose shape depends on data are refused in `shapes`, those without a shape function by
-the native library.
+before it. Operators without a shape function are refused by the native library; here those get one that only
+builds with CUDA have, and those are refused whose shape depends on data.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ import torch.cuda.graphs
 import torch.distributed._symmetric_memory as symmetric
 import torch.distributed.fsdp as fsdp
 import torch.distributed.rpc as rpc
+from torch.nn.modules._functions import SyncBatchNorm
 
 from windtunnel.training.emulate.live.failure import SIGN
 
@@ -62,3 +64,104 @@ def _refuse_true(call: str, why: str) -> Callable[..., None]:
         object.__setattr__(self, name, value)
 
     return assign
+
+
+WHY = "the size of its result depends on device data"
+DATA_DEPENDENT = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+
+
+def install_shapes(note: Any) -> None:
+    """Add them to the Meta kernels. ``note`` takes one sentence for the report. Call once."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def bincount(values: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if minlength <= 0:
+            refuse("torch.bincount without minlength", f"{WHY}; pass minlength")()
+        note("torch.bincount: no value is taken to lie beyond minlength")
+        dtype = (
+            torch.int64
+            if weights is None
+            else (torch.float32 if weights.dtype == torch.float32 else torch.float64)
+        )
+        return torch.empty(minlength, dtype=dtype, device="meta")
+
+    def flatten_weight(weights: Any, *args: Any) -> Any:
+        return weights[0].new_empty(sum(math.prod(w.shape) for w in weights))
+
+    def rnn_backward(input: Any, weight: Any, stride: int, buffer: Any, hx: Any, cx: Any, *args: Any) -> Any:
+        mask = args[-1]
+        return (
+            torch.empty_like(input) if mask[0] else None,
+            torch.empty_like(hx) if mask[1] else None,
+            torch.empty_like(cx) if mask[2] and cx is not None else None,
+            [torch.empty_like(w) for w in weight] if mask[3] else [],
+        )
+
+    # SyncBatchNorm's kernels: statistics are kept in float32, one a channel (dimension 1).
+    def channels(input: Any) -> Any:
+        return input.new_empty(input.shape[1], dtype=torch.promote_types(input.dtype, torch.float32))
+
+    def stats(input: Any, *args: Any) -> Any:
+        return channels(input), channels(input)
+
+    def elementwise(input: Any, *args: Any) -> Any:
+        return torch.empty_like(input)
+
+    def backward_reduce(
+        grad: Any,
+        input: Any,
+        mean: Any,
+        invstd: Any,
+        weight: Any,
+        to_input: bool,
+        to_weight: bool,
+        to_bias: bool,
+    ) -> Any:
+        sums = (channels(input), channels(input)) if to_input else (None, None)
+        like = weight if weight is not None else mean
+        return (
+            *sums,
+            torch.empty_like(like) if to_weight else None,
+            torch.empty_like(like) if to_bias else None,
+        )
+
+    library.impl("batch_norm_stats", stats)
+    library.impl("batch_norm_gather_stats", stats)
+    library.impl("batch_norm_gather_stats_with_counts", stats)
+    library.impl("batch_norm_elemt", elementwise)
+    library.impl("batch_norm_backward_elemt", elementwise)
+    library.impl("batch_norm_backward_reduce", backward_reduce)
+
+    def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+        if output_size is None:
+            refuse("repeat_interleave without output_size", f"{WHY}; pass output_size")()
+        return repeats.new_empty(output_size)
+
+    for name in DATA_DEPENDENT:
+        library.impl(name, refuse(f"aten.{name}", WHY), allow_override=True)
+    library.impl("repeat_interleave.Tensor", repeat_interleave, allow_override=True)
+    library.impl("bincount", bincount)
+    library.impl("_cudnn_rnn_flatten_weight", flatten_weight)
+    library.impl("_cudnn_rnn_backward", rnn_backward)
+    _keep.append(library)
+    _keep_all_ranks()
+
+
+def _keep_all_ranks() -> None:
+    """SyncBatchNorm leaves ranks without input out of its statistics, by a mask whose size depends on data;
+    it does not while a CUDA graph is captured. Here no rank is without input."""
+    layer: Any = SyncBatchNorm
+    cuda: Any = torch.cuda
+    original, capturing = layer.forward, cuda.is_current_stream_capturing
+
+    def forward(*args: Any) -> Any:
+        cuda.is_current_stream_capturing = lambda: True
+        try:
+            return original(*args)
+        finally:
+            cuda.is_current_stream_capturing = capturing
+
+    layer.forward = staticmethod(forward)
+
+
+_keep: list[Any] = []  # a library's kernels go with it

@@ -2,7 +2,12 @@
 
 A CPU-only build keeps all Python of ``torch.cuda`` but none of the C functions underneath. Those are supplied
 here, so that the Python above them runs as it is. Streams and events become the generic ``torch.Stream`` and
-``torch.Event``, which work on any registered device.
+``torch.Event``, which work on any registered device: what they do is written down by the device's guard, in
+C++; an event's time is not known while capturing.
+
+Storages of the absent device can be resized, created, copied, printed and saved. They have no bytes. What is
+read from them on the host (``print``, ``torch.save``) are zeros, or the values of the small
+tensors that the host put there.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from typing import Any
 import torch
 
 from windtunnel.cluster.model import Device
-from windtunnel.training.emulate.live import data, streams
 
 
 @dataclass
@@ -32,8 +36,8 @@ def install(surface: Surface) -> None:
     """Give torch a CUDA device. Call once in a process, after torch is imported, before the script runs."""
     native, device = surface.native, surface.device
     _supply_functions(surface)
-    streams.install(native)
-    data.install(native)
+    install_streams(native)
+    install_storages(native)
     cuda: Any = torch.cuda
     cuda._initialized = True
     cuda.is_bf16_supported = lambda including_emulation=True: (
@@ -175,3 +179,115 @@ def _runtime() -> Any:
     names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
     calls = {name: (lambda *args: 0) for name in names}
     return SimpleNamespace(cudaError=success, cudaGetErrorString=lambda code: f"error {code}", **calls)
+
+
+def install_streams(native: ctypes.CDLL) -> None:
+    """Replace ``torch.cuda``'s streams and events. Call once."""
+
+    class Stream(torch.Stream):
+        """``torch.cuda.Stream`` on the absent device."""
+
+        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+            if "stream_id" in kwargs:
+                return super().__new__(cls, **kwargs)
+            return super().__new__(cls, device="cuda" if device is None else device, priority=priority)
+
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, torch.Stream) and other.stream_id == self.stream_id
+
+        def __hash__(self) -> int:
+            return hash(("absent", self.stream_id))
+
+    class Event(torch.Event):
+        """``torch.cuda.Event`` on the absent device. Elapsed time is not known while capturing: 1 ms."""
+
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+        ) -> Event:
+            return super().__new__(cls, device="cuda", enable_timing=enable_timing)
+
+        def record(self, stream: Any = None) -> None:
+            super().record(torch.cuda.current_stream() if stream is None else stream)
+
+        def wait(self, stream: Any = None) -> None:
+            super().wait(torch.cuda.current_stream() if stream is None else stream)
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return 1.0
+
+    cuda: Any = torch.cuda
+    for module in (cuda, cuda.streams):
+        module.Stream = Stream
+        module.Event = Event
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            torch.accelerator.set_stream(stream)
+
+    cuda.set_stream = set_stream
+    cuda.current_stream = lambda device=None: Stream(
+        stream_id=native.wt_stream(), device_index=native.wt_exchange_device(-1), device_type=1
+    )
+    cuda.default_stream = lambda device=None: Stream(
+        stream_id=0, device_index=native.wt_exchange_device(-1), device_type=1
+    )
+
+
+def install_storages(native: ctypes.CDLL) -> None:
+    """Let storages and printing know the absent device. Call once."""
+    _resize(native)
+    _create()
+    _print_from_host()
+
+
+def _resize(native: ctypes.CDLL) -> None:
+    """FSDP frees and re-allocates gathered parameters with ``storage.resize_``, which no dispatcher sees."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if self.device.type == "cuda":
+            native.wt_storage_resize(self._cdata, int(size))
+            return self
+        original(self, size)
+        return self
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+
+def _create() -> None:
+    """A CPU-only build refuses to create a storage on a CUDA device, which ``copy.deepcopy`` and
+    ``torch.load`` do."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == "cuda":
+            size = args[0] if args else kwargs.get("size", 0)
+            return torch.empty(int(size), dtype=torch.uint8, device=device).untyped_storage()
+        if device is not None:
+            kwargs["device"] = device
+        return original(cls, *args, **kwargs)
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+
+
+def _print_from_host() -> None:
+    """Formatting looks at the values to choose digits, which is not possible on the device."""
+    module: Any = torch._tensor_str
+    original = module._tensor_str
+
+    def tensor_str(tensor: torch.Tensor, indent: int) -> str:
+        return original(tensor.detach().cpu() if tensor.is_cuda else tensor, indent)  # type: ignore[no-any-return]
+
+    module._tensor_str = tensor_str

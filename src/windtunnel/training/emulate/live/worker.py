@@ -148,17 +148,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 
 
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
-    from windtunnel.training.emulate.live import (
-        compiled,
-        custom,
-        host,
-        refusals,
-        saving,
-        shapes,
-        surface,
-        world,
-    )
-    from windtunnel.training.emulate.live.mailbox import Mailbox
+    from windtunnel.training.emulate.live import host, refusals, substitutes, surface, world
     from windtunnel.training.emulate.live.observe import Observer
 
     directory = Path(request.directory)
@@ -171,7 +161,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip
-    mailbox = Mailbox(directory, rank, earlier)
+    mailbox = world.Mailbox(directory, rank, earlier)
     notes: list[str] = []
     the_world = world.World(rank, request.world_size, mailbox, notes.append)
 
@@ -191,12 +181,12 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     observer = Observer(native, the_world, device.name, request.max_steps, finish, request.settled)
     the_world.note = observer.note
     observer.install()
-    compiled.install(observer)
+    substitutes.install_compiler(observer)
     if device.kind == "gpu":
-        shapes.install(observer.note)
+        refusals.install_shapes(observer.note)
         refusals.install()
-        saving.install(observer.note)
-        custom.install(native)
+        substitutes.install_saving(observer.note)
+        substitutes.install_operators(native)
     native.wt_record_on(1)
     return observer
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.training.emulate.graph import Note, NoteKind, Slice
-from windtunnel.training.emulate.policy.deadlock import Deadlock, ranges, ranks_words
+from windtunnel.training.emulate.policy.calls import Deadlock, ranges, ranks_words
 from windtunnel.training.emulate.policy.digest import difference, digest
 from windtunnel.training.emulate.policy.families import (
     Axes,

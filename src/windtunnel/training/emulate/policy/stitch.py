@@ -19,9 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.training.emulate.policy.calls import COLLECTIVE, RECV, SEND, Calls, Channel, read_calls
+from windtunnel.training.emulate.policy.calls import (
+    COLLECTIVE,
+    RECV,
+    SEND,
+    Calls,
+    Channel,
+    Deadlock,
+    at,
+    call_words,
+    ranks_words,
+    read_calls,
+)
 from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.policy.deadlock import Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.policy.families import Family
 
 

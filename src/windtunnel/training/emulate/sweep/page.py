@@ -10,8 +10,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.report import text
 from windtunnel.training.emulate.sweep.folder import Row
-from windtunnel.training.emulate.sweep.result import Result
-from windtunnel.training.emulate.sweep.table import value_text
+from windtunnel.training.emulate.sweep.result import Result, value_text
 
 GIB = 2.0**30
 GREEN, RED = "#1a7f37", "#b3261e"

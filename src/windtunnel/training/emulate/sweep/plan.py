@@ -22,12 +22,12 @@ from windtunnel.store.table import versions
 from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.search import parse_ranks
-from windtunnel.training.emulate.sweep import constraint, grid
-from windtunnel.training.emulate.sweep.constraint import Value
+from windtunnel.training.emulate.sweep import grid
+from windtunnel.training.emulate.sweep.grid import Value
 from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec
 from windtunnel.training.emulate.twin.costs.profile import find_profile
+from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory import AllocatorConfig
-from windtunnel.training.emulate.twin.slow import parse_slow
 
 MOST_POINTS = 10_000
 
@@ -188,7 +188,7 @@ class _Conditions:
         self.trees = []
         for text in texts:
             try:
-                self.trees.append((text, constraint.parse(text)))
+                self.trees.append((text, grid.parse(text)))
             except ValueError as error:
                 raise self._wrong(text, str(error)) from None
 
@@ -200,11 +200,11 @@ class _Conditions:
         return all(self._holds(text, tree, values) for text, tree in self.trees)
 
     def _holds(self, text: str, tree: Any, values: dict[str, Value]) -> bool:
-        for name in constraint.names(tree):
+        for name in grid.names(tree):
             if name not in values:
                 raise self._wrong(text, f"{name!r} is unknown, accepted are {', '.join(sorted(values))}")
         try:
-            return constraint.holds(tree, values)
+            return grid.holds(tree, values)
         except ValueError as error:
             raise self._wrong(text, str(error)) from None
 

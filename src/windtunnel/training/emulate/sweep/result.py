@@ -1,4 +1,5 @@
-"""The outcomes of a sweep side by side: what they are compared by, and which are on the Pareto front."""
+"""The outcomes of a sweep side by side: what they are compared by, which are on the Pareto front, and a table
+of them for the terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from windtunnel.report import text
 from windtunnel.training.emulate.sweep.folder import Row
-from windtunnel.training.emulate.sweep.pareto import pareto_front
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,83 @@ def as_json(found: Result, **more: Any) -> dict[str, Any]:
         "objectives": [found.time_title, "worst peak reserved memory, bytes", found.cost_title],
         "provenance": {"wall_time_s": "measured", "price": "declared", "other figures": "emulated"},
     }
+
+
+def pareto_front(values: ArrayLike) -> NDArray[np.bool_]:
+    """Which rows of ``values`` (points x objectives, the smaller the better) are on the front.
+
+    A row is on the front unless another one is at least as good in every objective and better in one; equal
+    rows are on it together. Returns a mask, shape (points,). Rows with a NaN are not on it and beat nobody.
+    """
+    table = np.asarray(values, np.float64)
+    known = np.array([not np.isnan(row).any() for row in table], np.bool_)
+    front = known.copy()
+    for row in np.flatnonzero(known):
+        others = table[known]
+        better = (others <= table[row]).all(axis=1) & (others < table[row]).any(axis=1)
+        front[row] = not better.any()
+    return front
+
+
+def print_sweep(found: Result, console: Console, title: str) -> None:
+    """Print the table of a sweep, and below it why points failed."""
+    options = list(dict.fromkeys(option for row in found.rows for option in row["chosen"]))
+    # Names of clusters are long: they stand above the table, and it says c1, c2.
+    names = list(dict.fromkeys(row["cluster"] for row in found.rows))
+    short = {name: f"c{place}" for place, name in enumerate(names, start=1)} if len(names) > 1 else {}
+    if not short:
+        title = f"{title} on {names[0]}"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("#", justify="right", no_wrap=True)
+    if short:
+        table.add_column("on", no_wrap=True)
+    for option in options:
+        table.add_column(option.lstrip("-"), justify="right", overflow="fold")
+    for name in ("iteration", "tok/s/dev", "MFU", "reserved", "fits", _cost_name(found)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        where = [short[row["cluster"]]] if short else []
+        chosen = [escape(value_text(row["chosen"].get(option))) for option in options]
+        table.add_row(
+            "[green]★[/]" if row["pareto"] else "", str(row["point"]), *where, *chosen, *_figures(found, row),
+            style="bold" if row["pareto"] else "dim" if row["status"] == "failed" else None,
+        )  # fmt: skip
+    console.print(escape(title), style="bold", highlight=False)
+    for name, place in short.items():
+        console.print(f"  [cyan]{place}[/] {escape(name)}", highlight=False)
+    console.print(table, highlight=False)
+    reasons: dict[str, list[int]] = {}
+    for row in found.failed:
+        reasons.setdefault(row["error"], []).append(row["point"])
+    for reason, points in reasons.items():
+        console.print(f"[red]✗ {text.ranks(points)}[/] {escape(reason)}", highlight=False)
+    if found.done:
+        cost = "cost is from the price given" if found.cost_unit == "price" else "a device hour costs 1"
+        front = "★ no point that fits is better in time, memory and cost."
+        console.print(f"{front} Figures are emulated; {cost}.", style="dim", highlight=False)
+
+
+def value_text(value: object) -> str:
+    """A value of an option: a flag is ``yes`` or ``no``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _cost_name(found: Result) -> str:
+    what = "dev-h" if found.cost_unit == "device-hours" else "cost"
+    return f"{what}/Mtok" if found.cost_per_token else f"{what}/iter"
+
+
+def _figures(found: Result, row: Row) -> list[str]:
+    if row["status"] == "failed":
+        return ["[red]failed[/]", *[text.NONE] * 5]
+    return [
+        text.seconds(row["iteration_time_s"]),
+        text.count(row["tokens_per_second_per_device"]),
+        text.share(row["mfu"]),
+        text.size(row["peak_reserved_bytes"]),
+        "[green]yes[/]" if row["fits"] else "[red]no[/]",
+        f"{found.cost(row):.4g}",
+    ]

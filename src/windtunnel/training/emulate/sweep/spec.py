@@ -14,8 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from windtunnel.base.errors import UserError
 from windtunnel.base.strict_yaml import StrictLoader
 from windtunnel.cluster.schema import suggest
-from windtunnel.training.emulate.sweep.constraint import Value
-from windtunnel.training.emulate.sweep.grid import expand, typed
+from windtunnel.training.emulate.sweep.grid import Value, expand, typed
 
 
 def _some(value: object) -> object:

@@ -5,6 +5,10 @@ each colour (`job`), the job is replayed, and the times are mapped back to all r
 the time between the ends of the last two of `COPIES` steps replayed back to back, the end of a step being
 that of the last rank. The *split of the critical path* is that of the rank which ends last (of several
 the one that computes most), see `walk`.
+
+A replay that stands still is told in words: who waits for whom, in which calls, called from where. Calls that
+meet by number can still hang: two groups whose collectives two ranks issue in opposite order on one stream,
+or two ranks that both send before they receive.
 """
 
 from __future__ import annotations
@@ -18,13 +22,11 @@ from numpy.typing import NDArray
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import Result, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Note, Slice
+from windtunnel.training.emulate.policy.calls import COLLECTIVE, Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.policy.stitch import World
-from windtunnel.training.emulate.twin.collectives import CollectiveUse, collective_table
-from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, build
+from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait, collective_table, largest_waits
+from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, Slow, build, slowness
 from windtunnel.training.emulate.twin.program import StepProgram, step_program
-from windtunnel.training.emulate.twin.slow import Slow, slowness
-from windtunnel.training.emulate.twin.stalled import deadlock_of
-from windtunnel.training.emulate.twin.waits import Wait, largest_waits
 from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans
 
 Floats = NDArray[np.float64]
@@ -182,3 +184,49 @@ def step_ends(flight: Flight, result: Result) -> Floats:
 
 def _covered(starts: Floats, stops: Floats) -> float:
     return float((stops - starts).sum())
+
+
+def deadlock_of(flight: Flight, stalled: Stalled) -> Deadlock:
+    """The deadlock that ``stalled`` is, told by one call that waits and where those it waits for stand."""
+    rows = zip(stalled.rank.tolist(), stalled.join.tolist(), strict=True)
+    where: dict[int, int] = {}
+    for k, (rank, join) in enumerate(rows):
+        if join >= 0:
+            where.setdefault(rank, k)
+    for p in range(len(stalled.pending)):
+        missing = stalled.missing_rank[stalled.missing_ptr[p] : stalled.missing_ptr[p + 1]].tolist()
+        waiting = np.flatnonzero(stalled.join == stalled.pending[p])
+        late = [rank for rank in missing if rank in where]
+        if len(waiting) and late:
+            first = _stands(flight, stalled, int(waiting[0]))
+            second = _stands(flight, stalled, where[late[0]])
+            return Deadlock(
+                f"the job would hang: {first}, while {second}, and neither comes to the other's call: calls"
+                " on one stream run in the order in which they are made, so all ranks must make them in one"
+                " order (or send and receive in one batch)"
+            )
+    blocked = flight.leader[np.unique(stalled.rank)]
+    return Deadlock(f"the job would hang: {ranks_words(blocked.tolist())} wait for each other for ever")
+
+
+def _stands(flight: Flight, stalled: Stalled, k: int) -> str:
+    colour = int(stalled.rank[k])
+    row = flight.class_of(colour)
+    calls = flight.world.calls[row]
+    join = int(flight.programs[row].program.join[stalled.node[k]])
+    call = join % len(calls.event)
+    one = calls.collective(call)
+    number, direction, distance = calls.rows[int(calls.row[call])].channel
+    family = flight.world.classes.families.families[number]
+    rank = int(flight.leader[colour])
+    alike = int((flight.colour == colour).sum()) - 1
+    words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(one)}"
+    if direction != COLLECTIVE:
+        group = family.members[family.group_of[rank]]
+        peer = int(group[(int(family.index_of[rank]) + distance) % family.size])
+        words += f" {'to' if one.kind == 'send' else 'from'} rank {peer}"
+    order = int(calls.order[call]) + 1
+    return (
+        f"{words} (group {family.name!r} of {family.size} ranks, call {order} of the step)"
+        f"{at(calls.slice, int(calls.event[call]))}"
+    )

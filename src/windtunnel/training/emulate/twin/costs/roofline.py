@@ -6,10 +6,16 @@ import math
 
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.flops import attention_shapes, executed_flops, matmul_shape
 from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, first_tensor
 from windtunnel.training.emulate.twin.costs.parameters import CostParameters, GpuParameters
-from windtunnel.training.emulate.twin.costs.traffic import is_contiguous, moved_bytes, stored_bytes
+from windtunnel.training.emulate.twin.costs.work import (
+    attention_shapes,
+    executed_flops,
+    is_contiguous,
+    matmul_shape,
+    moved_bytes,
+    stored_bytes,
+)
 
 TENSOR_CORE_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 # Tile shapes that cuBLAS picks from, with the fraction of the full rate that their inner loop reaches: the
