@@ -8,26 +8,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.model import (
+    Doubt,
     Effects,
     FileChange,
     FilesPart,
     ImagePart,
     Manifest,
+    Part,
     ProcessEffect,
     References,
+    ShellEffect,
     Spec,
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import (
+    POLICIES,
+    BringBack,
+    Decision,
+    Endangered,
+    Keep,
+    Look,
+    Notice,
+    Observation,
+    Occasion,
     Queues,
+    Restore,
     Retention,
     Rules,
+    Save,
+    SaveOrder,
     decide,
     forgettable,
-    process_changed,
-    promote,
-    save_order,
 )
+from windtunnel.agents.sandbox.policy.effects import process_changed, promote
+from windtunnel.base.plain import from_plain, to_plain
 
 paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 changes = st.builds(
@@ -51,8 +65,10 @@ all_effects = st.builds(
     Effects,
     files=st.lists(changes, max_size=4).map(tuple),
     processes=st.lists(processes, max_size=4).map(tuple),
-    shells=st.sampled_from([(), ("main",)]),
-    doubts=st.lists(st.sampled_from(["files: lost events", "ring lost"]), max_size=2).map(tuple),
+    shells=st.sampled_from([(), (ShellEffect("main"),)]),
+    doubts=st.lists(
+        st.sampled_from([Doubt(Part.FILES, "lost events"), Doubt(Part.PROCESSES, "ring lost")]), max_size=2
+    ).map(tuple),
 ).map(lambda effects: replace(effects, files_total=len(effects.files)))
 all_references = st.builds(
     lambda every, mapped: References(frozenset(every) | frozenset(mapped), frozenset(mapped)),
@@ -61,9 +77,16 @@ all_references = st.builds(
 )
 
 
+def kept(effects: Effects, references: References) -> Keep:
+    """What is decided at the end of a turn with those effects."""
+    decision = decide(Look(Occasion.TURN, effects, references))
+    assert isinstance(decision, Keep)
+    return decision
+
+
 @given(all_effects, all_references)
 def test_nothing_is_the_class_of_no_effect_alone(effects: Effects, references: References) -> None:
-    decided = decide(effects, references).turn_class
+    decided = kept(effects, references).turn_class
     quiet = not (effects.files or effects.doubts or any(process_changed(one) for one in effects.processes))
     assert (decided is TurnClass.NONE) == (quiet and not effects.shells)
     assert (decided is TurnClass.SHELL) == (quiet and bool(effects.shells))
@@ -73,18 +96,18 @@ def test_nothing_is_the_class_of_no_effect_alone(effects: Effects, references: R
 def test_more_effects_never_weaken_a_class(
     effects: Effects, references: References, change: FileChange, process: ProcessEffect
 ) -> None:
-    before = decide(effects, references).turn_class
+    before = kept(effects, references).turn_class
     more_files = replace(effects, files=(*effects.files, change), files_total=effects.files_total + 1)
-    assert decide(more_files, references).turn_class >= max(before, TurnClass.FILES)
-    assert decide(replace(effects, processes=(*effects.processes, process)), references).turn_class >= before
-    for doubt, least in (("files: x", TurnClass.FILES), ("x", TurnClass.FULL)):
-        doubted = replace(effects, doubts=(*effects.doubts, doubt))
-        assert decide(doubted, references).turn_class >= max(before, least)
+    assert kept(more_files, references).turn_class >= max(before, TurnClass.FILES)
+    assert kept(replace(effects, processes=(*effects.processes, process)), references).turn_class >= before
+    for part, least in ((Part.FILES, TurnClass.FILES), (Part.PROCESSES, TurnClass.FULL)):
+        doubted = replace(effects, doubts=(*effects.doubts, Doubt(part, "x")))
+        assert kept(doubted, references).turn_class >= max(before, least)
 
 
 @given(all_effects, all_references)
 def test_every_class_but_none_has_a_reason(effects: Effects, references: References) -> None:
-    decision = decide(effects, references)
+    decision = kept(effects, references)
     assert bool(decision.reasons) == (decision.turn_class is not TurnClass.NONE)
 
 
@@ -120,7 +143,7 @@ def test_promotion_is_for_what_the_image_refers_to(files: list[FileChange], refe
 
 def test_the_channel_never_counts() -> None:
     effects = Effects(files=(FileChange("/.windtunnel/t/1.out", "created"),), files_total=1)
-    assert decide(effects, References()).turn_class is TurnClass.NONE
+    assert kept(effects, References()).turn_class is TurnClass.NONE
 
 
 operations = st.lists(
@@ -231,8 +254,13 @@ def test_a_notice_saves_every_sandbox_in_some_way_before_it_saves_one_whole(
 ) -> None:
     """``costs``: seconds of a files-only and of a full checkpoint."""
     costs = {box: (files, max(files, full)) for box, (files, full) in costs.items()}
-    plan = save_order(costs, seconds, workers)
+    order = decide(
+        Notice(seconds, workers, tuple(Endangered(box, TurnClass.FULL, *both) for box, both in costs.items()))
+    )
+    assert isinstance(order, SaveOrder)
+    plan = [(save.name, save.most) for save in order.saves]
     assert sorted(box for box, _ in plan) == sorted(costs)
+    assert [most for _, most in plan] == sorted(most for _, most in plan)
     free = [0.0] * workers
     for box, turn_class in plan:
         free.sort()
@@ -241,3 +269,98 @@ def test_a_notice_saves_every_sandbox_in_some_way_before_it_saves_one_whole(
         assert max(free) <= seconds + 1e-6
     if sum(full for _, full in costs.values()) <= seconds:
         assert all(turn_class is TurnClass.FULL for _, turn_class in plan)
+
+
+looks = st.builds(
+    Look,
+    st.sampled_from(Occasion),
+    st.none() | all_effects,
+    all_references,
+    has_parent=st.booleans(),
+    has_files=st.booleans(),
+    has_image=st.booleans(),
+    images_possible=st.booleans(),
+    no_images=st.just("no CRIU"),
+    full=st.booleans(),
+    named=st.booleans(),
+    most=st.sampled_from([TurnClass.FILES, TurnClass.FULL]),
+)
+restores = st.builds(
+    Restore, st.booleans(), st.booleans(), st.booleans(), st.booleans(), no_images=st.just("no CRIU")
+)
+notices = st.builds(
+    Notice,
+    st.floats(0, 60),
+    st.integers(1, 4),
+    st.lists(
+        st.builds(Endangered, st.sampled_from("abc"), st.sampled_from(TurnClass), st.just(1.0), st.just(2.0))
+    )
+    .map(lambda found: {one.name: one for one in found})
+    .map(lambda found: tuple(found.values())),
+)
+
+
+@given(looks, st.sampled_from(sorted(POLICIES)))
+def test_a_checkpoint_is_made_of_what_can_be_made(look: Look, policy: str) -> None:
+    keep = POLICIES[policy](look)
+    assert isinstance(keep, Keep)
+    assert keep.made < TurnClass.FULL or (look.images_possible and look.most is TurnClass.FULL)
+    assert bool(keep.lost) == (not keep.image)
+    assert keep.image or keep.made is TurnClass.FILES
+    assert not keep.again or (keep.image and keep.made is TurnClass.FILES and look.has_image)
+    if look.named:
+        assert keep.made > TurnClass.NONE
+    if policy == "semantic":
+        assert keep.made >= keep.turn_class or not keep.image
+
+
+@given(looks)
+def test_what_cannot_be_known_is_kept_whole(look: Look) -> None:
+    decision = decide(look)
+    assert isinstance(decision, Keep)
+    if look.effects is None or look.full or not look.has_parent or not look.has_files:
+        assert decision.turn_class is TurnClass.FULL
+    if look.images_possible and not look.has_image:
+        assert decision.turn_class is TurnClass.FULL
+
+
+def test_where_there_is_no_time_for_processes_the_files_are_kept() -> None:
+    server = Effects(processes=(ProcessEffect(7, "server", started=True),))
+    look = Look(Occasion.NOTICE, server, most=TurnClass.FILES)
+    keep = kept(server, References())
+    assert (keep.made, keep.image) == (TurnClass.FULL, True)
+    late = decide(look)
+    assert late == replace(keep, made=TurnClass.FILES, image=False, lost="there was no time for them")
+    assert decide(replace(look, effects=Effects())) == Keep(TurnClass.NONE, TurnClass.NONE)
+
+
+def test_what_a_shell_holds_is_in_the_image_or_makes_one() -> None:
+    held = Effects(shells=(ShellEffect("main", held=("it has background jobs",)),))
+    assert kept(held, References()).turn_class is TurnClass.SHELL
+    without = decide(Look(Occasion.TURN, held, has_image=False, images_possible=False))
+    assert isinstance(without, Keep)
+    assert (without.turn_class, without.made) == (TurnClass.FULL, TurnClass.FILES)
+    for shell in (ShellEffect("main", busy=True), ShellEffect("main", gone=True)):
+        assert kept(Effects(shells=(shell,)), References()).turn_class is TurnClass.FULL
+
+
+def test_nothing_is_brought_back_twice() -> None:
+    whole = Restore(has_files=True, has_image=True, own_image=True, images_possible=True)
+    assert decide(whole) == BringBack(files=True, processes=True, shells=False, services=False)
+    mixed = decide(replace(whole, own_image=False))
+    assert mixed == BringBack(files=True, processes=True, shells=True, services=False)
+    fresh = decide(replace(whole, images_possible=False, no_images="no CRIU"))
+    assert fresh == BringBack(files=True, processes=False, shells=True, services=True, lost="no CRIU")
+
+
+@given(looks | notices | restores, st.sampled_from(sorted(POLICIES)))
+def test_what_is_logged_is_read_back(observation: Observation, policy: str) -> None:
+    decision = POLICIES[policy](observation)
+    assert from_plain(Observation, to_plain(observation, tag=True)) == observation
+    assert from_plain(Decision, to_plain(decision, tag=True)) == decision
+
+
+def test_the_policy_of_files_saves_files_when_the_host_goes_away() -> None:
+    notice = Notice(9.0, 1, (Endangered("b", TurnClass.FULL, 1, 2), Endangered("a", TurnClass.FULL, 1, 2)))
+    files = [Save(name, TurnClass.FILES) for name in "ab"]
+    assert POLICIES["files"](notice) == SaveOrder(tuple(files))

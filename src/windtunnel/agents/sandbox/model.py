@@ -12,7 +12,7 @@ Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Literal
 
 
@@ -71,22 +71,49 @@ class ProcessEffect:
     descriptors_changed: bool = False
 
 
+class Part(Enum):
+    """What of a sandbox a doubt is about."""
+
+    FILES = "files alone"
+    PROCESSES = "processes, or all"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why effects may be incomplete: in which part, and in words."""
+
+    part: Part
+    text: str
+
+
+@dataclass(frozen=True)
+class ShellEffect:
+    """A persistent shell that is not as it was last kept. ``busy``: it does not stand at its prompt.
+
+    ``held``: what a fresh shell cannot be given (descriptors, jobs, a coprocess), though an older image of it
+    has it; ``not_replayable``: what no replay brings at all; in words.
+    """
+
+    name: str
+    busy: bool = False
+    gone: bool = False
+    held: tuple[str, ...] = ()
+    not_replayable: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Effects:
-    """All that an inspector says of one sandbox since the last checkpoint of each part.
+    """All that is seen of one sandbox since the last checkpoint of each part.
 
     ``files``: net changes since the last snapshot of files (born and gone within the window: absent).
-    ``shells``: names of the persistent shells whose state differs from the last one kept.
-    ``doubts``: reasons, in words, why any of it may be incomplete; one doubt makes the turn full, except that
-    one that starts with ``files:`` makes it no less than files.
     """
 
     files: tuple[FileChange, ...] = ()
     files_total: int = 0
     """Number of changed paths; ``files`` may hold fewer."""
     processes: tuple[ProcessEffect, ...] = ()
-    shells: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    shells: tuple[ShellEffect, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,14 +126,6 @@ class References:
 
     paths: frozenset[str] = frozenset()
     mapped: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The class of a turn with the reasons that led to it, strongest first."""
-
-    turn_class: TurnClass
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

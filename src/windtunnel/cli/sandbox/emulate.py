@@ -65,7 +65,7 @@ def emulate(
     from windtunnel.agents.sandbox.twin.loads import Shape
     from windtunnel.agents.sandbox.twin.page import write_page
     from windtunnel.agents.sandbox.twin.questions import Setting
-    from windtunnel.agents.sandbox.twin.setup import POLICIES, Machine
+    from windtunnel.agents.sandbox.twin.setup import ARMS, Machine
 
     for name, value in (
         ("memory", memory),
@@ -76,10 +76,10 @@ def emulate(
     ):
         if not 0 < value < 1e18:
             raise UserError(f"sandbox emulate: {name} {value:g} is not accepted; use a positive number")
-    names = policy or list(POLICIES)
+    names = policy or list(ARMS)
     for name in names:
-        if name not in POLICIES:
-            raise UserError(f"sandbox emulate: policy {name!r} is not accepted; use {', '.join(POLICIES)}")
+        if name not in ARMS:
+            raise UserError(f"sandbox emulate: policy {name!r} is not accepted; use {', '.join(ARMS)}")
     numbers = _numbers("density", density, int, 1, 2000)
     notices = _numbers("notice", notice, float, 0.001, 86400)
     profile = load_costs(costs)
@@ -95,7 +95,7 @@ def emulate(
     found = answer(
         setting,
         profile.origin,
-        policies=[POLICIES[name] for name in names],
+        policies=[ARMS[name] for name in names],
         numbers=numbers,
         notices=notices,
         forks=forks,

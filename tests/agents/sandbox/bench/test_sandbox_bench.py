@@ -256,7 +256,7 @@ def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy() -> None
         pytest.skip(why)
     trace = generate(8, seed=0)
     with harness.own_home() as home:
-        with harness.opened(home, method="conversation") as host:
+        with harness.opened(home, policy="conversation") as host:
             first, second = (recovery.faultless(host, trace) for _ in range(2))
         reference = Reference(trace, agreed(trace, first, second))
         kills = recovery.plan([reference], 6)

@@ -10,6 +10,7 @@ import pytest
 from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.model import Part
 
 pytestmark = pytest.mark.root
 
@@ -152,7 +153,7 @@ def test_shared_memory_that_stays_is_a_doubt(cell: Cell, inspector: Inspector) -
     cell.watch(inspector)
     cell.run("echo x > /dev/shm/s")
     (doubt,) = inspector.effects(cell.name).doubts
-    assert "/dev/shm/s" in doubt and not doubt.startswith("files:")
+    assert "/dev/shm/s" in doubt.text and doubt.part is Part.PROCESSES
 
 
 def test_a_mapping_from_before_the_snapshot_counts_when_its_process_ran(
@@ -213,7 +214,7 @@ def test_a_storm_in_one_sandbox_puts_only_that_one_in_doubt(
     with kernel._lock:  # the reader is kept from the ring, so it runs over
         noisy.run("python3 -c \"\nfor i in range(60000): open(f'/workspace/{i}','w')\"")
     noisy.run("rm -r /workspace; mkdir /workspace; cd /workspace")
-    assert any("events were lost" in doubt for doubt in inspector.effects(noisy.name).doubts)
+    assert any("events were lost" in doubt.text for doubt in inspector.effects(noisy.name).doubts)
     assert not files_may_have_changed(inspector.effects(quiet.name))
     inspector.rebase(noisy.name, files=True, processes=True)
     assert not files_may_have_changed(inspector.effects(noisy.name))

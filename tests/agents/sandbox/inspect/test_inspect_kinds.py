@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.live.inspect import (
     open_inspector,
 )
 from windtunnel.agents.sandbox.model import References, TurnClass
-from windtunnel.agents.sandbox.policy import decide
+from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.base.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_weaker_kinds_do_not_know_what_a_process_received(cells: Callable[[], Ce
 def test_activity_alone_never_says_that_files_are_unchanged(cell: Cell) -> None:
     inspector = open_inspector("activity")
     cell.watch(inspector)
-    assert decide(inspector.effects(cell.name), References()).turn_class is TurnClass.FILES
+    assert class_of(inspector.effects(cell.name), References())[0] is TurnClass.FILES
     inspector.close()
 
 

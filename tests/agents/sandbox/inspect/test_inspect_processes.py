@@ -160,7 +160,7 @@ def test_doubts_in_words(cell: Cell, inspector: Inspector) -> None:
     cell.run(
         'python3 -c "import ctypes; ctypes.CDLL(None).shmget(0,4096,0o1600); s=ctypes.CDLL(None).shmat; s.restype=ctypes.c_long; i=ctypes.CDLL(None).shmget(0,64,0o1600); s(i,0,0); ctypes.CDLL(None).shmctl(i,0,0)"'
     )
-    assert any("System V" in doubt for doubt in inspector.effects(cell.name).doubts)
+    assert any("System V" in doubt.text for doubt in inspector.effects(cell.name).doubts)
     inspector.rebase(cell.name, files=True, processes=False)
     assert inspector.effects(cell.name).doubts, "a snapshot of files does not cover it"
     inspector.rebase(cell.name, files=True, processes=True)
@@ -180,7 +180,7 @@ def test_system_calls_of_another_table_are_a_doubt(cell: Cell, inspector: Inspec
     cell.run(f"cat > foreign.py <<'E'\n{FOREIGN}E")
     cell.watch(inspector)
     cell.run("python3 foreign.py")
-    assert any("32-bit" in doubt for doubt in inspector.effects(cell.name).doubts)
+    assert any("32-bit" in doubt.text for doubt in inspector.effects(cell.name).doubts)
 
 
 def test_references(cell: Cell, inspector: Inspector) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.live.machine import MachineError, not_replayable
+from windtunnel.agents.sandbox.live.machine import MachineError, shell_effect
 from windtunnel.agents.sandbox.live.machine.state import State, differences, replay_script
-from windtunnel.agents.sandbox.model import ShellState
+from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20)
 
@@ -92,14 +92,15 @@ def test_a_replay_undoes_and_sets_only_what_differs() -> None:
 
 def test_states_that_cannot_be_carried() -> None:
     shell = state(variables="").shell_state("main")
-    assert not_replayable(shell) == ""
+    assert shell_effect(shell) == ShellEffect("main")
     for sections, words in (
         ({"descriptors": "7>/x"}, "open descriptors"),
         ({"jobs": "12 "}, "background jobs"),
         ({"variables": 'declare -a COPROC=([0]="63" [1]="60")\n'}, "coprocess"),
     ):
-        assert words in not_replayable(state(**sections).shell_state("main"))
+        found = shell_effect(state(**sections).shell_state("main"))
+        assert words in found.held[0] and not found.not_replayable
     broken = ShellState("main", "bash", json.dumps([1]), "")
-    assert "cannot be read" in not_replayable(broken)
+    assert "cannot be read" in shell_effect(broken).not_replayable[0]
     with pytest.raises(MachineError, match="cannot be read"):
         State.of(broken)

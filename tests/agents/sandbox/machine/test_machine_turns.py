@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Machine, MachineError, not_replayable
+from windtunnel.agents.sandbox.live.machine import Machine, MachineError, shell_effect
+from windtunnel.agents.sandbox.model import ShellEffect
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -202,7 +203,7 @@ def test_replay_takes_over_exactly(start: Callable[..., Machine]) -> None:
     out(one, "trap 'echo \"t\"' USR1; umask 031; set -- 'p 1' '' \"p'2\"; unset HOME")
     out(two, "junk=1; h() { :; }; alias junk=ls; set -f; trap 'true' USR2; cd /var; export HOME=/elsewhere")
     state = one.shell_states()[0]
-    assert not_replayable(state) == ""
+    assert shell_effect(state) == ShellEffect(state.name)
     two.replay(state)
     assert two.shell_states()[0].fingerprint == state.fingerprint
     show = "echo \"$x|${m['k 1']}|${m[']']}|${#a[@]}|$ref|$E|${junk-}|${HOME-none}|$#|$3\"; f; pwd"
@@ -225,9 +226,9 @@ def test_what_cannot_be_replayed_is_said(start: Callable[..., Machine]) -> None:
     with pytest.raises(MachineError, match="R is read-only"):
         two.replay(one.shell_states()[0])
     out(one, "exec 7</etc")
-    assert "open descriptors (7>/etc)" in not_replayable(one.shell_states()[0])
+    assert "open descriptors (7>/etc)" in shell_effect(one.shell_states()[0]).held[0]
     out(one, "exec 7<&-; sleep 1000 &")
-    assert "background jobs" in not_replayable(one.shell_states()[0])
+    assert "background jobs" in shell_effect(one.shell_states()[0]).held[0]
 
 
 def test_a_plain_sh_serves_where_there_is_no_bash(

@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.live.machine import listen_inside
 from windtunnel.agents.sandbox.live.machine.group import STOPPED
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, Spec, Turn, TurnClass
+from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
 
 DEADLINE = 30.0
@@ -100,6 +101,7 @@ def turns(home: Path) -> None:
         assert manifest.image is None
         assert any("memory" in words and "without root" in words for words in manifest.not_covered)
         assert "files" in manifest.covered
+        assert all(decide(seen) == answer for seen, answer in box.decisions())
 
 
 def isolation(home: Path) -> None:

@@ -63,7 +63,7 @@ def test_runs_as_it_says_and_the_referee_never_finds_more(
 
     def on_turn(turn: Any, output: Any) -> None:
         after = full_look()
-        truth = least(state[-1], after).turn_class
+        truth = least(state[-1], after)[0]
         # what the referee sees is never more than the true class, and of shells and files all of it
         assert truth <= turn.true_class, (turn, least(state[-1], after))
         if turn.true_class in (TurnClass.SHELL, TurnClass.FILES):

@@ -22,10 +22,11 @@ from windtunnel.agents.sandbox.model import (
     Spec,
     TurnClass,
 )
-from windtunnel.agents.sandbox.policy import Retention
+from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Retention
 from windtunnel.agents.sandbox.twin import questions
 from windtunnel.agents.sandbox.twin.fanout import fanout, together
 from windtunnel.agents.sandbox.twin.growth import growth
+from windtunnel.agents.sandbox.twin.loads import effects_of
 from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, validate
 from windtunnel.agents.sandbox.twin.questions import (
     Density,
@@ -36,7 +37,7 @@ from windtunnel.agents.sandbox.twin.questions import (
     powers,
     spot,
 )
-from windtunnel.agents.sandbox.twin.setup import POLICIES, Machine, Made
+from windtunnel.agents.sandbox.twin.setup import ARMS, Machine, Made
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.emulate import register
 
@@ -58,15 +59,15 @@ def test_the_search_finds_the_first_density_that_breaks(breaks_at: int, most: in
 def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
     cheap = Setting(Machine(cores=2), load_costs().costs, turns=8)
     dear = replace(cheap, costs=replace(cheap.costs, full_freeze=2.0))
-    few = breaking(dear, POLICIES["full"], 32)
-    assert few.bears < breaking(cheap, POLICIES["full"], 32).bears
+    few = breaking(dear, ARMS["full"], 32)
+    assert few.bears < breaking(cheap, ARMS["full"], 32).bears
     assert few.breaks == few.bears + 1
-    assert density(dear, POLICIES["full"], few.breaks).broken
-    assert not density(dear, POLICIES["semantic"], 1).broken or few.bears == 0
+    assert density(dear, ARMS["full"], few.breaks).broken
+    assert not density(dear, ARMS["semantic"], 1).broken or few.bears == 0
 
 
 def test_no_checkpoints_no_overhead() -> None:
-    found = density(Setting(Machine(cores=2), load_costs().costs, turns=6), POLICIES["conversation"], 4)
+    found = density(Setting(Machine(cores=2), load_costs().costs, turns=6), ARMS["conversation"], 4)
     assert (found.overhead, found.gate_p99, found.checkpoints) == (0.0, 0.0, 0)
 
 
@@ -74,7 +75,7 @@ def test_what_a_notice_saves_and_what_nothing_saves() -> None:
     setting = Setting(Machine(cores=4), load_costs().costs, turns=12)
     rows = {
         (one.policy, one.notice): one
-        for one in spot(setting, [POLICIES["conversation"], POLICIES["semantic"]], (0.0, 120.0), 4, trials=3)
+        for one in spot(setting, [ARMS["conversation"], ARMS["semantic"]], (0.0, 120.0), 4, trials=3)
     }
     assert rows["conversation", 0.0].turns_lost > rows["semantic", 0.0].turns_lost
     assert rows["conversation", 120.0].turns_lost == 0
@@ -83,7 +84,7 @@ def test_what_a_notice_saves_and_what_nothing_saves() -> None:
 
 def test_failures_stretch_what_keeps_nothing_most() -> None:
     setting = Setting(Machine(cores=4), load_costs().costs, hosts=2, turns=12)
-    nothing, semantic = failures(setting, [POLICIES["conversation"], POLICIES["semantic"]], 4, 0.005)
+    nothing, semantic = failures(setting, [ARMS["conversation"], ARMS["semantic"]], 4, 0.005)
     assert nothing.deaths > 0
     assert nothing.turns_again > semantic.turns_again
     assert nothing.stretch > semantic.stretch
@@ -136,6 +137,10 @@ def test_an_image_stays_as_long_as_a_checkpoint_names_it(costs: Costs) -> None:
     assert rows[-1].stored == 100 + 10
 
 
+def seen(turn_class: TurnClass) -> tuple[Look, Keep]:
+    return Look(Occasion.TURN, effects_of(turn_class)), Keep(turn_class, turn_class)
+
+
 def measured(gate: float, total: float) -> ObservedRun:
     image = ImagePart("m", 1, ("init", "bash", "python3"), (), (), 0, 0)
     manifest = Manifest(
@@ -156,8 +161,8 @@ def measured(gate: float, total: float) -> ObservedRun:
         2.0,
     )
     turns = (
-        ObservedTurn(1.0, 1.0, 1.0, TurnClass.FULL, gate, "m"),
-        ObservedTurn(1.0, 1.0, 1.0, TurnClass.NONE, None),
+        ObservedTurn(1.0, 1.0, 1.0, *seen(TurnClass.FULL), gate, "m"),
+        ObservedTurn(1.0, 1.0, 1.0, *seen(TurnClass.NONE), None),
     )
     return ObservedRun(1, 1, "semantic", (ObservedBox(0.0, total, turns, (manifest,)),))
 
@@ -216,7 +221,7 @@ def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     assert first == second
     found = json.loads(first[first.index("{") :])
     assert found["emulated"] is True
-    assert {one["policy"] for one in found["densities"]} == set(POLICIES)
+    assert {one["policy"] for one in found["densities"]} == set(ARMS)
 
 
 @pytest.mark.parametrize(

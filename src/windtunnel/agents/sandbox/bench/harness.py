@@ -49,7 +49,7 @@ def own_home() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with Host(folder, method="conversation") as host:
+        with Host(folder, policy="conversation") as host:
             for info in host.boxes():
                 host.remove(info.name)
             host.gc()

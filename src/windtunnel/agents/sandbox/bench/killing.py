@@ -18,9 +18,10 @@ import psutil
 from windtunnel.agents.sandbox.bench.harness import new_name, processes_of
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Method, SandboxError
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, play
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
@@ -65,9 +66,9 @@ class Outcome:
     unreadable: tuple[str, ...] = ()
 
 
-def killed(host: Host, method: Method, kill: Kill) -> Outcome:
+def killed(host: Host, policy: PolicyName, kill: Kill) -> Outcome:
     """One run with one kill; a fault of the recovery itself makes it wrong."""
-    run = _Run(host, method, kill, Seat.new(host, new_name(method[:4])))
+    run = _Run(host, policy, kill, Seat.new(host, new_name(policy[:4])))
     trace = kill.reference.trace
     try:
         recovered = recovery(
@@ -97,7 +98,7 @@ class _Run:
     """The hooks of one run with a kill."""
 
     host: Host
-    method: Method
+    policy: PolicyName
     of: Kill
     seat: Seat
     landed: bool = False
@@ -109,7 +110,7 @@ class _Run:
         self._random = Random(self.of.seed)
 
     def end_turn(self, seat: Seat, turn: TraceTurn, _: Output) -> None:
-        if self.method == "conversation":
+        if self.policy == "conversation":
             return
         pending = seat.box.end_turn()
         if self.of.kind != "inside a checkpoint" or turn.turn != self.of.after or pending.done:
@@ -119,7 +120,7 @@ class _Run:
         while not pending.done and not (programs if self.of.criu else pending.started):
             programs = processes_of(self.host.home, seat.box.name) if self.of.criu else []
             time.sleep(0.0005)
-        whole = self.method == "full" or turn.true_class is TurnClass.FULL
+        whole = self.policy == "full" or turn.true_class is TurnClass.FULL
         time.sleep(self._random.random() * (0.03 if self.of.criu else 0.12 if whole else 0.012))
         self.landed = not pending.done
         for program in programs:
@@ -159,10 +160,10 @@ class _Run:
         self.disarm()
         trace = self.of.reference.trace
         seat.box.restore()
-        if self.method == "conversation":
+        if self.policy == "conversation":
             begin(trace, seat)
             return seat
-        if self.method == "files":
+        if self.policy == "files":
             fresh_shells(seat, trace)
         again = self.of.kind == "inside a checkpoint" and self.landed and not self._covered(seat, after)
         if again:

@@ -47,10 +47,10 @@ THINK = 48.0
 QUICK_SCALE = 0.25
 PUBLISHED = 0.019
 POLICIES: dict[str, dict[str, Any]] = {
-    "no checkpoints": {"method": "conversation"},
-    "semantic": {"method": "semantic"},
-    "full every turn": {"method": "full"},
-    "full every turn, one queue": {"method": "full", "fifo": True},
+    "no checkpoints": {"policy": "conversation"},
+    "semantic": {"policy": "semantic"},
+    "full every turn": {"policy": "full"},
+    "full every turn, one queue": {"policy": "full", "fifo": True},
 }
 FREE = "no checkpoints"
 

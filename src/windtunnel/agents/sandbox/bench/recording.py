@@ -8,6 +8,7 @@ from collections.abc import Callable
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.engine import Pending
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import Keep, Look, Occasion
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedTurn
 
@@ -18,6 +19,7 @@ def record(
     """Play a trace that has begun (``replay.begin``) on a live sandbox, one turn a command, and note what it
     took. ``epoch``: ``time.monotonic()`` when the run of all sandboxes began."""
     before = {manifest.id for manifest in box.log()[0]}
+    known = len(box.decisions())
     began = time.monotonic()
     rows: list[tuple[float, float, float, Pending]] = []
     gates: list[float] = []
@@ -33,11 +35,16 @@ def record(
         rows.append((result.seconds, min(used, result.seconds), turn.think, pending))
         sleep(turn.think)
     seconds = time.monotonic() - began
+    lines = [pending.wait() for *_, pending in rows]
+    ends = [
+        (look, keep)
+        for look, keep in box.decisions()[known:]
+        if isinstance(look, Look) and isinstance(keep, Keep) and look.occasion is Occasion.TURN
+    ]
     turns = []
-    for place, (run, used, think, pending) in enumerate(rows):
-        line = pending.wait()
+    for place, ((run, used, think, _), (look, keep)) in enumerate(zip(rows, ends, strict=True)):
         gate = gates[place] if place < len(gates) else None
-        kept = line.checkpoint if line.turn_class > TurnClass.NONE else ""
-        turns.append(ObservedTurn(run, used, think, line.turn_class, gate, kept))
+        kept = lines[place].checkpoint if keep.made > TurnClass.NONE else ""
+        turns.append(ObservedTurn(run, used, think, look, keep, gate, kept))
     made = tuple(manifest for manifest in box.log()[0] if manifest.id not in before)
     return ObservedBox(began - epoch, seconds, tuple(turns), made)

@@ -25,9 +25,10 @@ from random import Random
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
 from windtunnel.agents.sandbox.bench.killing import KINDS, Kill, Kind, Outcome, Reference, killed
 from windtunnel.agents.sandbox.bench.sessions import Seat, sessions
-from windtunnel.agents.sandbox.live.context import Method, SandboxError
+from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import TraceRejected, replay
 from windtunnel.agents.sandbox.traces.schema import Trace
@@ -37,7 +38,7 @@ from windtunnel.bench.rows import Row, left_out
 SECTION = "recovery"
 SOURCE = "arXiv 2604.28138"
 KILLS, QUICK_KILLS = 36, 6
-POLICIES: dict[Method, tuple[str, float | None]] = {
+POLICIES: dict[PolicyName, tuple[str, float | None]] = {
     "conversation": ("conversation only", 0.08),
     "files": ("files every turn", 0.42),
     "full": ("full every turn", None),
@@ -53,12 +54,12 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
         kills = plan(references, QUICK_KILLS if quick else KILLS)
         landed: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         unreadable: list[str] = []
-        for method, (words, published) in POLICIES.items():
-            with opened(home, method=method) as host:
+        for policy, (words, published) in POLICIES.items():
+            with opened(home, policy=policy) as host:
                 outcomes = side_by_side(
-                    [partial(killed, host, method, kill) for kill in kills], os.cpu_count() or 1
+                    [partial(killed, host, policy, kill) for kill in kills], os.cpu_count() or 1
                 )
-            yield correct_row(method, words, published, outcomes)
+            yield correct_row(policy, words, published, outcomes)
             for outcome in outcomes:
                 landed[outcome.kill.kind] += outcome.landed
                 unreadable += outcome.unreadable
@@ -79,7 +80,7 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     )
 
 
-def correct_row(method: Method, words: str, published: float | None, outcomes: Sequence[Outcome]) -> Row:
+def correct_row(policy: PolicyName, words: str, published: float | None, outcomes: Sequence[Outcome]) -> Row:
     """The share of kills after which nothing was lost; what was lost is told in the note."""
     wrong = [outcome for outcome in outcomes if not outcome.correct]
     told = [
@@ -87,16 +88,16 @@ def correct_row(method: Method, words: str, published: float | None, outcomes: S
         f"{sum(one.kill.kind == kind for one in outcomes)} {kind}"
         for kind in KINDS
     ]
-    shown = wrong if method in ("semantic", "full") else wrong[:1]
+    shown = wrong if policy in ("semantic", "full") else wrong[:1]
     told += [f"WRONG ({one.kill.words}): {', '.join(_short(one.differences))}" for one in shown]
-    must = method == "semantic"
+    must = policy == "semantic"
     return Row(
         SECTION,
         f"correct after {len(outcomes)} kills, {words}",
         "",
         measured=1 - len(wrong) / len(outcomes),
         published=published,
-        source=f"{SOURCE}: 28 to 42 %" if method == "files" else SOURCE if published is not None else "",
+        source=f"{SOURCE}: 28 to 42 %" if policy == "files" else SOURCE if published is not None else "",
         target="100 %" if must else "",
         met=not wrong if must else None,
         note="; ".join(told),
@@ -129,7 +130,7 @@ def plan(references: Sequence[Reference], kills: int, seed: int = 1) -> list[Kil
 def _references(home: Path, quick: bool) -> tuple[list[Reference], list[str]]:
     """Each session with its fault-free run; and, in words, those that do not run twice the same."""
     found, refused = [], []
-    with opened(home, method="conversation") as host:
+    with opened(home, policy="conversation") as host:
         for trace in sessions(quick):
             try:
                 first, second = (faultless(host, trace) for _ in range(2))

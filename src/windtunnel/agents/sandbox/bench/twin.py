@@ -17,22 +17,22 @@ from windtunnel.agents.sandbox.bench.overhead import Start, loads
 from windtunnel.agents.sandbox.bench.recording import record
 from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.calibrate import calibrate
-from windtunnel.agents.sandbox.live.context import Method
 from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.replay import begin
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.observed import BOUND, ObservedBox, ObservedRun, validate
 from windtunnel.bench.rows import Row
 
 THINK, QUICK_THINK = 24.0, 8.0
-POLICIES: tuple[Method, ...] = ("semantic", "full")
+POLICIES: tuple[PolicyName, ...] = ("semantic", "full")
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
         costs = calibrate(home / "costs.json", quick=quick, home=home / "calibration").costs
         traces = loads(QUICK_THINK if quick else THINK)
-        runs = [_observed(home, method, traces) for method in POLICIES]
+        runs = [_observed(home, policy, traces) for policy in POLICIES]
     for one in validate(runs, costs):
         yield Row(
             "twin",
@@ -45,13 +45,13 @@ def twin_rows(quick: bool) -> Iterator[Row]:
         )
 
 
-def _observed(home: Path, method: Method, traces: Sequence[Trace]) -> ObservedRun:
+def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> ObservedRun:
     start = Start(len(traces))
-    with opened(home, method=method) as host:
+    with opened(home, policy=policy) as host:
         jobs = [partial(_recorded, host, trace, start) for trace in traces]
         boxes = side_by_side(jobs, len(traces), start.give_up)
         workers = host.parts.engine.workers
-    return ObservedRun(os.cpu_count() or 1, workers, method, tuple(boxes))
+    return ObservedRun(os.cpu_count() or 1, workers, policy, tuple(boxes))
 
 
 def _recorded(host: Host, trace: Trace, start: Start) -> ObservedBox:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Played, played, sessions
-from windtunnel.agents.sandbox.live.context import Method
 from windtunnel.agents.sandbox.model import Manifest, TurnClass
+from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.traces.stats import Shares, shares
 from windtunnel.bench.rows import Row
@@ -121,11 +121,11 @@ class Session:
     bytes: dict[int, Bytes]
 
 
-def _all(home: Path, method: Method, traces: Sequence[Trace]) -> list[Session]:
+def _all(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> list[Session]:
     """Each session on a host of its own, so that none finds another's pages in the store."""
     found = []
     for trace in traces:
-        with opened(home / method / trace.name, method=method) as host:
+        with opened(home / policy / trace.name, policy=policy) as host:
             sizes: dict[str, int] = {}
             name = new_name("bytes")
             one = played(host, trace, name, sizes=sizes)

@@ -20,27 +20,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox import policy
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, take
 from windtunnel.agents.sandbox.live.context import Parts, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import TurnLog, new_id
-from windtunnel.agents.sandbox.live.machine import Machine, not_replayable
+from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
 from windtunnel.agents.sandbox.model import (
-    Decision,
+    Doubt,
     Effects,
     Manifest,
+    Part,
     References,
+    ShellEffect,
     Spec,
     Turn,
     TurnClass,
     TurnResult,
 )
+from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Look, Observation, Occasion
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -54,6 +55,7 @@ class Box:
         self._record = record
         self._machine = machine
         self._doubt = doubt
+        self._decider = parts.decider(record.spec.name)
         self._lock = threading.RLock()
         self._pending: Pending | None = None
         self._tip: Manifest | None = parts.manifests.load(record.tip) if record.tip else None
@@ -176,7 +178,8 @@ class Box:
             self._gate()
             machine = self.machine()
             begin = time.monotonic()
-            decision = self._decide(machine)
+            look = self._look(machine, Occasion.TURN)
+            keep = self._decider.decide(look)
             seconds = time.monotonic() - begin
             number = self._record.turns + 1
             self._save(turns=number)
@@ -189,8 +192,8 @@ class Box:
                 added = sum(part.bytes_new for part in (image, files) if part and part.id == made)
                 turn = Turn(
                     number=number,
-                    turn_class=decision.turn_class,
-                    reasons=((fault,) if fault else ()) + decision.reasons[:20],
+                    turn_class=keep.turn_class,
+                    reasons=((fault,) if fault else ()) + keep.reasons[:20],
                     checkpoint=self.tip,
                     started=began,
                     seconds=time.time() - began,
@@ -200,16 +203,16 @@ class Box:
                 )
                 self._log.append(turn)
                 self._parts.report(
-                    Event("turn", self.name, f"{number}: {decision.turn_class.word}", turn.seconds)
+                    Event("turn", self.name, f"{number}: {keep.turn_class.word}", turn.seconds)
                 )
                 return turn
 
-            if decision.turn_class is TurnClass.NONE:
+            if keep.made is TurnClass.NONE:
                 return settled(self.name, line(None))
 
             def work() -> Turn:
                 try:
-                    return line(self._cover(number, decision, request=request))
+                    return line(self._cover(number, look, keep, request=request))
                 except (SandboxError, *FAULTS) as error:
                     with contextlib.suppress(*FAULTS):
                         line(None, f"checkpoint failed: {error}")
@@ -233,26 +236,33 @@ class Box:
         *,
         full: bool = False,
         pin: bool = False,
-        most: TurnClass = TurnClass.FULL,
     ) -> Manifest:
         """A checkpoint of the state now, safe on return.
 
         It costs what changed since the last one: where nothing did, the newest checkpoint is labelled anew.
-        ``full``: dump the processes in any case. ``most``: raise SandboxError when a stronger class would be
-        needed.
+        ``full``: dump the processes in any case.
         """
+        return self._checkpoint(Occasion.ASKED, TurnClass.FULL, full, label, pin)
+
+    def save(self, most: TurnClass) -> Manifest:
+        """A checkpoint because the host goes away. ``most``: the strongest class for which there is time."""
+        return self._checkpoint(Occasion.NOTICE, most, False, "notice", False)
+
+    def _checkpoint(self, occasion: Occasion, most: TurnClass, full: bool, label: str, pin: bool) -> Manifest:
         with self._lock:
             self._gate()
-            machine = self.machine()
-            decision = Decision(TurnClass.FULL, ("asked for",)) if full else self._decide(machine)
-            if decision.turn_class > most:
-                raise SandboxError(f"it needs a checkpoint of class {decision.turn_class.word}")
-            pending = self._parts.engine.submit(
-                self.name,
-                lambda: self._explicit(decision, label, pin),
-                urgent=True,
-            )
-            pending.wait()
+            look = self._look(self.machine(), occasion, full=full, named=bool(label) or pin, most=most)
+            keep = self._decider.decide(look)
+
+            def work() -> Turn:
+                number = self._record.turns
+                manifest = self._tip
+                if keep.made > TurnClass.NONE:
+                    manifest = self._cover(number, look, keep, label=label, pin=pin)
+                made = manifest.id if manifest else ""
+                return Turn(number, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
+
+            self._parts.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
             return self._tip
 
@@ -293,7 +303,7 @@ class Box:
             self.halt()
             self._parts.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
-                machine, report = bring_back(self._parts, self.spec, manifest, lazy=lazy)
+                machine, report = bring_back(self._parts, self._decider, self.spec, manifest, lazy=lazy)
             except SandboxError as error:
                 self._save(status="dead", pid=0, started=0)
                 raise SandboxError(f"{error}; {self._instead(manifest)}") from error
@@ -315,6 +325,10 @@ class Box:
                 at = known[at].parent
         shown = sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id))
         return shown, self._log.read()
+
+    def decisions(self) -> list[tuple[Observation, Decision]]:
+        """What the policy was asked of this sandbox, and what it answered, in order."""
+        return self._decider.decided()
 
     def diff(self, older: str, newer: str = "") -> Diff:
         """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
@@ -420,72 +434,74 @@ class Box:
             )
         return manifest
 
-    def _decide(self, machine: Machine, *, frozen: bool = False) -> Decision:
-        fixed = {
-            "full": Decision(TurnClass.FULL, ("every turn",)),
-            "files": Decision(TurnClass.FILES, ("every turn",)),
-            "conversation": Decision(TurnClass.NONE, ("nothing is kept",)),
-        }.get(self._parts.method)
-        if fixed is not None:
-            return fixed
-        tip, inspector = self._tip, self._parts.inspector
-        if tip is None:
-            return Decision(TurnClass.FULL, ("the first checkpoint",))
-        busy = () if frozen else settle(machine.shells())
-        effects = Effects(doubts=("no inspector",))
-        if inspector is not None:
-            try:
-                effects = inspector.effects(self.name)
-            except FAULTS as error:
-                effects = Effects(doubts=(f"the inspector failed: {error}",))
-        doubts = list(effects.doubts)
-        if self._doubt:
-            doubts.insert(0, self._doubt)
-        doubts.extend(f"shell {name} is busy" for name in busy)
-        kept = {state.name: state.fingerprint for state in tip.shells}
-        changed = []
-        image = tip.image
-        watched = image is not None and inspector is not None
-        states = {state.name: state for state in machine.shell_states()}
-        for name in sorted(kept.keys() | states.keys()):
-            state = states.get(name)
-            if state is not None and kept.get(name) == state.fingerprint:
-                continue
-            changed.append(name)
-            reason = "it is gone" if state is None else not_replayable(state, fresh=not watched)
-            if reason:
-                doubts.append(f"shell {name}: {reason}")
-        references = (
-            References(frozenset(image.references), frozenset(image.mapped)) if image else References()
+    def _look(
+        self,
+        machine: Machine,
+        occasion: Occasion,
+        *,
+        full: bool = False,
+        named: bool = False,
+        most: TurnClass = TurnClass.FULL,
+    ) -> Look:
+        """What the policy has to know; what the sandbox did, only where the answer can depend on it."""
+        parts, tip = self._parts, self._tip
+        image = tip.image if tip else None
+        reads = parts.policy in READS_EFFECTS and tip is not None and not full
+        return Look(
+            occasion=occasion,
+            effects=self._effects(machine, tip, occasion) if reads and tip is not None else None,
+            references=(
+                References(frozenset(image.references), frozenset(image.mapped)) if image else References()
+            ),
+            has_parent=tip is not None,
+            has_files=tip is not None and tip.files is not None,
+            has_image=image is not None,
+            images_possible=parts.criu is not None,
+            no_images=parts.no_images,
+            full=full,
+            named=named,
+            most=most,
+            memory=machine.cgroup.usage()[1],
+            processes=len(machine.cgroup.pids()),
+            rules=parts.rules,
         )
-        decision = policy.decide(
-            replace(effects, shells=tuple(changed), doubts=tuple(doubts)), references, self._parts.rules
-        )
-        if image is None and self._parts.criu is not None and decision.turn_class < TurnClass.FULL:
-            return Decision(
-                TurnClass.FULL, ("the newest checkpoint holds no process image", *decision.reasons)
-            )
-        return decision
 
-    def _explicit(self, decision: Decision, label: str, pin: bool) -> Turn:
-        number = self._record.turns
-        if decision.turn_class is TurnClass.NONE and not (label or pin) and self._tip is not None:
-            manifest = self._tip
-        else:
-            manifest = self._cover(number, decision, label=label, pin=pin)
-        return Turn(number, decision.turn_class, decision.reasons, manifest.id, time.time(), 0.0, 0.0, 0)
+    def _effects(self, machine: Machine, tip: Manifest, occasion: Occasion) -> Effects:
+        busy = () if occasion is Occasion.FROZEN else settle(machine.shells())
+        effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
+        if self._parts.inspector is not None:
+            try:
+                effects = self._parts.inspector.effects(self.name)
+            except FAULTS as error:
+                effects = Effects(doubts=(Doubt(Part.PROCESSES, f"the inspector failed: {error}"),))
+        doubts = (Doubt(Part.PROCESSES, self._doubt),) if self._doubt else ()
+        kept = {state.name: state.fingerprint for state in tip.shells}
+        states = {state.name: state for state in machine.shell_states()}
+        shells = []
+        for name in sorted(kept.keys() | states.keys() | set(busy)):
+            state = states.get(name)
+            if state is None:
+                shells.append(ShellEffect(name, busy=name in busy, gone=name in kept))
+            elif kept.get(name) != state.fingerprint:
+                shells.append(replace(shell_effect(state), busy=name in busy))
+            elif name in busy:
+                shells.append(ShellEffect(name, busy=True))
+        return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
 
     def _cover(
-        self, number: int, decision: Decision, *, request: str = "", label: str = "", pin: bool = False
+        self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False
     ) -> Manifest:
-        machine = self.machine()
+        machine, decide = self.machine(), self._decider.decide
         order = Order(
             id=new_id(),
             spec=self.spec,
             turn=number,
-            decision=decision,
+            keep=keep,
             parent=self._tip,
-            again=(lambda: self._decide(machine, frozen=True)) if self._may_misfit() else None,
+            again=lambda: decide(self._look(machine, Occasion.FROZEN, most=look.most)),
+            undumped=lambda why: decide(
+                replace(look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
+            ),
             request=request,
             label=label,
             pinned=pin,
@@ -507,11 +523,6 @@ class Box:
             )
         )
         return manifest
-
-    def _may_misfit(self) -> bool:
-        """Whether newer files could be kept beside an older process image that they do not fit."""
-        # without root there are no images, and a comparison of all files would only lengthen the freeze
-        return self._parts.method == "semantic" and not isinstance(self._parts.inspector, Onlooker)
 
     def _save(self, **changes: object) -> None:
         self._record = replace(self._record, **changes)  # type: ignore[arg-type]

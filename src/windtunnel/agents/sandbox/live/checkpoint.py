@@ -33,7 +33,6 @@ from windtunnel.agents.sandbox.live.inspect import InspectError
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
 from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.model import (
-    Decision,
     FilesPart,
     ImagePart,
     Manifest,
@@ -42,6 +41,7 @@ from windtunnel.agents.sandbox.model import (
     Spec,
     TurnClass,
 )
+from windtunnel.agents.sandbox.policy import Keep
 from windtunnel.agents.sandbox.views import Event
 
 FREEZE_TIMEOUT = 10.0
@@ -62,21 +62,15 @@ class Order:
     id: str
     spec: Spec
     turn: int
-    decision: Decision
+    keep: Keep
     parent: Manifest | None
-    again: Callable[[], Decision] | None = None
+    again: Callable[[], Keep]
     """Decides anew, of the sandbox as it stands frozen."""
+    undumped: Callable[[str], Keep]
+    """Decides anew where the processes cannot be dumped, for a reason in words."""
     request: str = ""
     label: str = ""
     pinned: bool = False
-
-
-class _TooWeakError(Exception):
-    """Files alone are not enough any more."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__()
-        self.decision = decision
 
 
 @dataclass
@@ -114,46 +108,38 @@ def _take(parts: Parts, machine: Machine, order: Order) -> Manifest:
     begin = time.monotonic()
     name = order.spec.name
     settle(machine.shells())
-    wanted = order.decision.turn_class
-    parent = order.parent
-    if parent is None or (wanted < TurnClass.FULL and parent.files is None):
-        wanted = TurnClass.FULL
     shells = machine.shell_states()
+    keep, parent = order.keep, order.parent
     files, image = (parent.files, parent.image) if parent else (None, None)
-    lost: tuple[str, ...] = parent.not_covered if parent else OUTSIDE
     freeze = 0.0
-    if wanted is TurnClass.FILES:
-        try:
-            files, freeze = _files(parts, machine, order)
-        except _TooWeakError as stronger:
-            order = replace(order, decision=stronger.decision)
-            wanted = TurnClass.FULL
-    if wanted is TurnClass.FULL and parts.criu is not None:
+    if keep.made is TurnClass.FILES:
+        keep, files, freeze = _files(parts, machine, order)
+    if keep.made is TurnClass.FULL:
         seen: dict[int, str] = {}
         try:
             files, image, freeze = _full(parts, machine, order, seen)
-            lost = OUTSIDE
         except CriuError as error:
             parts.report(Event("failed", name, f"no image of the processes: {error}"))
             gone = _ended(machine, seen)
             if gone:
                 parts.report(Event("failed", name, f"ended by the failed dump: {', '.join(gone)}"))
-            files, freeze = _files(parts, machine, replace(order, again=None))
+            keep = order.undumped(str(error))
+            keep, files, freeze = _files(parts, machine, replace(order, keep=keep))
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
-            image, lost = None, (f"processes and their memory: {error}", *OUTSIDE)
-    elif wanted is TurnClass.FULL:
-        files, freeze = _files(parts, machine, replace(order, again=None))
-    if wanted >= TurnClass.FILES and parts.criu is None:
-        image, lost = None, (f"processes and their memory: {parts.no_images}", *OUTSIDE)
+    lost: tuple[str, ...] = OUTSIDE
+    if not keep.image:
+        image, lost = None, (f"processes and their memory: {keep.lost}", *OUTSIDE)
+    elif keep.made < TurnClass.FULL and parent is not None:
+        lost = parent.not_covered
     manifest = Manifest(
         id=order.id,
         box=name,
         turn=order.turn,
         parent=parent.id if parent else None,
-        turn_class=order.decision.turn_class,
-        reasons=order.decision.reasons[:20],
+        turn_class=keep.turn_class,
+        reasons=keep.reasons[:20],
         created=time.time(),
         files=files,
         image=image,
@@ -196,20 +182,22 @@ def drop_made(parts: Parts, checkpoint: str) -> None:
     shutil.rmtree(parts.home.dump(checkpoint), ignore_errors=True)
 
 
-def _files(parts: Parts, machine: Machine, order: Order) -> tuple[FilesPart, float]:
-    name = order.spec.name
+def _files(parts: Parts, machine: Machine, order: Order) -> tuple[Keep, FilesPart | None, float]:
+    """What is to be kept after all; where that is everything, nothing was made yet."""
+    name, keep = order.spec.name, order.keep
     # what is written already goes to the disk now, so that the snapshot has little left to write
     parts.pool.generation(name)
     with frozen(machine.cgroup) as freeze:
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it
-        now = order.again() if order.again is not None else order.decision
-        if now.turn_class > max(order.decision.turn_class, TurnClass.FILES):
-            raise _TooWeakError(now)
+        if keep.again and (now := order.again()).turn_class > keep.turn_class:
+            keep = now
+            if keep.made is TurnClass.FULL:
+                return keep, None, 0.0
         parts.pool.snapshot(name, order.id)
         if parts.inspector is not None:
             parts.inspector.rebase(name, files=True, processes=False)
-    return _synced(parts, order), freeze.seconds
+    return keep, _synced(parts, order), freeze.seconds
 
 
 def _full(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from windtunnel.agents.sandbox.live.criu import Criu
+from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool
@@ -14,13 +14,9 @@ from windtunnel.agents.sandbox.live.images import Manifests, PageStore
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.policy import Retention, Rules
+from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
 from windtunnel.agents.sandbox.views import Event
 from windtunnel.base.errors import HostError
-
-Method = Literal["semantic", "full", "files", "conversation"]
-"""What a turn's end keeps: what the policy decides, or always everything, always files, or nothing at all
-(what the semantic policy is compared with)."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,17 @@ class Parts:
     engine: Engine
     rules: Rules
     retention: Retention
-    method: Method
+    policy: PolicyName
     in_use: list[str]
     """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
     proxy: ModelProxy
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
+
+    def decider(self, box: str) -> Decider:
+        """What decides of that sandbox; with the empty name, of the host."""
+        return Decider(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
 
 
 class SandboxError(HostError):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.files import PoolError
 from windtunnel.agents.sandbox.live.machine import processes
-from windtunnel.agents.sandbox.model import Effects, FileChange, ProcessEffect, References
+from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, ProcessEffect, References
 
 LISTED = 4096
 
@@ -96,7 +96,7 @@ class Onlooker:
             files = self._changed(box)
         except PoolError as error:
             # a file that goes away while it is compared, for one
-            return Effects(processes=tuple(effects), doubts=(f"files: {error}",))
+            return Effects(processes=tuple(effects), doubts=(Doubt(Part.FILES, str(error)),))
         return Effects(tuple(files[:LISTED]), len(files), tuple(effects))
 
     def _others(self, box: str, watched: _Watched) -> dict[int, str]:

@@ -27,12 +27,12 @@ from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Method, Parts, SandboxError
+from windtunnel.agents.sandbox.live.context import Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
 from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
-from windtunnel.agents.sandbox.live.files import PoolError, open_pool
+from windtunnel.agents.sandbox.live.files import LeftOut, PoolError, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Machine, rootless
@@ -41,7 +41,17 @@ from windtunnel.agents.sandbox.live.place import Home, checked_name, default_hom
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
 from windtunnel.agents.sandbox.model import FileChange, Manifest, Spec, TurnClass
-from windtunnel.agents.sandbox.policy import DEFAULT, Retention, Rules, forgettable, save_order
+from windtunnel.agents.sandbox.policy import (
+    DEFAULT,
+    READS_EFFECTS,
+    Endangered,
+    Notice,
+    PolicyName,
+    Retention,
+    Rules,
+    Save,
+    forgettable,
+)
 from windtunnel.agents.sandbox.views import BoxInfo, Event, GcReport
 from windtunnel.base.errors import UserError
 
@@ -52,7 +62,7 @@ if TYPE_CHECKING:
 class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
-    ``method`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
+    ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
     ``inspector_kind`` force a rung of the ladder. Raises UserError when another process holds the home.
     """
 
@@ -61,7 +71,7 @@ class Host:
         home: Path | None = None,
         *,
         workers: int | None = None,
-        method: Method = "semantic",
+        policy: PolicyName = "semantic",
         rules: Rules = DEFAULT,
         retention: Retention | None = None,
         fifo: bool = False,
@@ -85,11 +95,11 @@ class Host:
         self._on_event = on_event
         self._checkpoints_made = 0
         self._tidying = threading.Lock()
-        with_images = criu and method not in ("files", "conversation") and not self._rootless
+        with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | Onlooker | None = None
         try:
             pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
-            if method == "semantic":
+            if policy in READS_EFFECTS:
                 inspector = (
                     without_root.onlooker(self.home, self._changed)
                     if self._rootless
@@ -105,7 +115,7 @@ class Host:
                 engine=Engine(workers, fifo=fifo),
                 rules=rules,
                 retention=retention or Retention(),
-                method=method,
+                policy=policy,
                 in_use=[],
                 proxy=ModelProxy(self.home, on_request),
                 report=self._report,
@@ -247,32 +257,38 @@ class Host:
     def notice(self, seconds: float) -> dict[str, str]:
         """The machine will be taken in ``seconds``: save what runs, in the order that saves most.
 
-        Returns for each sandbox the checkpoint that covers its state now, or why there is none, in words. One
-        that would need a whole image, and for which the time does not suffice, keeps its newest checkpoint.
+        Returns for each sandbox the checkpoint that covers its state now, or why there is none, in words. Of
+        one that would need a whole image, and for which the time does not suffice, the files are saved; its
+        newest whole checkpoint stays.
         """
         begin = time.monotonic()
         with self._lock:
             boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}
         costs = load_costs().costs
-        estimates = {}
+        endangered = []
         for name, box in boxes.items():
             memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
-            estimates[name] = (costs.estimate_files(), costs.estimate_full(memory, processes))
+            times = costs.estimate_files(), costs.estimate_full(memory, processes)
+            # what it needs is seen when its turn comes: to look now would hold the first ones up
+            endangered.append(Endangered(name, TurnClass.FULL, *times))
         outcome: dict[str, str] = {}
 
-        def save(planned: tuple[str, TurnClass]) -> None:
-            name, most = planned
-            box = boxes[name]
+        def save(planned: Save) -> None:
+            box = boxes[planned.name]
+            before = box.tip
             try:
                 if time.monotonic() - begin >= seconds:
                     raise SandboxError("no time is left")
-                outcome[name] = box.checkpoint(label="notice", most=most).id
+                made = box.save(planned.most)
+                without = made.image is None and made.id != before and self.parts.criu is not None
+                outcome[box.name] = f"{made.id}, files only; with processes: {before}" if without else made.id
             except Exception as error:
-                outcome[name] = f"{error}; its newest checkpoint is {box.tip}"
+                outcome[box.name] = f"{error}; its newest checkpoint is {box.tip}"
 
         workers = self.parts.engine.workers
+        order = self.parts.decider("").decide(Notice(float(seconds), workers, tuple(endangered)))
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(save, save_order(estimates, seconds, workers)))
+            list(pool.map(save, order.saves))
         return outcome
 
     # --- the past
@@ -415,7 +431,7 @@ class Host:
         try:
             if fresh:
                 self.parts.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, _ = bring_back(self.parts, spec, manifest, lazy=lazy)
+            machine, _ = bring_back(self.parts, self.parts.decider(name), spec, manifest, lazy=lazy)
             if fresh:
                 machine.freshen(spec.hostname or name)
             box = Box(self.parts, record, None)
@@ -517,7 +533,7 @@ class _Past:
 
 
 def _note(left_out: list[str], text: str) -> None:
-    if "are left out" in text:
+    if isinstance(text, LeftOut):
         left_out.append(text)
 
 

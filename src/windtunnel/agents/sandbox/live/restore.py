@@ -16,18 +16,21 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
 from windtunnel.agents.sandbox.live.context import Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
+from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError
 from windtunnel.agents.sandbox.model import Manifest, Spec
+from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.views import RestoreReport
 
 
 def bring_back(
-    parts: Parts, spec: Spec, manifest: Manifest, *, lazy: bool = False
+    parts: Parts, decider: Decider, spec: Spec, manifest: Manifest, *, lazy: bool = False
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``.
 
@@ -35,7 +38,7 @@ def bring_back(
     then nothing runs, and the checkpoint is untouched.
     """
     with _in_use(parts, manifest.id):
-        return _bring_back(parts, spec, manifest, lazy)
+        return _bring_back(parts, decider, spec, manifest, lazy)
 
 
 @contextlib.contextmanager
@@ -47,34 +50,47 @@ def _in_use(parts: Parts, checkpoint: str) -> Iterator[None]:
         parts.in_use.remove(checkpoint)
 
 
-def _bring_back(parts: Parts, spec: Spec, manifest: Manifest, lazy: bool) -> tuple[Machine, RestoreReport]:
+def _bring_back(
+    parts: Parts, decider: Decider, spec: Spec, manifest: Manifest, lazy: bool
+) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
-    if manifest.files is None:
+    image = manifest.image
+    asked = Restore(
+        has_files=manifest.files is not None,
+        has_image=image is not None,
+        own_image=image is not None and image.id == manifest.id,
+        images_possible=parts.criu is not None,
+        no_images=parts.no_images,
+        image_bytes=image.bytes_raw if image else 0,
+        processes=len(image.processes) if image else 0,
+        lazy=lazy,
+    )
+    back = decider.decide(asked)
+    if manifest.files is None or not back.files:
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
     restored, lost = ["files"], list(OUTSIDE)
     try:
         parts.pool.clone(name, manifest.files.id)
         root = parts.pool.mount(name)
         machine = None
-        if manifest.image is not None and parts.criu is not None:
+        if back.processes and image is not None:
             try:
                 machine = _processes(parts, spec, manifest, lazy)
-                restored.append(f"{len(manifest.image.processes)} processes with memory and open files")
+                restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
-                lost.insert(0, f"processes and their memory: {error}")
+                back = decider.decide(replace(asked, images_possible=False, no_images=str(error)))
                 parts.pool.clone(name, manifest.files.id)
                 root = parts.pool.mount(name)
-        elif manifest.image is not None:
-            lost.insert(0, f"processes and their memory: {parts.no_images}")
-        else:
+        if back.lost:
+            lost.insert(0, f"processes and their memory: {back.lost}")
+        elif image is None:
             lost = list(manifest.not_covered)
-        fresh = machine is None
         if machine is None:
             machine = Machine.start(parts.home, spec, root)
-        if fresh or manifest.image is None or manifest.image.id != manifest.id:
+        if back.shells:
             _shells(machine, manifest, restored, lost)
-        if fresh:
+        if back.services:
             _services(machine, spec, restored, lost)
     except FAULTS as error:
         with contextlib.suppress(*FAULTS):

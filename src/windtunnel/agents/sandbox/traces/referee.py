@@ -7,11 +7,11 @@ calls too weak *is* too weak; that it objects to none does not prove a class (th
 
 from __future__ import annotations
 
-from windtunnel.agents.sandbox.model import Decision, TurnClass
+from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
 
 
-def least(before: Observation, after: Observation) -> Decision:
+def least(before: Observation, after: Observation) -> tuple[TurnClass, tuple[str, ...]]:
     """The weakest class that loses nothing of what differs, with its reasons."""
     full = [f"{one} started" for one in sorted(after.pids - before.pids)]
     full += [f"{one} ended" for one in sorted(before.pids - after.pids)]
@@ -28,27 +28,24 @@ def least(before: Observation, after: Observation) -> Decision:
     if before.ports != after.ports:
         full.append(f"open ports were {list(before.ports)}, are {list(after.ports)}")
     if full:
-        return Decision(TurnClass.FULL, tuple(full))
+        return TurnClass.FULL, tuple(full)
     paths = before.tree.keys() | after.tree.keys()
     files = [path for path in sorted(paths) if before.tree.get(path) != after.tree.get(path)]
     if files:
-        return Decision(TurnClass.FILES, tuple(f"{path} differs" for path in files))
+        return TurnClass.FILES, tuple(f"{path} differs" for path in files)
     shells = sorted(
         name
         for name in before.shells.keys() | after.shells.keys()
         if before.shells.get(name) != after.shells.get(name)
     )
     if shells:
-        return Decision(TurnClass.SHELL, tuple(f"state of shell {name} differs" for name in shells))
-    return Decision(TurnClass.NONE)
+        return TurnClass.SHELL, tuple(f"state of shell {name} differs" for name in shells)
+    return TurnClass.NONE, ()
 
 
 def weaker(decided: TurnClass, before: Observation, after: Observation) -> str:
     """Why ``decided`` is too weak, in words; empty when the two looks do not contradict it."""
-    truth = least(before, after)
-    if decided >= truth.turn_class:
+    truth, reasons = least(before, after)
+    if decided >= truth:
         return ""
-    return (
-        f"class {decided.word} was decided, but at least {truth.turn_class.word} is needed: "
-        f"{truth.reasons[0]}"
-    )
+    return f"class {decided.word} was decided, but at least {truth.word} is needed: {reasons[0]}"

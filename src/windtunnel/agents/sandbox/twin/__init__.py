@@ -1,10 +1,81 @@
 """The twin: hosts full of sandboxes, emulated from the load of their turns and measured costs.
 
-The classes of turns, the order of checkpoints, what may be forgotten and what is saved on a notice are
-decided by the very code that live sandboxes use (``policy``); only the machine is a model. ``loads`` says
-what turns ask of a machine; ``clock`` is the emulated time and what is shared in it; ``scheduler`` the
-engine; ``setup`` and ``world`` the hosts and sandboxes; ``questions`` what is asked of them; ``observed``
-compares with measured runs.
+What turns need, the order of checkpoints, what may be forgotten and what is saved on a notice are decided by
+the very code that live sandboxes use (``policy``); only the machine is a model. ``loads`` says what turns ask
+of a machine; ``scheduler`` is the engine; ``setup`` and ``world`` the hosts and sandboxes; ``questions`` what
+is asked of them; ``observed`` compares with measured runs. ``cost`` prices a single decision.
 """
 
 from __future__ import annotations
+
+from functools import cache
+
+from windtunnel.agents.sandbox.costs import Costs, load_costs
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import (
+    BringBack,
+    Decision,
+    Keep,
+    Look,
+    Notice,
+    Observation,
+    Restore,
+    SaveOrder,
+)
+
+PAGE = 4096
+
+
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
+    """What a decision costs on a host that has nothing else to do, by this machine's measured costs.
+
+    ``seconds`` until it is carried out, and of a checkpoint ``frozen_seconds`` and the ``bytes`` written.
+
+    Raises:
+        TypeError: the decision answers another question.
+    """
+    costs = _costs()
+    match observation, decision:
+        case Look(), Keep():
+            return _checkpoint(costs, observation, decision)
+        case Notice(), SaveOrder():
+            return {"seconds": _saved(observation, decision)}
+        case Restore(), BringBack():
+            if not decision.processes:
+                return {"seconds": costs.create}
+            memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
+            work = costs.bring_back(memory=memory, processes=observation.processes, lazy=observation.lazy)
+            return {"seconds": work.seconds}
+    raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
+
+
+@cache
+def _costs() -> Costs:
+    return load_costs().costs
+
+
+def _checkpoint(costs: Costs, look: Look, keep: Keep) -> dict[str, float]:
+    effects = look.effects
+    # where it is not known what changed, all may have
+    known = (
+        effects is not None and look.has_image and all(p.dirty_pages is not None for p in effects.processes)
+    )
+    dirty = PAGE * sum(p.dirty_pages or 0 for p in effects.processes) if effects and known else look.memory
+    work = costs.checkpoint(
+        keep.made,
+        memory=look.memory,
+        processes=look.processes,
+        dirty=dirty,
+        files=sum(change.size for change in effects.files) if effects else 0,
+    )
+    return {"seconds": work.seconds, "frozen_seconds": work.freeze, "bytes": work.written}
+
+
+def _saved(notice: Notice, order: SaveOrder) -> float:
+    known = {one.name: one for one in notice.sandboxes}
+    free = [0.0] * notice.workers
+    for save in order.saves:
+        one = known[save.name]
+        whole = save.most is TurnClass.FULL and one.needs is TurnClass.FULL
+        free[free.index(min(free))] += one.full if whole else one.files
+    return max(free)

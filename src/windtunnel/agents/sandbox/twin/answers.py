@@ -21,7 +21,7 @@ from windtunnel.agents.sandbox.twin.questions import (
     spot,
     urgent,
 )
-from windtunnel.agents.sandbox.twin.setup import POLICIES, Policy
+from windtunnel.agents.sandbox.twin.setup import ARMS, Arm
 
 MOST = 512
 """Sandboxes on one host up to which a policy's break is searched."""
@@ -49,7 +49,7 @@ def answer(
     setting: Setting,
     origin: str,
     *,
-    policies: Sequence[Policy],
+    policies: Sequence[Arm],
     numbers: Sequence[int],
     notices: Sequence[float],
     forks: int,
@@ -90,7 +90,7 @@ def answer(
         if policy.name in ("full", "semantic", "files")
         for row in growth(
             policy.name,
-            one.world(POLICIES[policy.name], middle).run().made,
+            one.world(ARMS[policy.name], middle).run().made,
             setting.costs,
             retention or Retention(),
         )

@@ -3,7 +3,7 @@
 A trace says how long the model thinks and, where it was judged or generated, which class a turn truly has; it
 does not say how long commands run or how much memory they touch. That is drawn here, from a ``Shape`` whose
 figures are assumptions to be set by the user: no data set that we know holds them all. Classes are not taken
-over: each turn becomes the *effects* that an inspector would report of it, and the live policy decides.
+over: each turn becomes the *effects* that an inspector would report of it, and the policy decides.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from windtunnel.agents.sandbox.model import Effects, FileChange, ProcessEffect, References, TurnClass
-from windtunnel.agents.sandbox.policy import decide
+from windtunnel.agents.sandbox.model import (
+    Effects,
+    FileChange,
+    Part,
+    ProcessEffect,
+    References,
+    ShellEffect,
+    TurnClass,
+)
+from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.agents.sandbox.traces.generate import Mix, generate
 from windtunnel.agents.sandbox.traces.schema import Trace
 
 
 @dataclass(frozen=True)
 class TurnLoad:
-    """One turn: seconds and bytes, and what the inspector sees of it.
+    """One turn: seconds and bytes, and what the inspector sees of it: with ``seen_whole``, of all since the
+    last checkpoint; else of this turn alone, to which is added what no checkpoint covers yet.
 
     ``run_wall``: the command alone on a machine, of which ``run_cpu`` are CPU. ``memory`` and ``processes``:
     what the sandbox holds after the turn, beyond its init and main shell. ``dirty``: bytes of memory that the
@@ -38,11 +47,13 @@ class TurnLoad:
     processes: int = 0
     dirty: float = 0.0
     files: float = 0.0
+    references: References = field(default_factory=References)
+    seen_whole: bool = False
 
     @cached_property
     def turn_class(self) -> TurnClass:
-        """What the live policy makes of the turn."""
-        return decide(self.effects, References()).turn_class
+        """What the turn by itself needs."""
+        return class_of(self.effects, self.references)[0]
 
 
 Session = tuple[TurnLoad, ...]
@@ -89,8 +100,53 @@ def effects_of(turn_class: TurnClass, *, peeked: bool = False) -> Effects:
     if turn_class is TurnClass.FILES:
         return Effects(files=(FileChange("/workspace/file", "modified"),), files_total=1)
     if turn_class is TurnClass.SHELL:
-        return Effects(shells=("main",))
+        return Effects(shells=(ShellEffect("main"),))
     return Effects()
+
+
+def merged(one: Effects, two: Effects) -> Effects:
+    """Effects of two stretches of time, the one after the other."""
+    if one == Effects():
+        return two
+    files = {change.path: change for change in (*one.files, *two.files)}
+    processes = {process.pid: process for process in one.processes}
+    for later in two.processes:
+        before = processes.get(later.pid)
+        processes[later.pid] = later if before is None else _both(before, later)
+    unlisted = one.files_total - len(one.files) + two.files_total - len(two.files)
+    return Effects(
+        files=tuple(files.values()),
+        files_total=len(files) + unlisted,
+        processes=tuple(processes.values()),
+        shells=tuple({shell.name: shell for shell in (*one.shells, *two.shells)}.values()),
+        doubts=tuple(dict.fromkeys((*one.doubts, *two.doubts))),
+    )
+
+
+def _both(one: ProcessEffect, two: ProcessEffect) -> ProcessEffect:
+    def added(first: int | None, second: int | None) -> int | None:
+        return None if first is None or second is None else first + second
+
+    return replace(
+        two,
+        started=one.started or two.started,
+        dirty_pages=added(one.dirty_pages, two.dirty_pages),
+        new_mappings=one.new_mappings + two.new_mappings,
+        inputs=added(one.inputs, two.inputs),
+        writes=added(one.writes, two.writes),
+        cpu=one.cpu + two.cpu,
+        descriptors_changed=one.descriptors_changed or two.descriptors_changed,
+    )
+
+
+def uncovered(effects: Effects, made: TurnClass) -> Effects:
+    """What of the effects a checkpoint of class ``made`` leaves to be kept."""
+    if made is TurnClass.FULL:
+        return Effects()
+    if made is TurnClass.FILES:
+        doubts = tuple(doubt for doubt in effects.doubts if doubt.part is not Part.FILES)
+        return Effects(processes=effects.processes, doubts=doubts)
+    return effects if made is TurnClass.NONE else replace(effects, shells=())
 
 
 def from_trace(trace: Trace, rng: np.random.Generator, shape: Shape = Shape()) -> Session:

@@ -1,9 +1,9 @@
 """Runs that were measured, and how close the twin comes to them.
 
 ``validate`` gives the twin the turns of a run that was observed (``bench.recording``) on as many cores, and
-compares. The twin gets the commands' own seconds and CPU, the think times and the classes that were decided;
-what it must find by itself is how long checkpoints take when they share the machine, and what of that
-somebody waited for.
+compares. The twin gets the commands' own seconds and CPU, the think times and what the inspector saw of each
+turn; what it must find by itself is what is kept, how long checkpoints take when they share the machine, and
+what of that somebody waited for.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.costs import Costs
-from windtunnel.agents.sandbox.model import Manifest, TurnClass
-from windtunnel.agents.sandbox.twin.loads import TurnLoad, effects_of
+from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
+from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName
+from windtunnel.agents.sandbox.twin.loads import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
-from windtunnel.agents.sandbox.twin.setup import POLICIES, Machine, Outcome
+from windtunnel.agents.sandbox.twin.setup import Arm, Machine, Outcome
 from windtunnel.agents.sandbox.twin.world import World
 
 BOUND = 0.20
@@ -24,13 +25,15 @@ BOUND = 0.20
 
 @dataclass(frozen=True)
 class ObservedTurn:
-    """What one turn took, in seconds. ``gate``: how long the next turn waited for this one's checkpoint (None
-    after the last). ``checkpoint``: the id of the manifest, where the turn made one."""
+    """What one turn took, in seconds, and what was seen and decided at its end. ``gate``: how long the next
+    turn waited for this one's checkpoint (None after the last). ``checkpoint``: the id of the manifest, where
+    the turn made one."""
 
     run: float
     cpu: float
     think: float
-    turn_class: TurnClass
+    look: Look
+    keep: Keep
     gate: float | None
     checkpoint: str = ""
 
@@ -51,7 +54,7 @@ class ObservedRun:
 
     cores: int
     workers: int
-    policy: str
+    policy: PolicyName
     boxes: tuple[ObservedBox, ...]
 
 
@@ -85,21 +88,24 @@ def observed_from(box: ObservedBox, costs: Costs) -> tuple[TurnLoad, ...]:
     memory, processes = 0.0, 0
     loads = []
     for turn in box.turns:
-        manifest = manifests.get(turn.checkpoint)
+        manifest, made = manifests.get(turn.checkpoint), turn.keep.made
         dirty = files = 0.0
-        if manifest is not None and turn.turn_class is TurnClass.FULL and manifest.image is not None:
+        if manifest is not None and made is TurnClass.FULL and manifest.image is not None:
             image = manifest.image
             processes = max(0, len(image.processes) - 2)
             memory = max(0.0, image.bytes_raw - costs.image_bytes(0, processes))
             dirty = max(0.0, image.bytes_new - costs.new_base) / max(costs.new_per_byte, 1e-6)
-        if manifest is not None and turn.turn_class >= TurnClass.FILES and manifest.files is not None:
+        if manifest is not None and made >= TurnClass.FILES and manifest.files is not None:
             files = max(0.0, manifest.files.bytes_new - costs.files_new)
         loads.append(
             TurnLoad(
                 run_wall=turn.run,
                 run_cpu=turn.cpu,
                 think=turn.think,
-                effects=effects_of(turn.turn_class),
+                # what nobody looked at is nothing, and the policy that ran did not ask
+                effects=turn.look.effects or Effects(),
+                references=turn.look.references,
+                seen_whole=True,
                 memory=memory,
                 processes=processes,
                 dirty=dirty,
@@ -112,13 +118,12 @@ def observed_from(box: ObservedBox, costs: Costs) -> tuple[TurnLoad, ...]:
 def emulated(run: ObservedRun, costs: Costs, *, disk: float = 1e9) -> Outcome:
     """The same run on the twin. Commands were measured where they shared the CPUs with one another, so their
     seconds hold that already: the twin adds only what checkpoints take."""
-    # a class that was decided is taken as it is: it is the policy's answer already
-    policy = POLICIES["semantic-fifo" if run.policy.endswith("-fifo") else "semantic"]
-    machine = Machine(cores=run.cores, disk=disk, workers=run.workers)
+    looks = [turn.look for box in run.boxes for turn in box.turns] or [Look(Occasion.TURN)]
+    machine = Machine(cores=run.cores, disk=disk, workers=run.workers, images=looks[0].images_possible)
     world = World(
         machine,
         costs,
-        policy,
+        Arm(run.policy, run.policy, rules=looks[0].rules),
         [observed_from(box, costs) for box in run.boxes],
         [box.began for box in run.boxes],
     )
@@ -137,7 +142,7 @@ def validate(runs: Sequence[ObservedRun], costs: Costs) -> list[Comparison]:
         freezes = [
             manifests[turn.checkpoint].freeze_seconds
             for turn in turns
-            if turn.turn_class >= TurnClass.FILES and turn.checkpoint in manifests
+            if turn.keep.made >= TurnClass.FILES and turn.checkpoint in manifests
         ]
         gates = [turn.gate for turn in turns if turn.gate is not None]
         frozen = [made.freeze for made in outcome.made if made.turn_class >= TurnClass.FILES]

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.costs import Costs
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.loads import Session, Shape, sessions, starts
-from windtunnel.agents.sandbox.twin.setup import POLICIES, Loss, Machine, Outcome, Policy
+from windtunnel.agents.sandbox.twin.setup import ARMS, Arm, Loss, Machine, Outcome
 from windtunnel.agents.sandbox.twin.world import World
 
 MOST_OVERHEAD = 0.019
@@ -53,7 +53,7 @@ class Setting:
         alone = [turn.run_wall + turn.think for turn in made[0]]
         return made, starts(count, self.seed, sum(alone) / len(alone) * 4)
 
-    def world(self, policy: Policy, density: int) -> World:
+    def world(self, policy: Arm, density: int) -> World:
         made, begin = self.play(density)
         return World(self.machine, self.costs, policy, made, begin, hosts=self.hosts)
 
@@ -86,10 +86,10 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else 0.0
 
 
-def density(setting: Setting, policy: Policy, number: int, free: Outcome | None = None) -> Density:
+def density(setting: Setting, policy: Arm, number: int, free: Outcome | None = None) -> Density:
     """Run one policy at one density. ``free``: the same without checkpoints, where it is at hand."""
     if free is None:
-        free = setting.world(POLICIES["conversation"], number).run()
+        free = setting.world(ARMS["conversation"], number).run()
     world = setting.world(policy, number)
     outcome = world.run()
     overhead = np.median(np.array(outcome.ends) / np.array(free.ends) - 1)
@@ -111,11 +111,11 @@ def density(setting: Setting, policy: Policy, number: int, free: Outcome | None 
     )
 
 
-def densities(setting: Setting, policies: Sequence[Policy], numbers: Sequence[int]) -> list[Density]:
+def densities(setting: Setting, policies: Sequence[Arm], numbers: Sequence[int]) -> list[Density]:
     """Every policy at every density."""
     rows: list[Density] = []
     for number in numbers:
-        free = setting.world(POLICIES["conversation"], number).run()
+        free = setting.world(ARMS["conversation"], number).run()
         rows.extend(density(setting, policy, number, free) for policy in policies)
     return rows
 
@@ -133,7 +133,7 @@ class Break:
     """How many such sandboxes the memory of a host holds."""
 
 
-def breaking(setting: Setting, policy: Policy, most: int = 128) -> Break:
+def breaking(setting: Setting, policy: Arm, most: int = 128) -> Break:
     """Where a policy breaks, by doubling and then halving. The search takes it that a policy that broke
     stays broken; a seed may have a denser host that happens to bear it."""
     return _search(
@@ -178,11 +178,11 @@ class Spot:
 
 
 def spot(
-    setting: Setting, policies: Sequence[Policy], notices: Sequence[float], number: int, trials: int = 5
+    setting: Setting, policies: Sequence[Arm], notices: Sequence[float], number: int, trials: int = 5
 ) -> list[Spot]:
     """One host is taken at times drawn over the middle of the run; the same times for every policy. A policy
     of *conversation* here saves nothing at the end of turns and all at the notice."""
-    free = setting.world(POLICIES["conversation"], number).run()
+    free = setting.world(ARMS["conversation"], number).run()
     length = float(np.median(free.ends))
     times = np.random.default_rng([setting.seed, 2]).uniform(0.25 * length, 0.75 * length, trials)
     rows = []
@@ -221,9 +221,9 @@ class Failures:
     recovery_median: float
 
 
-def failures(setting: Setting, policies: Sequence[Policy], number: int, mean_hours: float) -> list[Failures]:
+def failures(setting: Setting, policies: Sequence[Arm], number: int, mean_hours: float) -> list[Failures]:
     """Hosts die independently, so many hours apart on average; the same deaths for every policy."""
-    free = setting.world(POLICIES["conversation"], number).run()
+    free = setting.world(ARMS["conversation"], number).run()
     length = max(free.ends)
     rng = np.random.default_rng([setting.seed, 3])
     deaths: list[tuple[int, float]] = []
@@ -272,7 +272,7 @@ def urgent(setting: Setting, numbers: Sequence[int], workers: Sequence[int]) -> 
     rows = []
     for number, lanes, name in itertools.product(numbers, workers, ("semantic", "full")):
         narrow = replace(setting, machine=replace(setting.machine, workers=lanes))
-        two, one = (narrow.world(POLICIES[name + end], number).run().gates for end in ("", "-fifo"))
+        two, one = (narrow.world(ARMS[name + end], number).run().gates for end in ("", "-fifo"))
         rows.append(
             Urgent(
                 policy=name,

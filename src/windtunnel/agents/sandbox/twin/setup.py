@@ -5,43 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import DEFAULT, Keep, PolicyName, Rules
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What is kept at a turn's end, and whether those who are waited for go first."""
+class Arm:
+    """A policy with its rules, and whether those who are waited for go first (not with ``fifo``)."""
 
     name: str
-    keeps: TurnClass | None = None
-    """The class that every turn gets; None: what the turn's effects call for."""
+    policy: PolicyName
     fifo: bool = False
-
-    def class_of(self, needed: TurnClass) -> TurnClass:
-        return needed if self.keeps is None else self.keeps
+    rules: Rules = DEFAULT
 
 
-POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy("conversation", TurnClass.NONE),
-        Policy("files", TurnClass.FILES),
-        Policy("full", TurnClass.FULL),
-        Policy("full-fifo", TurnClass.FULL, fifo=True),
-        Policy("semantic"),
-        Policy("semantic-fifo", fifo=True),
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("conversation", "conversation"),
+        Arm("files", "files"),
+        Arm("full", "full"),
+        Arm("full-fifo", "full", fifo=True),
+        Arm("semantic", "semantic"),
+        Arm("semantic-fifo", "semantic", fifo=True),
     )
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One host of the emulation; all are alike. Bytes, and bytes a second. ``workers``: None: one a core."""
+    """One host of the emulation; all are alike. Bytes, and bytes a second. ``workers``: None: one a core.
+    ``images``: processes can be kept."""
 
     cores: int = 32
     memory: float = 256e9
     disk: float = 1e9
     network: float = 1.25e9
     workers: int | None = None
+    images: bool = True
 
     @property
     def lanes(self) -> int:
@@ -81,7 +81,8 @@ class Made:
 class Outcome:
     """What happened in a run. ``gates``: for each turn but the last of a session, seconds that the reply
     waited for the checkpoint. ``asked`` and ``hidden``: checkpoints of those turns, and how many were safe
-    when the reply came. ``ends``: seconds that each session took."""
+    when the reply came. ``ends``: seconds that each session took. ``decided``: what the policy said of each
+    turn's end, with the sandbox and the turn."""
 
     ends: list[float] = field(default_factory=list)
     gates: list[float] = field(default_factory=list)
@@ -90,3 +91,4 @@ class Outcome:
     made: list[Made] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     cpu_served: float = 0.0
+    decided: list[tuple[int, int, Keep]] = field(default_factory=list)

@@ -6,9 +6,9 @@ gate).
 A checkpoint is a frozen part and the rest; of each, what is CPU goes to the CPUs, what is not to the disk.
 The checkpoint of a session's last turn is made, but nobody waits for it.
 
-What a turn needs is what the live policy says of its effects. A turn whose need no checkpoint has covered is
-lost with the host, and so is every turn after it: a checkpoint of files alone does not hold a process that
-was started before.
+What is kept is what the policy says of the effects since the last checkpoint. A turn whose need no checkpoint
+has covered is lost with the host, and so is every turn after it: a checkpoint of files alone does not hold a
+process that was started before.
 """
 
 from __future__ import annotations
@@ -18,11 +18,20 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from windtunnel.agents.sandbox.costs import Costs, Work
-from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.policy import save_order
-from windtunnel.agents.sandbox.twin.loads import Session
+from windtunnel.agents.sandbox.model import Effects, TurnClass
+from windtunnel.agents.sandbox.policy import (
+    POLICIES,
+    READS_EFFECTS,
+    Endangered,
+    Keep,
+    Look,
+    Notice,
+    Occasion,
+    SaveOrder,
+)
+from windtunnel.agents.sandbox.twin.loads import Session, merged, uncovered
 from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
-from windtunnel.agents.sandbox.twin.setup import Loss, Machine, Made, Outcome, Policy
+from windtunnel.agents.sandbox.twin.setup import Arm, Loss, Machine, Made, Outcome
 from windtunnel.engines.events import Activity, Clock, Running, Shared
 
 
@@ -53,6 +62,10 @@ class _Box:
     """Turns that no checkpoint covers yet, with what they need."""
     dirty: float = 0.0
     files: float = 0.0
+    effects: Effects = field(default_factory=Effects)
+    """Since the last checkpoint of each part."""
+    has_image: bool = True
+    """The newest checkpoint has."""
     pending: Job | None = None
     planned: TurnClass | None = None
     life: Running | None = None
@@ -72,18 +85,18 @@ class World:
         self,
         machine: Machine,
         costs: Costs,
-        policy: Policy,
+        arm: Arm,
         sessions: Sequence[Session],
         starts: Sequence[float],
         *,
         hosts: int = 1,
     ) -> None:
         self.clock = Clock()
-        self.machine, self.costs, self.policy = machine, costs, policy
+        self.machine, self.costs, self.arm = machine, costs, arm
         self.outcome = Outcome(ends=[0.0] * len(sessions))
         self.hosts = [self._new_host() for _ in range(hosts)]
         self.boxes = [
-            _Box(number, session, self.hosts[number % hosts], start)
+            _Box(number, session, self.hosts[number % hosts], start, has_image=machine.images)
             for number, (session, start) in enumerate(zip(sessions, starts, strict=True))
         ]
         for box in self.boxes:
@@ -103,7 +116,7 @@ class World:
 
     def notice(self, place: int, at: float, seconds: float) -> None:
         """Host number ``place`` is told at that time that it goes in so many seconds: no further command
-        starts, and what is not covered is saved in the order of the live policy."""
+        starts, and what is not covered is saved in the order of the policy."""
         self.clock.at(at, lambda: self._drain(place, seconds))
 
     # --- a sandbox's life
@@ -114,7 +127,7 @@ class World:
             cpu=Shared(clock, machine.cores, 1.0),
             disk=Shared(clock, self.costs.disk_lanes, 1.0),
             network=Shared(clock, machine.network, machine.network),
-            engine=Scheduler(lambda: clock.now, machine.lanes, fifo=self.policy.fifo),
+            engine=Scheduler(lambda: clock.now, machine.lanes, fifo=self.arm.fifo),
         )
 
     def _begin(self, box: _Box) -> None:
@@ -130,7 +143,7 @@ class World:
             box.in_command, box.began = True, clock.now
             yield host.cpu.use(load.run_cpu)
             yield clock.delay(load.run_wall - load.run_cpu)
-            if self.policy.keeps is None:
+            if self.arm.policy in READS_EFFECTS:
                 yield host.cpu.use(self.costs.decide)
             box.in_command = False
             box.at += 1
@@ -138,10 +151,10 @@ class World:
             box.turn_ends.append(clock.now)
             box.dirty += load.dirty
             box.files += load.files
-            needed = load.turn_class
-            if needed > TurnClass.NONE:
-                box.needs[box.at] = needed
-            job = self._end_turn(box, needed)
+            box.effects = load.effects if load.seen_whole else merged(box.effects, load.effects)
+            if load.turn_class > TurnClass.NONE:
+                box.needs[box.at] = load.turn_class
+            job = self._end_turn(box)
             yield clock.delay(load.think)
             if box.at < len(box.session):
                 reply = clock.now
@@ -153,32 +166,54 @@ class World:
                 outcome.hidden += job is not None and clock.now == reply
         outcome.ends[box.number] = clock.now - box.start
 
-    def _end_turn(self, box: _Box, needed: TurnClass) -> Job | None:
+    def _end_turn(self, box: _Box) -> Job | None:
         if box.host.draining:
             return self._save(box, box.planned) if box.planned is not None and box.needs else None
-        chosen = self.policy.class_of(needed)
-        return None if chosen is TurnClass.NONE else self._submit(box, chosen)
+        keep = self._decide(box, Occasion.TURN)
+        self.outcome.decided.append((box.number, box.at, keep))
+        return self._submit(box, keep)
+
+    def _decide(self, box: _Box, occasion: Occasion, most: TurnClass = TurnClass.FULL) -> Keep:
+        load = box.session[max(0, box.at - 1)]
+        look = Look(
+            occasion,
+            box.effects,
+            load.references,
+            has_image=box.has_image,
+            images_possible=self.machine.images,
+            most=most,
+            memory=int(load.memory),
+            processes=load.processes,
+            rules=self.arm.rules,
+        )
+        keep = POLICIES[self.arm.policy](look)
+        assert isinstance(keep, Keep)
+        return keep
 
     # --- checkpoints
 
-    def _submit(self, box: _Box, chosen: TurnClass, *, urgent: bool = False) -> Job:
-        job = Job(f"{box.number}/{box.at}", lambda job: self._start(box, chosen, job))
+    def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> Job | None:
+        if keep.made is TurnClass.NONE:
+            return None
+        job = Job(f"{box.number}/{box.at}", lambda job: self._start(box, keep, job))
         box.pending = job
         box.host.engine.submit(job, urgent=urgent)
         return job
 
-    def _start(self, box: _Box, chosen: TurnClass, job: Job) -> None:
+    def _start(self, box: _Box, keep: Keep, job: Job) -> None:
         box.jobs = [one for one in box.jobs if not one.ended]
-        box.jobs.append(Running(self._checkpoint(box, chosen, job)))
+        box.jobs.append(Running(self._checkpoint(box, keep, job)))
 
-    def _checkpoint(self, box: _Box, chosen: TurnClass, job: Job) -> Activity:
-        host, clock, turn = box.host, self.clock, box.at
+    def _checkpoint(self, box: _Box, keep: Keep, job: Job) -> Activity:
+        host, clock, turn, chosen = box.host, self.clock, box.at, keep.made
         work = self.work_of(box, chosen)
         memory = box.session[turn - 1].memory
         if chosen is TurnClass.FULL:
             box.dirty = 0.0
         if chosen >= TurnClass.FILES:
             box.files = 0.0
+        box.effects = uncovered(box.effects, chosen)
+        box.has_image = chosen is TurnClass.FULL or (box.has_image and keep.image)
         began = clock.now
         yield host.cpu.use(work.freeze * work.cpu)
         yield host.disk.use(work.freeze * (1 - work.cpu))
@@ -211,28 +246,27 @@ class World:
                 continue  # the checkpoint that runs covers it
             if box.needs or box.in_command:
                 unsaved[f"{box.number:09}"] = box
-        if self.policy.keeps is TurnClass.FILES:
-            plan = [(name, TurnClass.FILES) for name in sorted(unsaved)]
-        else:
-            estimates = {name: self._estimate(box) for name, box in unsaved.items()}
-            plan = save_order(estimates, seconds, self.machine.lanes) if estimates else []
-        for name, planned in plan:
-            box = unsaved[name]
-            box.planned = planned
+        notice = Notice(
+            seconds,
+            self.machine.lanes,
+            tuple(self._endangered(name, box) for name, box in unsaved.items()),
+        )
+        order = POLICIES[self.arm.policy](notice)
+        assert isinstance(order, SaveOrder)
+        for planned in order.saves:
+            box = unsaved[planned.name]
+            box.planned = planned.most
             if not box.in_command:
-                self._save(box, planned)
+                self._save(box, planned.most)
 
-    def _estimate(self, box: _Box) -> tuple[float, float]:
-        """Seconds of a checkpoint of files, and of one that covers all that the sandbox needs. A command that
-        runs may yet need everything."""
-        full = box.in_command or max(box.needs.values()) is TurnClass.FULL
-        files = self.work_of(box, TurnClass.FILES).seconds
-        return files, self.work_of(box, TurnClass.FULL).seconds if full else files
+    def _endangered(self, name: str, box: _Box) -> Endangered:
+        # a command that runs may yet need everything
+        needs = TurnClass.FULL if box.in_command else max(box.needs.values())
+        files, full = (self.work_of(box, made).seconds for made in (TurnClass.FILES, TurnClass.FULL))
+        return Endangered(name, needs, files, full)
 
-    def _save(self, box: _Box, planned: TurnClass) -> Job:
-        """``planned`` full means: all that is needed, which may be less."""
-        needed = max(box.needs.values())
-        return self._submit(box, min(planned, needed) if planned is TurnClass.FULL else planned, urgent=True)
+    def _save(self, box: _Box, most: TurnClass) -> Job | None:
+        return self._submit(box, self._decide(box, Occasion.NOTICE, most), urgent=True)
 
     def _running(self, host: _Host) -> list[_Box]:
         return [box for box in self.boxes if box.host is host and box.life is not None and not box.life.ended]
@@ -253,6 +287,7 @@ class World:
                 self.outcome.losses.append(loss)
                 continue
             box.at, box.needs = kept, {}
+            box.effects, box.has_image = Effects(), self.machine.images
             box.turn_ends = box.turn_ends[:kept]
             box.pending, box.planned, box.in_command = None, None, False
             box.jobs = []

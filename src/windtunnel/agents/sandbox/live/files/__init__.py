@@ -2,5 +2,6 @@
 
 from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.pool import Pool, open_pool
+from windtunnel.agents.sandbox.live.files.tree import LeftOut
 
-__all__ = ["Pool", "PoolError", "open_pool"]
+__all__ = ["LeftOut", "Pool", "PoolError", "open_pool"]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files.tree import Copier, attributes
+from windtunnel.agents.sandbox.live.files.tree import Copier, LeftOut, attributes
 from windtunnel.base.errors import UserError
 
 RECIPE = 2
@@ -175,7 +175,8 @@ def fill(
     _etc(root, target, copier)
     if copier.skipped:
         some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
-        progress(f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})")
+        words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"
+        progress(LeftOut(words))
 
 
 def _listed(root: Path, package: Package) -> list[str]:

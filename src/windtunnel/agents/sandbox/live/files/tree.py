@@ -22,6 +22,12 @@ _OWN = frozenset(("btrfs.compression", "security.selinux"))
 _NO_SHARING = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
 
 
+class LeftOut(str):
+    """Said of an image that is being made: something that it lacks."""
+
+    __slots__ = ()
+
+
 @dataclass
 class Copier:
     """One copy: ``links`` maps files that have several names to where the first of them went."""

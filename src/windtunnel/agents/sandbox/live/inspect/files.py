@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.live.inspect.syscalls import (
     NUMBERS,
     RENAMED,
 )
-from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.agents.sandbox.model import Doubt, FileChange, Part
 
 LISTED = 4096
 _NUMBERS = NUMBERS.get(platform.machine(), {})
@@ -40,7 +40,7 @@ class Window:
             self._kept, self._elsewhere = Changes(), Changes()
             self._links: set[bytes] = set()
             self._nameless: set[int] = set()
-            self._doubts: dict[str, None] = {}
+            self._doubts: dict[Doubt, None] = {}
 
     def add(self, event: Event) -> None:
         """Take one event in. One that cannot be told leaves a doubt, and the reader goes on."""
@@ -48,11 +48,11 @@ class Window:
             try:
                 self._add(event)
             except (OSError, ValueError) as error:
-                self._doubts[f"files: an event was not understood ({error})"] = None
+                self._unsure(f"an event was not understood ({error})")
 
     def _add(self, event: Event) -> None:
         if event.cut:
-            self._doubts["files: a path was too long to be read"] = None
+            self._unsure("a path was too long to be read")
         base = self._root.inside(event.device, event.names)
         if base is None:
             self._root.refresh()
@@ -61,7 +61,7 @@ class Window:
             self._open_file(event, base)
             return
         if base is None:
-            self._doubts["files: a change on no known mount"] = None
+            self._unsure("a change on no known mount")
             return
         path = self._root.resolved(base, event.path)
         self._through_proc(path)
@@ -69,7 +69,7 @@ class Window:
             self._root.forget()
             base2 = self._root.inside(event.device2, event.names2)
             if base2 is None:
-                self._doubts["files: a change on no known mount"] = None
+                self._unsure("a change on no known mount")
                 return
             new = self._root.resolved(base2, event.path2)
             self._through_proc(new)
@@ -88,7 +88,7 @@ class Window:
                 self._links.add(path)
         elif event.op in (METADATA, MODIFIED):
             if path in self._links:
-                self._doubts["files: a change through a link that was just made"] = None
+                self._unsure("a change through a link that was just made")
             path = self._root.followed(path)
         self._note(event.op, path)
 
@@ -98,8 +98,12 @@ class Window:
             self._note(op, path)
 
     def doubt(self, words: str) -> None:
+        """Something of the files may be missing."""
         with self._lock:
-            self._doubts[words] = None
+            self._unsure(words)
+
+    def _unsure(self, words: str) -> None:
+        self._doubts[Doubt(Part.FILES, words)] = None
 
     def touched(self, path: bytes) -> None:
         """The host itself wrote a path inside."""
@@ -137,13 +141,13 @@ class Window:
             at = path.rfind(b"/") if self._links else 0
             while at > 0:
                 if path[:at] in self._links and not self._known(path[:at]):
-                    self._doubts["files: a change through a link that was just made"] = None
+                    self._unsure("a change through a link that was just made")
                 at = path.rfind(b"/", 0, at)
 
     def _through_proc(self, path: bytes) -> None:
         """Nothing can be made or removed in /proc itself: the path led through a link of a process."""
         if not self._root.is_channel(path) and self._root.place(path) == "ignored":
-            self._doubts["files: a change by a path through /proc or /dev"] = None
+            self._unsure("a change by a path through /proc or /dev")
 
     def _may_be_link(self, path: bytes) -> bool:
         now = self._root.lstat(path)
@@ -154,16 +158,15 @@ class Window:
         now = self._root.lstat(path)
         return now is not None and stat.S_ISDIR(now.st_mode)
 
-    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[str]]:
-        """Net changes, how many there are in all, and doubts in words."""
+    def effect(self, alive: Collection[int]) -> tuple[list[FileChange], int, list[Doubt]]:
+        """Net changes, how many there are in all, and doubts."""
         with self._lock:
             doubts = list(self._doubts)
             found, total = self._kept.net(self._root.lstat, LISTED)
             gone, count = self._elsewhere.net(self._root.lstat_elsewhere, 1)
         if count:
-            doubts.append(
-                f"{gone[0].path if gone else 'a file'} is kept by process images only and was changed"
-            )
+            path = gone[0].path if gone else "a file"
+            doubts.append(Doubt(Part.PROCESSES, f"{path} is kept by process images only and was changed"))
         if self._nameless & set(alive):
-            doubts.append("a process wrote to a file in memory that has no name")
+            doubts.append(Doubt(Part.PROCESSES, "a process wrote to a file in memory that has no name"))
         return found, total, doubts

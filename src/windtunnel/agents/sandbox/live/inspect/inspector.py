@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.live.inspect.marks import Marks
 from windtunnel.agents.sandbox.live.inspect.paths import Root
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS
 from windtunnel.agents.sandbox.live.inspect.tasks import Tasks
-from windtunnel.agents.sandbox.model import Effects, FileChange, References
+from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
 from windtunnel.base.errors import UserError
 
 Kind = Literal["ebpf", "fanotify", "activity"]
@@ -218,29 +218,29 @@ class Inspector:
         source = self._kernel
         return lambda pid: source.count(slot, pid)
 
-    def _kernel_doubts(self, watched: _Watched, source: Kernel) -> list[str]:
-        doubts = [source.broken] if source.broken else []
+    def _kernel_doubts(self, watched: _Watched, source: Kernel) -> list[Doubt]:
+        doubts = [Doubt(Part.PROCESSES, source.broken)] if source.broken else []
         lost = source.lost(watched.slot) - watched.lost
         if lost:
-            doubts.append(f"files: {lost} events were lost")
+            doubts.append(Doubt(Part.FILES, f"{lost} events were lost"))
         counted = source.doubts(watched.slot)
-        for words, now, files, image in zip(DOUBTS, counted, watched.at_files, watched.at_image, strict=True):
-            if now > (files if words.startswith("files:") else image):
-                doubts.append(words)
+        for doubt, now, files, image in zip(DOUBTS, counted, watched.at_files, watched.at_image, strict=True):
+            if now > (files if doubt.part is Part.FILES else image):
+                doubts.append(doubt)
         return doubts
 
 
-def _asked(watched: _Watched) -> tuple[list[FileChange], int, list[str]]:
+def _asked(watched: _Watched) -> tuple[list[FileChange], int, list[Doubt]]:
     """The files that the pool says were written since."""
     now = watched.generation()
     if watched.began >= 0 and now == watched.began:
-        return [], 0, ["files: a write that is not on the disk yet cannot be told"]
+        return [], 0, [Doubt(Part.FILES, "a write that is not on the disk yet cannot be told")]
     paths = watched.find_new(watched.began) if watched.began >= 0 else None
     if paths is None:
-        return [], 0, ["files: it cannot be told which were written"]
+        return [], 0, [Doubt(Part.FILES, "it cannot be told which were written")]
     # removed files are in no such list, so the list only adds to the doubt
     found = [FileChange(path, "modified") for path in paths]
-    return found, len(found), ["files: what was removed cannot be told"]
+    return found, len(found), [Doubt(Part.FILES, "what was removed cannot be told")]
 
 
 def _words(kind: Kind, no_memory: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -109,7 +109,7 @@ class Marks:
                 while at < len(data):
                     length, _, _, header, mask, _, _ = _METADATA.unpack_from(data, at)
                     if mask & _OVERFLOW:
-                        self._doubt("files: the queue of changes ran over")
+                        self._doubt("the queue of changes ran over")
                     elif header < length:
                         self._event(mask, data[at + header : at + length], folders)
                     at += length
@@ -149,7 +149,7 @@ class Marks:
             fd: int = _libc.open_by_handle_at(box.fd, buffer, os.O_PATH | os.O_CLOEXEC)
             if fd < 0:
                 if ctypes.get_errno() != errno.ESTALE:
-                    box.window.doubt("files: a directory cannot be told by its handle")
+                    box.window.doubt("a directory cannot be told by its handle")
                 continue
             try:
                 rest = below(os.readlink(f"/proc/self/fd/{fd}".encode()), box.root.folder)

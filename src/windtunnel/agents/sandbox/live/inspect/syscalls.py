@@ -9,23 +9,25 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from windtunnel.agents.sandbox.model import Doubt, Part
+
 IGNORED, WRITE, READ, COPY, OPEN, PATH, DESCRIPTOR, MMAP, IOCTL, BIND, DOUBT = range(11)
 CREATED, MODIFIED, DELETED, RENAMED, METADATA = range(1, 6)
 NONE = 255
 
 # 0 to 3 and 10 are raised inside the program (see its ``enum doubt``)
 DOUBTS = (
-    "system calls of another machine (32-bit) were made",
-    "files: a descriptor was closed while it was in use",
-    "files: the arguments of an open could not be read",
-    "files: a file system was told to change by ioctl",
-    "io_uring was set up",
-    "one process wrote the memory of another, or traced it",
-    "mounts were changed",
-    "System V or POSIX queues, semaphores or shared memory were used",
-    "files: asynchronous input and output (AIO) was used",
-    "namespaces were changed",
-    "what some process received and wrote was not counted",
+    Doubt(Part.PROCESSES, "system calls of another machine (32-bit) were made"),
+    Doubt(Part.FILES, "a descriptor was closed while it was in use"),
+    Doubt(Part.FILES, "the arguments of an open could not be read"),
+    Doubt(Part.FILES, "a file system was told to change by ioctl"),
+    Doubt(Part.PROCESSES, "io_uring was set up"),
+    Doubt(Part.PROCESSES, "one process wrote the memory of another, or traced it"),
+    Doubt(Part.PROCESSES, "mounts were changed"),
+    Doubt(Part.PROCESSES, "System V or POSIX queues, semaphores or shared memory were used"),
+    Doubt(Part.FILES, "asynchronous input and output (AIO) was used"),
+    Doubt(Part.PROCESSES, "namespaces were changed"),
+    Doubt(Part.PROCESSES, "what some process received and wrote was not counted"),
 )
 URING, TRACE, MOUNT, IPC, AIO, NAMESPACE = range(4, 10)
 

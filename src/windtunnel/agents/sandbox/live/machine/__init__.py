@@ -15,10 +15,10 @@ from windtunnel.agents.sandbox.live.machine.group import Group
 from windtunnel.agents.sandbox.live.machine.leftovers import collect, leftovers
 from windtunnel.agents.sandbox.live.machine.machine import Machine
 from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file
-from windtunnel.agents.sandbox.live.machine.state import not_replayable
+from windtunnel.agents.sandbox.live.machine.state import shell_effect
 from windtunnel.agents.sandbox.views import Entry
 
 __all__ = [
     "Cgroup", "Entry", "Group", "Machine", "MachineError", "addresses", "collect", "leftovers",
-    "listen_inside", "netns_file", "not_replayable", "rootless",
+    "listen_inside", "netns_file", "rootless", "shell_effect",
 ]  # fmt: skip

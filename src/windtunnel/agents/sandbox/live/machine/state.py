@@ -15,7 +15,7 @@ import shlex
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.model import ShellState
+from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 SECTIONS = (
     "variables", "functions", "attributes", "aliases", "shopt", "options", "umask", "arguments", "limits",
@@ -96,27 +96,25 @@ class State:
         return ShellState(name, self.program, json.dumps(kept), self.fingerprint())
 
 
-def not_replayable(shell: ShellState, *, fresh: bool = True) -> str:
-    """Why this state cannot be carried by a replay, in words; empty when it can.
-
-    ``fresh``: into a new shell. Else into an older image of this one, which has its descriptors, jobs and
-    coprocess already: where those change, processes or descriptors do, and that is another matter.
-    """
+def shell_effect(shell: ShellState) -> ShellEffect:
+    """A shell in this state, with what of it a replay cannot carry."""
     try:
         state = State.of(shell)
     except MachineError as error:
-        return str(error)
-    reasons = []
-    if fresh and state.text("descriptors").strip():
-        held = " ".join(state.text("descriptors").split())
-        reasons.append(f"it holds open descriptors ({held})")
-    if fresh and state.text("jobs").strip():
-        reasons.append("it has background jobs")
-    if fresh and "COPROC" in state.variables():
-        reasons.append("it has a coprocess")
-    if state.program != "bash" and state.text("functions").strip():
-        reasons.append("functions of sh cannot be read back")
-    return f"shell {shell.name}: {'; '.join(reasons)}" if reasons else ""
+        return ShellEffect(shell.name, not_replayable=(str(error),))
+    held = []
+    if descriptors := " ".join(state.text("descriptors").split()):
+        held.append(f"it holds open descriptors ({descriptors})")
+    if state.text("jobs").strip():
+        held.append("it has background jobs")
+    if "COPROC" in state.variables():
+        held.append("it has a coprocess")
+    lost = state.program != "bash" and state.text("functions").strip()
+    return ShellEffect(
+        shell.name,
+        held=tuple(held),
+        not_replayable=("functions of sh cannot be read back",) if lost else (),
+    )
 
 
 def replay_script(now: State, wanted: State) -> tuple[str, list[str]]:

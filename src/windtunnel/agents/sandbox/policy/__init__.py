@@ -1,0 +1,274 @@
+"""What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
+
+Three questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
+hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
+checkpoint comes back? ``decide`` answers all three; both worlds call it and nothing in them decides beside
+it. The other ``POLICIES`` are what it is compared with.
+
+Which job a free worker takes, and what may be forgotten, are rules on queues and manifests (``queues``).
+
+Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Literal
+
+from windtunnel.agents.sandbox.model import Effects, References, TurnClass
+from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
+from windtunnel.agents.sandbox.policy.queues import Queues, Retention, forgettable
+
+__all__ = [
+    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "BringBack", "Decision", "Endangered", "Keep",
+    "Look", "Notice", "Observation", "Occasion", "PolicyName", "Queues", "Restore", "Retention", "Rules",
+    "Save", "SaveOrder", "decide", "forgettable",
+]  # fmt: skip
+
+CAPABILITY = "agents.sandbox"
+PolicyName = Literal["semantic", "full", "files", "conversation"]
+
+
+class Occasion(Enum):
+    """Why a sandbox is looked at."""
+
+    TURN = "a turn ended"
+    ASKED = "somebody wants a checkpoint"
+    FROZEN = "files alone are about to be kept, and nothing can change any more"
+    UNDUMPED = "the processes could not be dumped"
+    NOTICE = "the host goes away"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A sandbox that stands between two checkpoints. What the newest one lacks is told too (``has_…``).
+
+    ``effects``: what happened since the newest checkpoint; None: nobody looked. ``references``: of the newest
+    process image. ``full``: a whole checkpoint is asked for; ``named``: one that gets a label or is pinned.
+    ``most``: the strongest class that time allows. ``memory`` (bytes) and ``processes``: what it holds now,
+    for what a checkpoint would cost.
+    """
+
+    occasion: Occasion
+    effects: Effects | None = None
+    references: References = field(default_factory=References)
+    has_parent: bool = True
+    has_files: bool = True
+    has_image: bool = True
+    images_possible: bool = True
+    no_images: str = ""
+    """Why they are not, in words."""
+    full: bool = False
+    named: bool = False
+    most: TurnClass = TurnClass.FULL
+    memory: int = 0
+    processes: int = 0
+    rules: Rules = DEFAULT
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What a checkpoint has to hold so that nothing of the turn is lost, and what it is made of.
+
+    ``turn_class`` with its ``reasons``, strongest first: what the turn left behind. ``made``: NONE: no
+    checkpoint; SHELL: only a manifest and the states of shells; FILES: new files; FULL: new files and a new
+    process image. ``image``: it names a process image, the new one or the parent's; ``lost``: why not, in
+    words. ``again``: look again once nothing can change, because newer files must fit the older image.
+    """
+
+    turn_class: TurnClass
+    made: TurnClass
+    reasons: tuple[str, ...] = ()
+    image: bool = True
+    lost: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Endangered:
+    """A sandbox of a host that goes away. ``needs``: the class that would cover it (FULL where that is not
+    known); ``files`` and ``full``: seconds of a checkpoint of files, and of a whole one."""
+
+    name: str
+    needs: TurnClass
+    files: float
+    full: float
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The host goes away in ``seconds``; ``workers`` checkpoints can be made at once."""
+
+    seconds: float
+    workers: int
+    sandboxes: tuple[Endangered, ...]
+
+
+@dataclass(frozen=True)
+class Save:
+    """``most``: the strongest class for which there is time (``Look.most``)."""
+
+    name: str
+    most: TurnClass
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """What is saved of each sandbox, the first first."""
+
+    saves: tuple[Save, ...] = ()
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A checkpoint that is to be brought back. ``own_image``: its process image was taken with it, so that no
+    state of a shell is newer. ``image_bytes`` (raw), ``processes``, ``lazy``: for what it would cost."""
+
+    has_files: bool
+    has_image: bool
+    own_image: bool
+    images_possible: bool
+    no_images: str = ""
+    image_bytes: int = 0
+    processes: int = 0
+    lazy: bool = False
+
+
+@dataclass(frozen=True)
+class BringBack:
+    """``files``: without them nothing can come back. ``shells``: their kept states are replayed.
+    ``services``: those of the sandbox are started anew. ``lost``: why processes do not come back, in
+    words."""
+
+    files: bool
+    processes: bool
+    shells: bool
+    services: bool
+    lost: str = ""
+
+
+Observation = Look | Notice | Restore
+Decision = Keep | SaveOrder | BringBack
+
+
+def decide(observation: Observation) -> Decision:
+    """The policy *semantic*: the least that loses nothing."""
+    match observation:
+        case Look():
+            return _made(observation, *_needed(observation))
+        case Notice():
+            return _saved(observation)
+        case Restore():
+            return _brought_back(observation)
+
+
+def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:
+    if look.full:
+        return TurnClass.FULL, ("asked for",)
+    if not look.has_parent:
+        return TurnClass.FULL, ("the first checkpoint",)
+    if not look.has_files:
+        return TurnClass.FULL, ("the newest checkpoint holds no files",)
+    if look.effects is None:
+        return TurnClass.FULL, ("in doubt: nobody looked",)
+    found, reasons = class_of(look.effects, look.references, look.rules, has_image=look.has_image)
+    if found < TurnClass.FULL and look.images_possible and not look.has_image:
+        return TurnClass.FULL, ("the newest checkpoint holds no process image", *reasons)
+    return found, reasons
+
+
+def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
+    made, lost = needed, ""
+    if look.occasion is Occasion.FROZEN:
+        made = max(made, TurnClass.FILES)
+    if look.named:
+        made = max(made, TurnClass.SHELL)
+    if made >= TurnClass.FILES and not look.images_possible:
+        made, lost = TurnClass.FILES, look.no_images
+    elif made > look.most:
+        # better the files without the processes than neither; the checkpoint before, which has both, stays
+        made, lost = TurnClass.FILES, "there was no time for them"
+    again = made is TurnClass.FILES and not lost and look.has_image and look.occasion is not Occasion.FROZEN
+    return Keep(needed, made, reasons, image=not lost, lost=lost, again=again)
+
+
+def _saved(notice: Notice) -> SaveOrder:
+    """Every sandbox is planned as files first; then, cheapest first, those are made full whose extra time
+    still fits. Those that are saved whole come after the others, so that a wrong estimate costs memory images
+    and no files."""
+    costs = {
+        one.name: (one.files, one.full if one.needs is TurnClass.FULL else one.files)
+        for one in notice.sandboxes
+    }
+    order = sorted(costs, key=lambda name: (costs[name][1] - costs[name][0], name))
+    plan = dict.fromkeys(order, TurnClass.FILES)
+
+    def planned() -> list[str]:
+        return sorted(plan, key=lambda name: (plan[name], costs[name][1], name))
+
+    for name in order:
+        plan[name] = TurnClass.FULL
+        times = [costs[one][plan[one] is TurnClass.FULL] for one in planned()]
+        if _span(times, notice.workers) > notice.seconds:
+            plan[name] = TurnClass.FILES
+            break
+    return SaveOrder(tuple(Save(name, plan[name]) for name in planned()))
+
+
+def _span(times: Iterable[float], workers: int) -> float:
+    """Seconds until the last of the jobs ends, each given to the worker that is free first."""
+    free = [0.0] * workers
+    for seconds in times:
+        free[free.index(min(free))] += seconds
+    return max(free)
+
+
+def _brought_back(restore: Restore) -> BringBack:
+    processes = restore.has_image and restore.images_possible
+    return BringBack(
+        files=restore.has_files,
+        processes=processes,
+        shells=not (processes and restore.own_image),
+        services=not processes,
+        lost=restore.no_images if restore.has_image and not processes else "",
+    )
+
+
+def _full(observation: Observation) -> Decision:
+    """Everything at every turn."""
+    if isinstance(observation, Look) and observation.occasion is not Occasion.NOTICE:
+        return _made(observation, TurnClass.FULL, ("every turn",))
+    return decide(observation)
+
+
+def _files(observation: Observation) -> Decision:
+    """Files at every turn, and never a process."""
+    match observation:
+        case Look():
+            never = replace(observation, images_possible=False, no_images="this policy keeps files alone")
+            return _made(never, TurnClass.FILES, ("every turn",))
+        case Notice():
+            names = sorted(one.name for one in observation.sandboxes)
+            return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
+    return decide(observation)
+
+
+def _conversation(observation: Observation) -> Decision:
+    """Nothing but the first state, until the host goes away."""
+    if (
+        isinstance(observation, Look)
+        and observation.has_parent
+        and observation.occasion is not Occasion.NOTICE
+    ):
+        return _made(observation, TurnClass.NONE, ("nothing is kept",))
+    return decide(observation)
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = MappingProxyType(
+    {"semantic": decide, "full": _full, "files": _files, "conversation": _conversation}
+)
+READS_EFFECTS = frozenset({"semantic"})
+"""The policies that look at what a turn did; for the others nobody needs to."""

@@ -1,0 +1,134 @@
+"""The class of a turn by its effects: the weakest one that loses nothing of it.
+
+The rule for processes: a process image is out of date when processes started or ended, when a process wrote
+its memory *and* received input or wrote something out since the image was taken, or when one computed
+silently for longer than a threshold. Input alone is no evidence of change, and dirty pages alone are not
+either: an idle event loop dirties pages at every tick, and a copy of the older memory continues just as well.
+
+``promote`` is the rule of the mixed restore: newer files under an older process image are sound only as long
+as nothing that the image refers to was deleted, replaced or renamed.
+
+Source: Crab (arXiv 2604.28138), section 4: net changes, mapped-file invalidation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from windtunnel.agents.sandbox.model import (
+    Effects,
+    FileChange,
+    Part,
+    ProcessEffect,
+    References,
+    ShellEffect,
+    TurnClass,
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The knobs. ``silent_cpu``: seconds of computation, without input or output, that are worth an image.
+    ``strict_dirty``: any dirty page makes the turn full. ``ignored``: path prefixes inside that never count
+    (the sandbox's own channel, and caches that a user names)."""
+
+    silent_cpu: float = 2.0
+    strict_dirty: bool = False
+    ignored: tuple[str, ...] = ("/.windtunnel/", "/proc/", "/dev/", "/sys/")
+
+
+DEFAULT = Rules()
+
+
+def class_of(
+    effects: Effects, references: References, rules: Rules = DEFAULT, *, has_image: bool = True
+) -> tuple[TurnClass, tuple[str, ...]]:
+    """The class, and the reasons for it, strongest first.
+
+    ``references`` are those of the newest process image, onto which a weaker checkpoint would be restored;
+    ``has_image``: there is one, and it is of these very shells.
+    """
+    full = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is not Part.FILES]
+    full += [
+        f"in doubt: {words}" for shell in effects.shells if (words := shell_kept_by_image(shell, has_image))
+    ]
+    full += [words for process in effects.processes if (words := process_changed(process, rules))]
+    files = [change for change in effects.files if not change.path.startswith(rules.ignored)]
+    full.extend(promote(files, references))
+    doubted = [f"in doubt: {doubt.text}" for doubt in effects.doubts if doubt.part is Part.FILES]
+    unseen = effects.files_total > len(effects.files)
+    if unseen and references.paths and not full:
+        # some changed paths are not listed, so none can be held against what the image refers to
+        full.append(f"{effects.files_total} changed paths, more than could be held against open files")
+    told = [f"{change.change} {change.path}" for change in files[:5]]
+    if len(files) > 5 or unseen:
+        told.append(f"{max(effects.files_total, len(files))} paths in all")
+    if full:
+        return TurnClass.FULL, (*full, *told)
+    if files or doubted or unseen:
+        return TurnClass.FILES, (*doubted, *told)
+    if effects.shells:
+        return TurnClass.SHELL, tuple(f"state of shell {shell.name}" for shell in effects.shells)
+    return TurnClass.NONE, ()
+
+
+def shell_kept_by_image(shell: ShellEffect, has_image: bool = True) -> str:
+    """Why only a process image can keep what became of this shell; empty where its state alone can.
+
+    What a fresh shell cannot be given (descriptors, jobs), an older image of the shell has already: where
+    those change, processes or descriptors do, and that is another matter.
+    """
+    if shell.busy:
+        return f"shell {shell.name} is busy"
+    if shell.gone:
+        return f"shell {shell.name} is gone"
+    lacking = shell.not_replayable if has_image else (*shell.held, *shell.not_replayable)
+    return f"shell {shell.name}: {'; '.join(lacking)}" if lacking else ""
+
+
+def process_changed(process: ProcessEffect, rules: Rules = DEFAULT) -> str:
+    """Why this process needs a newer image; empty when it needs none."""
+    who = f"{process.command} ({process.pid})"
+    if process.started:
+        return f"{who} started"
+    if process.ended:
+        return f"{who} ended"
+    if process.descriptors_changed:
+        return f"{who} opened or closed descriptors"
+    if process.shell:
+        return ""
+    unknown_memory = process.dirty_pages is None
+    dirty = unknown_memory or bool(process.dirty_pages) or process.new_mappings > 0
+    if not dirty:
+        return ""
+    if rules.strict_dirty:
+        return f"{who} wrote memory"
+    if process.inputs is None or process.writes is None:
+        return f"{who} may have run, and what it received is not known"
+    if process.inputs or process.writes:
+        did = "received input" if process.inputs else "wrote"
+        return f"{who} wrote memory and {did}"
+    if process.cpu > rules.silent_cpu:
+        return f"{who} computed for {process.cpu:.1f} s"
+    return ""
+
+
+def promote(files: Iterable[FileChange], references: References) -> list[str]:
+    """Reasons why newer files do not fit the older image: something that it refers to is gone or another
+    file.
+
+    A file that only grew or changed in place is no reason: the image holds its path, not its bytes; unless it
+    is mapped, or open for more than appending, where the restore insists on its size.
+    """
+    found = []
+    for change in files:
+        if change.change in ("deleted", "renamed", "created") and change.path in references.paths:
+            found.append(f"{change.path}, which a process refers to, was {change.change}")
+        elif change.change == "modified" and change.path in references.mapped:
+            found.append(f"{change.path}, which a process has mapped or open, was modified")
+        elif change.change in ("deleted", "renamed") and any(
+            path.startswith(change.path + "/") for path in references.paths
+        ):
+            found.append(f"{change.path}, in which a process has files, was {change.change}")
+    return found

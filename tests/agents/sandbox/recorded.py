@@ -1,0 +1,59 @@
+"""A live session whose decisions are on record: what the tests of parity hold the policy and the twin to."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hurt import until
+
+from windtunnel.agents.sandbox.bench.recording import record
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
+from windtunnel.agents.sandbox.twin.observed import ObservedRun
+from windtunnel.store import eventlog
+
+SERVICE = "sleep 1000 </dev/null >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
+COMMANDS = (
+    "true",
+    "export MODE=debug",
+    "echo one > /workspace/a",
+    SERVICE,
+    "rm /workspace/a; echo two > /workspace/b",
+    "kill %1; wait %1 2>/dev/null",
+    "cat /workspace/b",
+)
+"""A turn of every class, and of some twice."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A session that was played: the sandbox's log, the host's, and the run as it was measured."""
+
+    log: Path
+    host_log: Path
+    run: ObservedRun
+
+
+def recorded(home: Path, folder: Path) -> Recorded:
+    """Play a session on a host in ``home``: turns, a notice, a death and a restore. The logs come to lie in
+    ``folder``; nothing else is left."""
+    turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
+    with Host(home, workers=1) as host:
+        box = host.create(Spec("recorded"))
+        observed = record(box, Trace("recorded", "", "", turns), epoch=0.0)
+        box.run(f"{SERVICE}; echo three > /workspace/c")
+        host.notice(60.0)
+        box.machine().cgroup.kill()
+        until(lambda: box.info().status == "dead")
+        box.restore()
+        logs = []
+        for name, at in (("sandbox", Home(home).box("recorded")), ("host", home)):
+            logs.append(folder / name / eventlog.NAME)
+            logs[-1].parent.mkdir(parents=True)
+            shutil.copy(at / eventlog.NAME, logs[-1])
+        host.remove("recorded")
+    return Recorded(*logs, ObservedRun(1, 1, "semantic", (observed,)))
