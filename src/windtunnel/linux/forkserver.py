@@ -1,19 +1,25 @@
-"""The zygote: a process that has imported torch once and forks every trainer of this machine from itself.
+"""A fork server: a process that has imported what is slow to import once, and forks others from itself.
 
-Importing torch takes seconds; a fork takes milliseconds, so a replaced trainer is in the user's script almost
-at once. The zygote never starts a thread and opens no process group, so that its children may do both.
+Imports take seconds, a fork takes milliseconds, so who starts programs again and again has them in their own
+code almost at once. The server never starts a thread and opens no sockets but its own, so that its children
+may do both.
 
 Protocol, on a Unix socket of packets: a request carries its fds by SCM_RIGHTS, the first of them a memfd with
 the JSON of what is wanted; so no request is too long for a packet. Every packet is a JSON object with "op".
 
-    start {id}  fds: request {script, arguments, env, cwd, namespace}, stdout, stderr  ->  started {id, pid}
-    store {id, host}                                                     ->  started {id, pid, port}
-    later, to whoever asked                                              ->  exit {pid, status | signal}
+    start {id, outputs, stays}  fds: wanted[, stdout, stderr][, more…]
+                              ->  started {id, pid} or failed {id, error}
+    later, to whoever asked   ->  exit {pid, status | signal}
 
-A trainer leads a session of its own, which is killed with it. When a client's connection closes its trainers
-are killed: an agent that is gone can fence nobody. A store lives on, since the supervisor that asked for it
-may be restarted. When the lifeline (a pipe that the owner holds) closes, all children are killed and the
-zygote ends. The death of the zygote itself kills no trainer.
+What is wanted: {script, arguments} is run as the interpreter would run it; {call: "module:function",
+arguments} calls ``function(arguments, more)``, with the numbers of the further fds. Before either, the child
+takes on, where they are given, env, cwd, namespace (the file of a network), and calls every "module:function"
+of ``before`` with no arguments.
+
+A child leads a session of its own, which is killed with it. When a client's connection closes its children
+are killed: a client that is gone can fence nobody. One that ``stays`` lives on, since who asked for it may be
+restarted. When the lifeline (a pipe that the owner holds) closes, all children are killed and the server
+ends. The death of the server itself kills no child.
 
 The idea is the zygote of Android and the fork server of Python's multiprocessing.
 """
@@ -33,16 +39,17 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from windtunnel.linux import namespaces
 
 UNREAD = 5.0  # seconds that an answer may stay unread before it is dropped
 PACKET = 1 << 16
-CLONE_NEWNET = 0x40000000
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: ``python -m windtunnel.linux.forkserver --socket PATH --preload torch``."""
-    parser = argparse.ArgumentParser(prog="zygote")
+    """Entry point: ``python -m windtunnel.linux.forkserver --socket PATH --preload MODULE,MODULE``."""
+    parser = argparse.ArgumentParser(prog="forkserver")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--preload", default="")
     parser.add_argument("--lifeline", type=int, default=None)
@@ -58,12 +65,12 @@ def main(arguments: list[str] | None = None) -> None:
     # What is there now stays in every child: none need look at it again when it collects garbage.
     gc.collect()
     gc.freeze()
-    child = Zygote(listener, options.lifeline).serve()
+    child = ForkServer(listener, options.lifeline).serve()
     if child is not None:
         child()
 
 
-class Zygote:
+class ForkServer:
     """Serves requests until the lifeline closes; in a child `serve` returns what the child is to do."""
 
     def __init__(self, listener: socket.socket, lifeline: int | None) -> None:
@@ -80,7 +87,7 @@ class Zygote:
         self.task: Callable[[], None] | None = None
 
     def serve(self) -> Callable[[], None] | None:
-        """The loop. None in the zygote at its end; in a forked child, its task, with all fds of the zygote
+        """The loop. None in the server at its end; in a forked child, its task, with all fds of the server
         closed."""
         while not self.ended:
             for key, _ in self.selector.select():
@@ -113,9 +120,7 @@ class Zygote:
             request = json.loads(packet)
             number = request["id"]
             if request["op"] == "start":
-                self._start(client, number, fds)
-            elif request["op"] == "store":
-                self._store(client, number, request["host"])
+                self._start(client, request, fds)
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{type(error).__name__}: {error}"
             _reply(client, {"op": "failed", "id": number, "error": what})
@@ -134,28 +139,20 @@ class Zygote:
                 if not stays:
                     _kill_session(pid)
 
-    def _start(self, client: socket.socket, number: int, fds: list[int]) -> None:
-        memory, out, err = fds
-        with os.fdopen(os.dup(memory), "rb") as file:
+    def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
+        least = 3 if request["outputs"] else 1
+        if len(fds) < least:
+            raise ValueError(f"{len(fds)} descriptors came, {least} are needed")
+        with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
             wanted = json.loads(file.read())
-        pid = self._fork(fds, out, err, lambda: run_script(wanted))
+        out, err = fds[1:3] if request["outputs"] else (1, 2)
+        more = fds[least:]
+        pid = self._fork(fds[:least], out, err, lambda: run(wanted, more))
         if pid == 0:
             return
-        self._watch(pid, client, stays=False)
-        _reply(client, {"op": "started", "id": number, "pid": pid})
-
-    def _store(self, client: socket.socket, number: int, host: str) -> None:
-        listener = socket.create_server((host, 0), backlog=512)
-        port = listener.getsockname()[1]
-        handle = listener.fileno()
-        pid = self._fork([], 1, 2, lambda: run_store(host, port, handle))
-        if pid == 0:
-            listener.detach()
-            return
-        listener.close()
-        self._watch(pid, client, stays=True)
-        _reply(client, {"op": "started", "id": number, "pid": pid, "port": port})
+        self._watch(pid, client, stays=request["stays"])
+        _reply(client, {"op": "started", "id": request["id"], "pid": pid})
 
     def _watch(self, pid: int, client: socket.socket, *, stays: bool) -> None:
         pidfd = os.pidfd_open(pid)
@@ -175,7 +172,7 @@ class Zygote:
             _reply(owner, {"op": "exit", "pid": pid, **how})
 
     def _fork(self, fds: list[int], out: int, err: int, task: Callable[[], None]) -> int:
-        """A child that returns to `serve` with ``task``, and has nothing of the zygote: its pid; 0 in it."""
+        """A child that returns to `serve` with ``task``, and has nothing of the server: its pid; 0 in it."""
         pid = os.fork()
         if pid:
             return pid
@@ -195,7 +192,7 @@ class Zygote:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.task = task
         except BaseException:
-            os._exit(127)  # never go on as a second zygote
+            os._exit(127)  # never go on as a second server
         return 0
 
 
@@ -211,16 +208,22 @@ def _kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def run_script(wanted: dict[str, Any]) -> None:
-    """Run a script as ``__main__``, as the interpreter would; never returns.
+def run(wanted: dict[str, Any], more: list[int]) -> None:
+    """Do what a request wants, in the child; never returns.
 
-    Ends with ``os._exit`` after exit handlers and non-daemon threads: destructors of process groups that are
-    still open hang or abort now and then at the interpreter's own end.
+    Ends with ``os._exit`` after exit handlers and non-daemon threads: destructors of libraries that are still
+    at work hang or abort now and then at the interpreter's own end.
     """
     status = 1
     try:
         _enter(wanted)
-        status = _run_as_main(wanted["script"])
+        for name in wanted.get("before", ()):
+            _named(name)()
+        if "call" in wanted:
+            _named(wanted["call"])(wanted["arguments"], more)
+            status = 0
+        else:
+            status = _run_as_main(wanted["script"])
     except BaseException:
         _print_traceback()
     finally:
@@ -228,38 +231,24 @@ def run_script(wanted: dict[str, Any]) -> None:
 
 
 def _enter(wanted: dict[str, Any]) -> None:
-    os.environ.clear()
-    os.environ.update(wanted["env"])
-    os.chdir(wanted["cwd"])
+    if "env" in wanted:
+        os.environ.clear()
+        os.environ.update(wanted["env"])
+    if "cwd" in wanted:
+        os.chdir(wanted["cwd"])
     if wanted.get("namespace"):
-        enter_network(wanted["namespace"])
-    sys.argv[:] = [wanted["script"], *wanted["arguments"]]
-    sys.path[0] = str(Path(wanted["script"]).resolve().parent)
+        namespaces.enter(wanted["namespace"])
+    if "script" in wanted:
+        sys.argv[:] = [wanted["script"], *wanted["arguments"]]
+        sys.path[0] = str(Path(wanted["script"]).resolve().parent)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-    if "torch.distributed.rendezvous" in sys.modules and "WINDTUNNEL_PREFIX" in os.environ:
-        _prefix_store(os.environ["WINDTUNNEL_PREFIX"])
 
 
-def _prefix_store(prefix: str) -> None:
-    """Let ``env://`` of a script that does not use `elastic.run` meet under ``prefix``.
-
-    torch takes an agent's store as it is, since torchrun makes a new one for every restart; ours serves all
-    generations, and what an earlier one left in it would be taken for the peers' addresses.
-    """
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
-    plain = rendezvous._create_c10d_store
-
-    def create(*arguments: Any, **options: Any) -> Any:
-        return PrefixStore(prefix, plain(*arguments, **options))
-
-    rendezvous._create_c10d_store = create
+def _named(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), function))
 
 
 def _run_as_main(script: str) -> int:
@@ -301,42 +290,6 @@ def _finish(status: int) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
-
-
-def enter_network(path: str) -> None:
-    """Join the network namespace at ``path`` (``/run/netns/NAME``); needs root.
-
-    Raises:
-        OSError: it is gone, or this process may not join it.
-    """
-    import ctypes
-
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(handle, CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), path)
-    finally:
-        os.close(handle)
-
-
-def run_store(host: str, port: int, listener: int) -> None:
-    """Serve a TCPStore on a socket that listens already, until killed."""
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    store = TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=listener,
-    )
-    while store is not None:
-        signal.pause()
 
 
 def request_fd(wanted: dict[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """The agent process of one machine: ``python -m windtunnel.training.elastic.host CONFIG``.
 
-It puts together the agent, its memory service and, where nobody else keeps one, its zygote. CONFIG is the
-JSON of `AgentConfig`. No torch in here: an agent is there in a fraction of a second.
+It puts together the agent, its memory service and, where nobody else keeps one, its fork server. CONFIG is
+the JSON of `AgentConfig`. No torch in here: an agent is there in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from windtunnel.linux.forkserver_client import ForkServerKeeper
+from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.agent import Agent
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.agent.forkserver_client import ZygoteKeeper
 
 MEMORY_SERVICE = "windtunnel.training.checkpoint.live.memory"
 
@@ -41,11 +42,11 @@ def serve(config: AgentConfig, lifeline: int | None = None) -> int:
     ``lifeline``: an fd of a pipe; when its other end closes the owner is gone and the agent ends.
     """
     keeper = None
-    if config.zygote is None:
+    if config.forkserver is None:
         Path(config.memory_root).mkdir(parents=True, exist_ok=True)
-        path = Path(config.memory_root) / f"zygote-{os.getpid()}.sock"
-        keeper = ZygoteKeeper(path, config.preload, dict(os.environ))
-    agent = Agent(config, keeper.path if keeper else Path(config.zygote or ""), keeper)
+        path = Path(config.memory_root) / f"forkserver-{os.getpid()}.sock"
+        keeper = ForkServerKeeper(path, (forked.MODULE, *config.preload), dict(os.environ))
+    agent = Agent(config, keeper.path if keeper else Path(config.forkserver or ""), keeper)
     with_memory(agent)
     signal.signal(signal.SIGTERM, lambda *_: agent.stop(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's

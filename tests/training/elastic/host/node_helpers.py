@@ -1,4 +1,4 @@
-"""What the tests of agents, zygotes and launchers share: scripts without torch, and waiting on conditions."""
+"""What the tests of agents and launchers share: scripts without torch, and waiting on conditions."""
 
 from __future__ import annotations
 

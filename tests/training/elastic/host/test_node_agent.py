@@ -18,8 +18,8 @@ import pytest
 from node_helpers import SPEAKER, STAYS, alive, environment, script, until
 
 from windtunnel.base import wire
+from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.agent.forkserver_client import ZygoteKeeper
 from windtunnel.training.elastic.model import Membership, Node
 
 WELCOME = {"op": "welcome", "node": 5, "beat": 0.05, "lease": 5.0}
@@ -36,13 +36,13 @@ class Played:
         self.run.mkdir()
         self.memory = Path(f"/dev/shm/windtunnel-test-{os.getpid()}-{tmp_path.name[-12:]}")
         self.memory.mkdir()
-        self.keeper = ZygoteKeeper(tmp_path / "z", (), environment())
+        self.keeper = ForkServerKeeper(tmp_path / "z", (), environment())
         config = AgentConfig(
             run=str(self.run),
             supervisor=f"127.0.0.1:{self.listener.getsockname()[1]}",
             script=str(script(tmp_path, text)),
             memory_root=str(self.memory),
-            zygote=str(self.keeper.path),
+            forkserver=str(self.keeper.path),
             frozen_after=0.4,
             orphan_after=30.0,
             settings={"word": 1},
@@ -370,7 +370,7 @@ def test_one_that_never_answers_is_given_up(play: Any) -> None:
     assert "does not answer" in played.hear("worker", what="frozen")["error"]
 
 
-def test_the_zygote_dies_with_a_worker_running(play: Any) -> None:
+def test_the_fork_server_dies_with_a_worker_running(play: Any) -> None:
     played = play()
     played.accept()
     played.member(1)
@@ -378,7 +378,7 @@ def test_the_zygote_dies_with_a_worker_running(play: Any) -> None:
     played.keeper.process.kill()
     played.keeper.process.wait()
     os.kill(pid, signal.SIGKILL)
-    ended = played.hear("worker", what="exit")  # nobody knows how: the zygote would have
+    ended = played.hear("worker", what="exit")  # nobody knows how: the fork server would have
     assert (ended["pid"], ended["status"], ended["signal"]) == (pid, None, None)
     played.member(2)
     until(played.keeper.tend)

@@ -1,4 +1,4 @@
-"""Launched jobs: real supervisor, agents and zygote, scripts without torch; nothing of them is left."""
+"""Launched jobs: real supervisor, agents and fork server, scripts without torch; nothing of them is left."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ def test_the_supervisor_dies_and_nobody_notices(go: Launch, tmp_path: Path) -> N
     finish(launched, tmp_path)
 
 
-def test_the_zygote_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) -> None:
+def test_the_fork_server_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
-    launched.kill_zygote()
+    launched.kill_forkserver()
     launched.kill_worker(0)
     here(launched, 2, 2)
     finish(launched, tmp_path)
@@ -171,7 +171,7 @@ def test_the_zygote_dies_and_the_next_worker_starts(go: Launch, tmp_path: Path) 
 def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
-    launched.kill_zygote()
+    launched.kill_forkserver()
     launched.kill_supervisor()
     launched.kill_node(0)
     launched.kill_node(1)

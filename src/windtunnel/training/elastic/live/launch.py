@@ -1,9 +1,9 @@
 """Launch a training script under supervision, on emulated machines of this host.
 
 Every machine is a node agent of its own with its own memory folder (and, with ``network="netns"``, its own
-network). They share one zygote, since one host needs torch imported once. The launcher plays the cloud: it
-starts the machines that the supervisor orders. It keeps the zygote and the supervisor alive, and at the end,
-whatever the end is, leaves no process, file in memory or network behind.
+network). They share one fork server, since one host needs torch imported once. The launcher plays the cloud:
+it starts the machines that the supervisor orders. It keeps the fork server and the supervisor alive, and at
+the end, whatever the end is, leaves no process, file in memory or network behind.
 
     launched = launch("train.py", ["--steps", "20"], nodes=4)
     outcome = launched.wait()
@@ -29,10 +29,10 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.linux import namespaces, network
+from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.job import Job
-from windtunnel.training.elastic.live import cleanup, rendezvous
+from windtunnel.training.elastic.live import cleanup, forked, rendezvous
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.agent.forkserver_client import ZygoteKeeper
 from windtunnel.training.elastic.live.supervisor import Outcome
 
 TICK = 0.02
@@ -92,7 +92,7 @@ class Launched:
         self._read = 0
         self._due: list[float] = []  # when machines that were ordered come
         self._failure: BaseException | None = None
-        self._adopted: set[int] = set()  # workers of a zygote that is gone: ours to reap
+        self._adopted: set[int] = set()  # workers of a fork server that is gone: ours to reap
         self._joined: set[int] = set()  # pids of agents that the supervisor has seen
         cleanup.sweep()
         network.sweep()
@@ -182,9 +182,9 @@ class Launched:
         """SIGKILL to the supervisor; the launcher starts another."""
         self._supervisor.kill()
 
-    def kill_zygote(self) -> None:
-        """SIGKILL to the zygote; the launcher starts another."""
-        self._zygote.process.kill()
+    def kill_forkserver(self) -> None:
+        """SIGKILL to the fork server; the launcher starts another."""
+        self._forkserver.process.kill()
 
     def link(self, place: int, *, up: bool) -> None:
         """Take a machine's network link down, or up again (needs "netns")."""
@@ -215,7 +215,7 @@ class Launched:
         if job.network == "netns":
             self.network = network.Network(self.token, job.rate)
         env = self._environment()
-        self._zygote = ZygoteKeeper(self.memory / "zygote", job.preload, env)
+        self._forkserver = ForkServerKeeper(self.memory / "forkserver", (forked.MODULE, *job.preload), env)
         self._env = env
         self._config = self.folder / "supervisor.config.json"
         rules = asdict(job.rules)
@@ -226,7 +226,7 @@ class Launched:
             "per_node": job.per_node,
             "host": self._host(),
             "port": 0,
-            "zygote": str(self._zygote.path),
+            "forkserver": str(self._forkserver.path),
             "beat": job.beat,
             "lease": job.lease,
             "deadlines": job.deadlines,
@@ -305,7 +305,7 @@ class Launched:
             cwd=str(job.cwd),
             domain=job.domains[number % len(job.domains)] if job.domains else "",
             memory_root=str(self.memory),
-            zygote=str(self._zygote.path),
+            forkserver=str(self._forkserver.path),
             preload=job.preload,
             env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
@@ -359,8 +359,8 @@ class Launched:
         while self._due and self._due[0] <= now and self.job.listen is None:
             self._due.pop(0)
             self._start_machine()
-        if self._zygote.tend():
-            self._note("the zygote was gone; another one was started")
+        if self._forkserver.tend():
+            self._note("the fork server was gone; another one was started")
             for found in self.places().values():
                 self._adopted.update(found["workers"].values())
         if self._adopted:
@@ -454,8 +454,8 @@ class Launched:
                 os.close(fd)
         if hasattr(self, "_offer"):
             self._offer.close()
-        if hasattr(self, "_zygote"):
-            self._zygote.close()
+        if hasattr(self, "_forkserver"):
+            self._forkserver.close()
         cleanup.kill_marked(self.token)
         for process in [*agents, *([supervisor] if supervisor else [])]:
             process.wait(PATIENCE)

@@ -70,7 +70,7 @@ def ask(address: str, host: str = "", domain: str = "") -> AgentConfig:
         ) from error
     config = AgentConfig.of(plain)
     root = f"{config.memory_root}-node"
-    return replace(config, host=host or here, domain=domain, zygote=None, memory_root=str(Path(root)))
+    return replace(config, host=host or here, domain=domain, forkserver=None, memory_root=str(Path(root)))
 
 
 def split(address: str, option: str) -> tuple[str, int]:

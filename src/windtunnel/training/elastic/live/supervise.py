@@ -1,7 +1,7 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: folder, rules, places, per_node, host, port, zygote, beat, lease, config. On
-stdout, a line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every order of
+CONFIG is JSON: folder, rules, places, per_node, host, port, forkserver, beat, lease, config. On stdout, a
+line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every order of
 machines. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended, 2 for a
 wrong input, whose sentence is on stderr.
 """
@@ -20,7 +20,8 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import start_time
-from windtunnel.training.elastic.live.agent.forkserver_client import Forks
+from windtunnel.linux.forkserver_client import ForkServerClient
+from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.live.supervisor.stores import Adopted, StoreProcess
 from windtunnel.training.elastic.policy.rules import Rules
@@ -44,10 +45,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
     """Supervise until the run is over: its exit status."""
-    forks = Forks(Path(plain["zygote"]), lambda _: None)
+    forks = ForkServerClient(Path(plain["forkserver"]), lambda _: None)
 
     def start_store() -> tuple[str, StoreProcess]:
-        address, pid = forks.store(plain["host"])
+        address, pid = forked.start_store(forks, plain["host"])
         return address, Adopted(pid, start_time(pid) or 0)
 
     supervisor = Supervisor(

@@ -129,7 +129,7 @@ def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
         return
     if killed:
         words = f"killed by {_signal(killed)}"
-    else:  # without a status: the zygote, which could have told, is gone as well
+    else:  # without a status: the fork server, which could have told, is gone as well
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
     core.worker_ended(machine, rank, None if killed else status, words, error, now)

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.base import atomic
+from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
+from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent import environment, fault_injection
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.agent.forkserver_client import Forks, ZygoteKeeper
 from windtunnel.training.elastic.live.agent.link import Link
 from windtunnel.training.elastic.live.agent.output import Outputs, Stream
 from windtunnel.training.elastic.live.agent.worker_server import Door, Message, Visitor
@@ -56,7 +57,7 @@ class Service(Protocol):
 class Agent:
     """One machine's agent. ``run`` returns the exit status that the supervisor gave, or 1 as an orphan."""
 
-    def __init__(self, config: AgentConfig, zygote: Path, keeper: ZygoteKeeper | None = None) -> None:
+    def __init__(self, config: AgentConfig, forkserver: Path, keeper: ForkServerKeeper | None = None) -> None:
         self.config = config
         self._keeper = keeper
         self.node: int | None = None
@@ -80,7 +81,7 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
         self._outputs = Outputs()
-        self._forks = Forks(zygote, lambda m: self.do(lambda: self.crew.exited(m)))
+        self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.crew.exited(m)))
         self.crew = Crew(self._forks, self._outputs, self.do, self._started, self._gone)
         self._door = Door(self.memory / "agent.sock", lambda v, m: self.do(lambda: self._visit(v, m)))
         self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))
@@ -266,11 +267,12 @@ class Agent:
             "cwd": self.config.cwd,
             "env": environment.environment(self.config, self.member, self._door.path, rank, self.place),
             "namespace": self.config.namespace,
+            "before": [forked.PREPARE],
         }
         try:
             self.crew.start(worker, wanted)
         except OSError:
-            stream.discard()  # the zygote is being replaced: the next tick tries again
+            stream.discard()  # the fork server is being replaced: the next tick tries again
 
     def _fence(self, message: Message) -> None:
         worker = self.crew.of_pid(message["pid"]) if message.get("pid") else None
@@ -287,7 +289,7 @@ class Agent:
             self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
             return
         if worker is None and any(other.pid is None for other in self.crew.living()):
-            self._early.append((visitor, message))  # faster than the zygote's word that it was forked
+            self._early.append((visitor, message))  # faster than the fork server's word that it was forked
             return
         ended = next((w for w in self.crew.workers.values() if w.pid == visitor.pid and w.ended), None)
         if ended is not None and not ended.stopped:

@@ -13,10 +13,11 @@ class AgentConfig:
     """``run``: the run's folder. ``supervisor``: its "host:port". ``host``: the address under which peers
     reach this machine. ``memory_root``: the folder in tmpfs under which this node keeps its own.
 
-    ``zygote``: the socket of a zygote that somebody else keeps; None: the agent keeps one, with ``preload``.
+    ``forkserver``: the socket of a fork server that somebody else keeps; None: the agent keeps one, with
+    ``preload``.
     ``script``, ``arguments``, ``cwd``, ``env``: the trainers' program; ``env`` is added to the agent's own.
     ``faults``: texts of faults, for the workers. ``settings``: passed to the workers as they are.
-    ``namespace``: path of the network namespace in which the workers run, None for the zygote's own;
+    ``namespace``: path of the network namespace in which the workers run, None for the fork server's own;
     ``interface``: the network interface that is this machine's alone, None if it has none.
 
     Seconds: a worker without a sign of life counts as frozen after ``frozen_after`` if the kernel says that
@@ -32,7 +33,7 @@ class AgentConfig:
     host: str = "127.0.0.1"
     domain: str = ""
     memory_root: str = "/dev/shm/windtunnel"
-    zygote: str | None = None
+    forkserver: str | None = None
     preload: tuple[str, ...] = ("torch", "torch.distributed")
     env: dict[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()

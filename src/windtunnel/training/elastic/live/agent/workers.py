@@ -1,8 +1,8 @@
-"""The workers of a node as processes: started through the zygote, watched, killed.
+"""The workers of a node as processes: started through the fork server, watched, killed.
 
 A worker belongs to a local rank and lives through many generations; its rank in the job changes when places
 are renumbered. At most one process of a local rank lives at a time: the next is started when the one before
-is gone. How a worker ended is told by the zygote; if that is gone too, its pidfd tells that it ended.
+is gone. How a worker ended is told by the fork server; if that is gone too, its pidfd tells that it ended.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.training.elastic.live.agent.forkserver_client import Forks
+from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.training.elastic.live.agent.output import Outputs, Stream
 
 Enqueue = Callable[[Callable[[], None]], None]
-UNTOLD = 0.5  # seconds to wait for the zygote to say how a worker ended, once its pidfd says that it did
+UNTOLD = 0.5  # seconds to wait for the fork server to say how a worker ended, once its pidfd says that it did
 LAST_WORDS = 0.3  # seconds to wait for the end of what a worker printed
 
 
 @dataclass
 class Worker:
-    """One process. ``pid`` is None until the zygote has forked it. ``stopped``: we ended it ourselves."""
+    """One process. ``pid`` is None until it has been forked. ``stopped``: we ended it ourselves."""
 
     local: int
     rank: int
@@ -52,7 +52,7 @@ class Crew:
 
     def __init__(
         self,
-        forks: Forks,
+        forks: ForkServerClient,
         outputs: Outputs,
         enqueue: Enqueue,
         started: Callable[[Worker], None],
@@ -66,13 +66,13 @@ class Crew:
         """Start a process for ``worker``.
 
         Raises:
-            OSError: there is no zygote now; try again later.
+            OSError: there is no fork server now; try again later.
         """
 
         def answered(message: dict[str, Any]) -> None:
             self._enqueue(lambda: self._started(worker, message))
 
-        self._forks.start(wanted, worker.stream.out, worker.stream.err, answered)
+        self._forks.start(wanted, answered, (worker.stream.out, worker.stream.err))
         worker.stream.given()
         self._outputs.add(worker.stream)
         self.workers[worker.local] = worker
@@ -95,7 +95,7 @@ class Crew:
         return [worker for worker in self.workers.values() if not worker.ended]
 
     def exited(self, message: dict[str, Any]) -> None:
-        """The zygote says that a child ended (in the agent's thread)."""
+        """The fork server says that a child ended (in the agent's thread)."""
         worker = self.of_pid(message["pid"])
         if worker is not None:
             self._end(worker, message["status"], message["signal"])
@@ -113,7 +113,7 @@ class Crew:
         try:
             worker.pidfd = os.pidfd_open(worker.pid)
         except ProcessLookupError:
-            return  # it ended already, and the zygote says how
+            return  # it ended already, and the fork server says how
         threading.Thread(target=self._watch, args=(worker, worker.pidfd), name="watch", daemon=True).start()
 
     def _watch(self, worker: Worker, pidfd: int) -> None:

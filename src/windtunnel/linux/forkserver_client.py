@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: keep one alive, and ask it for processes."""
+"""The client's side of a fork server: keep one alive, and ask it for processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from typing import Any
 from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
 
 Answer = Callable[[dict[str, Any]], None]
-PATIENCE = 120.0  # seconds that a zygote may take to import what it preloads
+PATIENCE = 120.0  # seconds that a server may take to import what it preloads
+GONE = "the fork server is gone"
 
 
-class ZygoteKeeper:
-    """Starts a zygote at ``path`` and, whenever `tend` finds it dead, another one in its place."""
+class ForkServerKeeper:
+    """Starts a fork server at ``path`` and, whenever `tend` finds it dead, another one in its place."""
 
     def __init__(self, path: Path, preload: tuple[str, ...], env: dict[str, str]) -> None:
         self.path, self._preload, self._env = path, preload, env
@@ -58,10 +59,10 @@ class ZygoteKeeper:
         self.path.unlink(missing_ok=True)
 
 
-class Forks:
-    """A connection to a zygote, made anew when it breaks.
+class ForkServerClient:
+    """A connection to a fork server, made anew when it breaks.
 
-    ``exited(message)`` gets every end of a child, until the zygote is gone.
+    ``exited(message)`` gets every end of a child, until the server is gone.
     """
 
     def __init__(self, path: Path, exited: Answer) -> None:
@@ -72,39 +73,50 @@ class Forks:
         self._sock: socket.socket | None = None
         self._answers: dict[int, tuple[socket.socket, Answer]] = {}  # with where it was asked
 
-    def ask(self, message: dict[str, Any], answer: Answer, fds: tuple[int, ...] = ()) -> None:
-        """Ask for a process; ``answer`` gets ``started`` or ``failed {error}`` later, from another thread.
-
-        Raises:
-            OSError: no zygote listens; ``answer`` is not called.
-        """
+    def _ask(self, message: dict[str, Any], answer: Answer, fds: list[int]) -> None:
         with self._lock:
             number = next(self._numbers)
             for attempt in (1, 2):
                 try:
                     sock = self._connected()
                     self._answers[number] = sock, answer
-                    send_with_fds(sock, message | {"id": number}, list(fds))
+                    send_with_fds(sock, message | {"id": number}, fds)
                     return
-                except OSError:  # the zygote of before is gone: try the one that replaced it
+                except OSError:  # the server of before is gone: try the one that replaced it
                     self._answers.pop(number, None)
                     self._sock = None
                     if attempt == 2:
                         raise
 
-    def start(self, wanted: dict[str, Any], out: int, err: int, answer: Answer) -> None:
-        """Ask for a trainer: see the module `zygote`. Raises as `ask`."""
+    def start(
+        self,
+        wanted: dict[str, Any],
+        answer: Answer,
+        outputs: tuple[int, int] | None = None,
+        more: tuple[int, ...] = (),
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Ask for what is ``wanted`` (see the module `forkserver`): ``answer`` gets ``started`` or ``failed
+        {error}`` later, from another thread. ``outputs``: stdout and stderr, else the server's own.
+
+        Raises:
+            OSError: no fork server listens; ``answer`` is not called.
+        """
         memory = request_fd(wanted)
+        message = {"op": "start", "outputs": outputs is not None, "stays": stays}
         try:
-            self.ask({"op": "start"}, answer, (memory, out, err))
+            self._ask(message, answer, [memory, *(outputs or ()), *more])
         finally:
             os.close(memory)
 
-    def store(self, host: str, timeout: float = PATIENCE) -> tuple[str, int]:
-        """A TCPStore in a process of its own: its "host:port", and its process id.
+    def started(
+        self, wanted: dict[str, Any], more: tuple[int, ...] = (), *, stays: bool, timeout: float = PATIENCE
+    ) -> int:
+        """`start`, waited for: the process id.
 
         Raises:
-            OSError: no zygote, or it could not start one within ``timeout`` seconds.
+            OSError: no fork server, or it could not start it within ``timeout`` seconds.
         """
         done = threading.Event()
         got: dict[str, Any] = {}
@@ -116,17 +128,17 @@ class Forks:
         last = time.monotonic() + timeout
         while True:
             try:
-                self.ask({"op": "store", "host": host}, answer)
+                self.start(wanted, answer, more=more, stays=stays)
                 break
             except OSError:
                 if time.monotonic() > last:
                     raise
                 time.sleep(0.02)
         if not done.wait(max(0.0, last - time.monotonic())):
-            raise TimeoutError(f"{self.path}: the zygote started no store within {timeout:.0f} s")
+            raise TimeoutError(f"{self.path}: the fork server started nothing within {timeout:.0f} s")
         if got["op"] != "started":
-            raise OSError(f"{self.path}: {got.get('error', 'the zygote is gone')}")
-        return f"{host}:{got['port']}", int(got["pid"])
+            raise OSError(f"{self.path}: {got.get('error', GONE)}")
+        return int(got["pid"])
 
     def close(self) -> None:
         with self._lock:
@@ -146,7 +158,9 @@ class Forks:
                 sock.close()
                 raise
             self._sock = sock
-            threading.Thread(target=self._read_for_ever, args=(sock,), name="forks", daemon=True).start()
+            threading.Thread(
+                target=self._read_for_ever, args=(sock,), name="forkserver-client", daemon=True
+            ).start()
         return self._sock
 
     def _read_for_ever(self, sock: socket.socket) -> None:
@@ -172,4 +186,4 @@ class Forks:
             answers = [self._answers.pop(number)[1] for number in unanswered]
         sock.close()
         for answer in answers:
-            answer({"op": "failed", "error": "the zygote is gone"})
+            answer({"op": "failed", "error": GONE})

@@ -1,4 +1,4 @@
-"""The zygote: what a forked script sees, how its end is told, and what survives whose death."""
+"""The fork server: what a forked script sees, how its end is told, and what survives whose death."""
 
 from __future__ import annotations
 
@@ -8,29 +8,47 @@ import os
 import queue
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from node_helpers import alive, environment, script, until
 
-from windtunnel.training.elastic.live.agent.forkserver_client import Forks, ZygoteKeeper
+from windtunnel.linux.forkserver_client import GONE, ForkServerClient, ForkServerKeeper
+
+
+def until(true: Callable[[], object], timeout: float = 90.0) -> None:
+    last = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < last, f"did not come true within {timeout:g} s"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Starter:
-    """A client of a zygote that waits for its answers."""
+    """A client of a fork server that waits for its answers."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         self.folder = folder
         self.numbers = itertools.count()
         self.exits: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.forks = Forks(path, self.exits.put)
+        self.forks = ForkServerClient(path, self.exits.put)
 
     def start(self, text: str, *arguments: str, **env: str) -> int:
         answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        script = self.folder / f"script{next(self.numbers)}.py"
+        script.write_text(text)
         wanted = {
-            "script": str(script(self.folder, text, f"script{next(self.numbers)}.py")),
+            "script": str(script),
             "arguments": arguments,
             "cwd": str(self.folder),
             "env": environment() | env,
@@ -40,14 +58,14 @@ class Starter:
 
         def ask() -> bool:
             try:
-                self.forks.start(wanted, out, err, answers.put)
+                self.forks.start(wanted, answers.put, (out, err))
             except OSError:
                 return False
             return True
 
-        answer: dict[str, Any] = {"error": "the zygote is gone"}
+        answer: dict[str, Any] = {"error": GONE}
         # A child of one that was killed may hold the connection for a moment more, and take the question.
-        while answer.get("error") == "the zygote is gone":
+        while answer.get("error") == GONE:
             until(ask)
             answer = answers.get(timeout=30)
         os.close(out)
@@ -63,14 +81,14 @@ class Starter:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[ZygoteKeeper]:
-    kept = ZygoteKeeper(tmp_path / "z", (), environment())
+def keeper(tmp_path: Path) -> Iterator[ForkServerKeeper]:
+    kept = ForkServerKeeper(tmp_path / "z", (), environment())
     yield kept
     kept.close()
 
 
 @pytest.fixture
-def starter(keeper: ZygoteKeeper, tmp_path: Path) -> Iterator[Starter]:
+def starter(keeper: ForkServerKeeper, tmp_path: Path) -> Iterator[Starter]:
     made = Starter(keeper.path, tmp_path)
     yield made
     made.forks.close()
@@ -89,7 +107,7 @@ print(json.dumps([__name__, sys.argv[1:], beside.value, os.environ["WHO"], os.ge
     assert (end["status"], end["signal"]) == (0, None)
 
 
-def test_a_script_holds_nothing_of_the_zygote(starter: Starter) -> None:
+def test_a_script_holds_nothing_of_the_server(starter: Starter) -> None:
     held = starter.start("import time; time.sleep(60)")
     _, out, _ = starter.run("import os; print(sorted(os.listdir('/proc/self/fd'), key=int))")
     numbers = [int(number) for number in eval(out)]
@@ -121,7 +139,7 @@ def test_an_exception_shows_the_frames_of_the_script_alone(starter: Starter, tmp
     assert end["status"] == 1
     assert err.startswith("Traceback (most recent call last):\n")
     assert "ValueError: boom" in err
-    assert "zygote" not in err and "runpy" not in err
+    assert "forkserver" not in err and "runpy" not in err
     assert err.count("  File") == 2
 
 
@@ -160,7 +178,7 @@ def test_a_client_that_is_gone_takes_its_scripts_along(starter: Starter) -> None
     until(lambda: not alive(pid))
 
 
-def test_scripts_survive_the_zygote_and_a_new_one_serves(keeper: ZygoteKeeper, starter: Starter) -> None:
+def test_scripts_survive_the_server_and_a_new_one_serves(keeper: ForkServerKeeper, starter: Starter) -> None:
     pid = starter.start("import time; time.sleep(600)")
     keeper.process.kill()
     keeper.process.wait(10)
@@ -171,14 +189,14 @@ def test_scripts_survive_the_zygote_and_a_new_one_serves(keeper: ZygoteKeeper, s
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_owner_that_is_gone_ends_it_with_all_children(keeper: ZygoteKeeper, starter: Starter) -> None:
+def test_an_owner_that_is_gone_ends_it_with_all_children(keeper: ForkServerKeeper, starter: Starter) -> None:
     pid = starter.start("import time; time.sleep(600)")
     keeper.close()
     assert keeper.process.returncode == 0
     until(lambda: not alive(pid))
 
 
-def test_nonsense_on_its_socket_harms_nobody(keeper: ZygoteKeeper, starter: Starter) -> None:
+def test_nonsense_on_its_socket_harms_nobody(keeper: ForkServerKeeper, starter: Starter) -> None:
     starter.run("pass")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(str(keeper.path))
@@ -189,18 +207,47 @@ def test_nonsense_on_its_socket_harms_nobody(keeper: ZygoteKeeper, starter: Star
     assert end["status"] == 0
 
 
-@pytest.mark.slow
-def test_a_store_serves_and_outlives_who_asked(keeper: ZygoteKeeper, tmp_path: Path) -> None:
-    from datetime import timedelta
+def test_a_function_is_called_with_descriptors_of_its_caller(starter: Starter, tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text(
+        "import os, sys\n"
+        "def first(): os.environ['SEEN'] = 'first'\n"
+        "def work(arguments, fds):\n"
+        "    os.write(fds[0], f\"{arguments['word']} {os.environ['SEEN']} {os.getcwd()}\".encode())\n"
+    )
+    reader, writer = os.pipe()
+    env = environment() | {"PYTHONPATH": str(tmp_path)}
+    kept = ForkServerKeeper(tmp_path / "second", ("called",), env)
+    try:
+        asker = ForkServerClient(kept.path, starter.exits.put)
+        wanted = {
+            "call": "called:work",
+            "arguments": {"word": "hello"},
+            "before": ["called:first"],
+            "cwd": str(tmp_path),
+        }
+        pid = asker.started(wanted, (writer,), stays=False, timeout=30)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            assert lines.read() == f"hello first {tmp_path}"
+        assert starter.exits.get(timeout=30) == {"op": "exit", "pid": pid, "status": 0, "signal": None}
+        asker.close()
+    finally:
+        kept.close()
 
-    from torch.distributed import TCPStore
 
+def test_what_stays_outlives_who_asked_but_not_the_owner(keeper: ForkServerKeeper, tmp_path: Path) -> None:
     asker = Starter(keeper.path, tmp_path)
-    until(keeper.path.exists)
-    address, pid = asker.forks.store("127.0.0.1")
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text("import time\ntime.sleep(600)\n")
+    wanted = {"script": str(sleeper), "arguments": []}
+    pids = [asker.forks.started(wanted, stays=stays) for stays in (False, True)]
     asker.forks.close()
-    host, _, port = address.rpartition(":")
-    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
-    store.set("a", "1")
-    assert store.get("a") == b"1"
-    assert alive(pid)
+    until(lambda: not alive(pids[0]))
+    assert alive(pids[1])
+    keeper.close()
+    until(lambda: not alive(pids[1]))
+
+
+def test_nobody_listening_is_told_in_time(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        ForkServerClient(tmp_path / "none", lambda _: None).started({}, stays=False, timeout=0.1)

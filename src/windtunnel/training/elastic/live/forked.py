@@ -1,0 +1,75 @@
+"""What the fork server's children of a training run do in torch's name: get a trainer ready, serve a store.
+
+The fork server names these functions and knows nothing of torch; a job without torch passes untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from windtunnel.linux.forkserver_client import ForkServerClient
+
+MODULE = __name__
+PREPARE, SERVE = f"{__name__}:prepare", f"{__name__}:serve_store"
+
+
+def prepare() -> None:
+    """A trainer's own number of threads (its server has one, since a pool must not exist when it forks), and
+    its generation's part of the store."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if "torch.distributed.rendezvous" in sys.modules and "WINDTUNNEL_PREFIX" in os.environ:
+        _prefix_store(os.environ["WINDTUNNEL_PREFIX"])
+
+
+def _prefix_store(prefix: str) -> None:
+    """Let ``env://`` of a script that does not use `elastic.run` meet under ``prefix``.
+
+    torch takes an agent's store as it is, since torchrun makes a new one for every restart; ours serves all
+    generations, and what an earlier one left in it would be taken for the peers' addresses.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
+    plain = rendezvous._create_c10d_store
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        return PrefixStore(prefix, plain(*arguments, **options))
+
+    rendezvous._create_c10d_store = create
+
+
+def start_store(client: ForkServerClient, host: str) -> tuple[str, int]:
+    """A TCPStore in a process of its own, which outlives this one: its "host:port", and its process id.
+
+    Raises:
+        OSError: the address cannot be listened on, or there is no fork server.
+    """
+    with socket.create_server((host, 0), backlog=512) as listener:
+        port = listener.getsockname()[1]
+        wanted = {"call": SERVE, "arguments": {"host": host, "port": port}}
+        pid = client.started(wanted, (listener.fileno(),), stays=True)
+    return f"{host}:{port}", pid
+
+
+def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
+    """Serve a TCPStore on a socket that listens already, until killed."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(
+        arguments["host"],
+        arguments["port"],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=fds[0],
+    )
+    while store is not None:
+        signal.pause()
