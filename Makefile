@@ -1,4 +1,4 @@
-# make demo: set up and emulate the main job.   make test: set up and pass all tests.   make lint: ruff and mypy.
+# make demo: set up and emulate the main job.   make test: set up and pass all tests.   make lint: ruff and mypy.   make docs: the site.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 
-.PHONY: demo test lint format native clean
+.PHONY: demo test lint format docs native clean
 
 demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
@@ -23,6 +23,10 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site goes to site/; nothing is fetched but, once, the tools that build it.
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, the inspector.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
@@ -35,5 +39,9 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[train,agents,dev]'
 	touch $@
 
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site
