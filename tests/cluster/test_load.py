@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 
@@ -229,29 +228,3 @@ def test_any_text_is_a_cluster_or_a_user_error(text: str) -> None:
         assert load_cluster(text).world_size >= 1
     except UserError as error:
         assert str(error)
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "value"),
-    [
-        ("400 Gb/s", "bytes/s", 50e9),
-        ("400Gbps", "bytes/s", 50e9),
-        ("50 GB/s", "bytes/s", 50e9),
-        ("80 GiB", "bytes", 80 * 2**30),
-        ("80GB", "bytes", 80e9),
-        ("2 us", "seconds", 2e-6),
-        ("989 TFLOP/s", "FLOP/s", 989e12),
-        ("3.35e12", "bytes/s", 3.35e12),
-        (5, "bytes", 5.0),
-    ],
-)
-def test_quantities(text: object, unit: str, value: float) -> None:
-    assert parse_quantity(text, unit) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x", "1.2.3 GB", "1 GB/s", "-3 GB", "inf", True, None, [1], 0, float("nan")]
-)
-def test_what_is_no_quantity(text: object) -> None:
-    with pytest.raises(ValueError, match="accepted is a positive number of bytes, or text such as '80 GB'"):
-        parse_quantity(text, "bytes")

@@ -35,7 +35,7 @@ def list_steps(
     from rich.console import Console
     from rich.table import Table
 
-    from windtunnel.training.checkpoint.policy.fit import amount
+    from windtunnel.base.units import amount
 
     found = _there(url)
     if as_json:

@@ -87,7 +87,7 @@ def _first(nodes: Any, limit: int) -> list[dict[str, Any]]:
 
 
 def _print(console: Console, path: Path, nodes: Any, known: Any, first: list[dict[str, Any]]) -> None:
-    from windtunnel.report import text
+    from windtunnel.base import units
 
     width = min(console.width, 100)
     console.rule(f"[bold]{escape(path.stem)}[/]", align="left", style="dim", characters="─")
@@ -102,8 +102,8 @@ def _print(console: Console, path: Path, nodes: Any, known: Any, first: list[dic
         width=width,
     )
     console.print(
-        f"longest chain {known.depth:,} nodes; longest in time {text.seconds(known.chain_seconds)} over"
-        f" {len(known.chain):,} nodes, of {text.seconds(known.busy_seconds)} in all nodes (emulated)",
+        f"longest chain {known.depth:,} nodes; longest in time {units.seconds(known.chain_seconds)} over"
+        f" {len(known.chain):,} nodes, of {units.seconds(known.busy_seconds)} in all nodes (emulated)",
         highlight=False,
         width=width,
     )
@@ -114,7 +114,7 @@ def _print(console: Console, path: Path, nodes: Any, known: Any, first: list[dic
         for name in ("count", "bytes", "time"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in known.communication:
-            amount = (f"{row.count:,}", text.size(row.bytes), text.seconds(row.seconds))
+            amount = (f"{row.count:,}", units.size(row.bytes), units.seconds(row.seconds))
             table.add_row(row.kind, escape(row.group), *amount)
         console.print(table, width=width)
     if first:
@@ -128,7 +128,7 @@ def _print(console: Console, path: Path, nodes: Any, known: Any, first: list[dic
             after = ", ".join(map(str, node["dependencies"]))
             kind = node["type"].removesuffix("_NODE")
             table.add_row(
-                str(node["id"]), escape(node["name"]), kind, text.seconds(node["duration_s"]), after
+                str(node["id"]), escape(node["name"]), kind, units.seconds(node["duration_s"]), after
             )
         console.print(table, width=width)
         if known.nodes > len(first):

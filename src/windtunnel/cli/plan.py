@@ -274,7 +274,7 @@ def show(cluster: Cluster, question: Question, advice: Advice, failures: int, ht
     from rich.console import Console
     from rich.table import Table
 
-    from windtunnel.training.checkpoint.policy.fit import amount
+    from windtunnel.base.units import amount
 
     console = Console()
     job, costs = question.job, question.costs

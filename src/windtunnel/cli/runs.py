@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from windtunnel.base import units
+
 if TYPE_CHECKING:
     from windtunnel.store.runs import Run
 
@@ -213,8 +215,4 @@ def _figure(unit: str, value: float) -> str:
     """A figure with its unit, at a scale that reads well."""
     if unit == "share":
         return f"{value:.1%}"
-    if unit == "bytes":
-        return f"{value / 2**30:,.2f} GiB"
-    if unit == "s":
-        return f"{value:,.2f} s" if value >= 1 or value == 0 else f"{value * 1e3:,.3g} ms"
-    return f"{value:,.0f} {unit}"
+    return units.size(value, places=2) if unit == "bytes" else units.figure(value, unit)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.report.tables import VERDICT_STYLES
 from windtunnel.report.text import Summary
@@ -36,17 +37,17 @@ def cards(summary: Summary) -> str:
         (
             "iteration_time_s",
             "Iteration time",
-            text.seconds,
-            f"first one {text.seconds(first)}" if first else "",
+            units.seconds,
+            f"first one {units.seconds(first)}" if first else "",
         ),
         (
             "tokens_per_second_per_device",
             "Tokens/s per device",
-            text.count,
-            f"{text.count(tokens)} an iteration" if tokens else "",
+            units.count,
+            f"{units.count(tokens)} an iteration" if tokens else "",
         ),
-        ("mfu", "MFU", text.share, f"{text.decimal(flops[0])}FLOP of the model" if flops[0] else ""),
-        ("hfu", "HFU", text.share, f"{text.decimal(flops[1])}FLOP run" if flops[1] else ""),
+        ("mfu", "MFU", units.share, f"{units.decimal(flops[0])}FLOP of the model" if flops[0] else ""),
+        ("hfu", "HFU", units.share, f"{units.decimal(flops[1])}FLOP run" if flops[1] else ""),
     )
     for field, name, form, about_it in rows:
         if summary.get(field):
@@ -55,9 +56,9 @@ def cards(summary: Summary) -> str:
     if classes:
         worst = min(classes, key=lambda one: one.get("headroom_bytes", 0))
         word = text.verdict(worst)
-        of = f"of {text.size(worst.get('memory_bytes'))}, ranks {worst['name']}"
+        of = f"of {units.size(worst.get('memory_bytes'))}, ranks {worst['name']}"
         verdict = f'<span class="verdict {VERDICT_STYLES[word]}">{word}</span> {escape(of)}'
-        peak = text.size(worst.get("peak_reserved_bytes"))
+        peak = units.size(worst.get("peak_reserved_bytes"))
         found.append(
             _card(
                 "Peak memory reserved", peak, text.provenance(summary, "peak_reserved_bytes"), verdict, True
@@ -65,8 +66,8 @@ def cards(summary: Summary) -> str:
         )
     if wall:
         rss = summary.get("peak_rss_bytes")
-        note = f"{text.size(rss)} of memory" if rss else ""
-        found.append(_card("This run took", text.seconds(wall), "measured", note))
+        note = f"{units.size(rss)} of memory" if rss else ""
+        found.append(_card("This run took", units.seconds(wall), "measured", note))
     return f'<dl class="cards">{"".join(found)}</dl>'
 
 
@@ -90,17 +91,17 @@ def critical_path(summary: Summary) -> str:
             # Kinds of communication are tones of one colour.
             paint = f"color-mix(in srgb, var(--communication) {max(40, 100 - 20 * tone)}%, var(--paper))"
             tone += 1
-        words = f"{text.path_label(key)} {text.seconds(seconds)} ({text.share(share)})"
-        inside = text.share(share) if share > 0.06 else ""
+        words = f"{text.path_label(key)} {units.seconds(seconds)} ({units.share(share)})"
+        inside = units.share(share) if share > 0.06 else ""
         bar.append(
             f'<span style="flex:{share:.6f} 0 0;background:{paint}{";padding:0" if not inside else ""}"'
             f' title="{escape(words)}">{inside}</span>'
         )
         legend.append(
             f'<li><span class="swatch" style="background:{paint}"></span>{escape(text.path_label(key))}'
-            f" <b>{text.seconds(seconds)}</b> {text.share(share)}</li>"
+            f" <b>{units.seconds(seconds)}</b> {units.share(share)}</li>"
         )
-    whole = text.seconds(summary.get("iteration_time_s"))
+    whole = units.seconds(summary.get("iteration_time_s"))
     which = f"critical path{text.critical(summary)}, {whole} in all, emulated"
     return (
         f"<h2>Where the iteration goes <small>{which}</small></h2>"
@@ -111,7 +112,7 @@ def critical_path(summary: Summary) -> str:
 def waits(summary: Summary) -> str:
     """The largest waits, each with what would change it."""
     items = [
-        f"<li><b>{text.seconds(wait['seconds'])}</b> {text.share(wait['share'])}"
+        f"<li><b>{units.seconds(wait['seconds'])}</b> {units.share(wait['share'])}"
         f'<p>{escape(str(wait["what"]))}</p><p class="remedy">{escape(str(wait["remedy"]))}</p></li>'
         for wait in (summary.get("waits") or ())[:3]
     ]
@@ -152,9 +153,9 @@ def heat_section(heat: HeatMap) -> str:
     value, devices = heat.value, heat.value.shape[1]
     extremes = []
     for word, rank in (("least", int(np.nanargmin(value))), ("most", int(np.nanargmax(value)))):
-        figure = text.figure(float(value.flat[rank]), heat.unit)
+        figure = units.figure(float(value.flat[rank]), heat.unit)
         extremes.append(f"{word} {figure} (rank {rank}, host {rank // devices})")
-    mean = text.figure(float(np.nanmean(value)), heat.unit)
+    mean = units.figure(float(np.nanmean(value)), heat.unit)
     words = f"{extremes[0]}, mean {mean}, {extremes[1]}"
     return (
         f"<h2>{escape(heat.title)} <small>a column is a host, a square a device; emulated</small></h2>"
@@ -195,7 +196,7 @@ def about(summary: Summary) -> str:
     pairs = {
         "command": text.command_line(summary),
         **{f"option {key}": value for key, value in options.items()},
-        "captured ranks": f"{text.ranks(captured)} of {summary.get('world_size', text.NONE)}"
+        "captured ranks": f"{text.ranks(captured)} of {summary.get('world_size', units.NONE)}"
         if captured
         else "",
         "captured steps": summary.get("steps_captured", ""),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.report.text import Summary
 
@@ -53,7 +54,7 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
         word = text.verdict(one)
         oom = one.get("oom")
         peak_at = "".join(
-            f"<li>{text.size(item['bytes'])} <code>{escape(str(item['scope']))}</code></li>"
+            f"<li>{units.size(item['bytes'])} <code>{escape(str(item['scope']))}</code></li>"
             for item in one.get("peak_at") or ()
         )
         where = (
@@ -67,12 +68,12 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
         cells = (
             f"<td>{escape(str(one['name']))}{where}{said}</td>",
             f"<td>{who}</td>",
-            f'<td class="number">{text.size(one.get("peak_allocated_bytes"))}</td>',
-            f'<td class="number"><b>{text.size(one.get("peak_reserved_bytes"))}</b></td>',
-            *((f'<td class="number">{text.size(text.first_step(one))}</td>',) if has_first else ()),
+            f'<td class="number">{units.size(one.get("peak_allocated_bytes"))}</td>',
+            f'<td class="number"><b>{units.size(one.get("peak_reserved_bytes"))}</b></td>',
+            *((f'<td class="number">{units.size(text.first_step(one))}</td>',) if has_first else ()),
             f"<td>{_stack(one.get('by_category') or {})}</td>",
-            f'<td class="number">{text.size(one.get("memory_bytes"))}</td>',
-            f'<td class="number">{text.size(one.get("headroom_bytes"))}</td>',
+            f'<td class="number">{units.size(one.get("memory_bytes"))}</td>',
+            f'<td class="number">{units.size(one.get("headroom_bytes"))}</td>',
             f'<td class="verdict {VERDICT_STYLES[word]}">{word}</td>',
         )
         rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -90,7 +91,7 @@ def _stack(parts: Mapping[str, float]) -> str:
     total = sum(parts.values())
     if not total:
         return ""
-    words = ", ".join(f"{key} {text.size(value)}" for key, value in parts.items() if value)
+    words = ", ".join(f"{key} {units.size(value)}" for key, value in parts.items() if value)
     bar = "".join(
         f'<span style="flex:{value / total:.5f} 0 0;background:var(--{_category(key)})"></span>'
         for key, value in parts.items()
@@ -116,14 +117,14 @@ def collectives(summary: Summary) -> str:
         ("kind", False, lambda row: (str(row["kind"]), None)),
         ("group", False, lambda row: (str(row.get("group", "")), None)),
         ("ranks", True, lambda row: (_members(row), row.get("group_size"))),
-        ("algorithm", False, lambda row: (str(row.get("algorithm") or text.NONE), None)),
-        ("protocol", False, lambda row: (str(row.get("protocol") or text.NONE), None)),
-        ("count", True, lambda row: _number(row, "count", text.count)),
-        ("bytes", True, lambda row: _number(row, "bytes", text.size)),
-        ("each", True, lambda row: _number(row, "seconds_each", text.seconds)),
-        ("in all", True, lambda row: _number(row, "seconds_total", text.seconds)),
-        ("exposed", True, lambda row: _number(row, "exposed_seconds", text.seconds)),
-        ("bus bandwidth", True, lambda row: _number(row, "bus_bandwidth", text.rate)),
+        ("algorithm", False, lambda row: (str(row.get("algorithm") or units.NONE), None)),
+        ("protocol", False, lambda row: (str(row.get("protocol") or units.NONE), None)),
+        ("count", True, lambda row: _number(row, "count", units.count)),
+        ("bytes", True, lambda row: _number(row, "bytes", units.size)),
+        ("each", True, lambda row: _number(row, "seconds_each", units.seconds)),
+        ("in all", True, lambda row: _number(row, "seconds_total", units.seconds)),
+        ("exposed", True, lambda row: _number(row, "exposed_seconds", units.seconds)),
+        ("bus bandwidth", True, lambda row: _number(row, "bus_bandwidth", units.rate)),
     )
     if not rows:
         return ""
@@ -138,10 +139,10 @@ def operators(summary: Summary) -> str:
     columns: tuple[Column, ...] = (
         ("operator", False, lambda row: (str(row["name"]), None)),
         ("kind", False, lambda row: (str(row.get("kind", "")), None)),
-        ("count", True, lambda row: _number(row, "count", text.count)),
-        ("FLOP", True, lambda row: _number(row, "flops", text.decimal)),
-        ("bytes", True, lambda row: _number(row, "bytes", text.size)),
-        ("time", True, lambda row: _number(row, "seconds", text.seconds)),
+        ("count", True, lambda row: _number(row, "count", units.count)),
+        ("FLOP", True, lambda row: _number(row, "flops", units.decimal)),
+        ("bytes", True, lambda row: _number(row, "bytes", units.size)),
+        ("time", True, lambda row: _number(row, "seconds", units.seconds)),
         ("time from", False, lambda row: (str(row.get("source", "")), None)),
     )
     if not rows:
@@ -153,7 +154,7 @@ def operators(summary: Summary) -> str:
 
 def _members(row: Mapping[str, Any]) -> str:
     hosts = row.get("hosts")
-    return f"{row.get('group_size', text.NONE)}" + (
+    return f"{row.get('group_size', units.NONE)}" + (
         f" on {hosts} host{'s' if hosts > 1 else ''}" if hosts else ""
     )
 

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.report.text import Summary
 
@@ -50,7 +51,7 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
         _title(console, "What it waits for")
         for number, wait in enumerate(waits, start=1):
             line = Text(f"{number}. ")
-            line.append(f"{text.seconds(wait['seconds'])} ({text.share(wait['share'])})", "bold")
+            line.append(f"{units.seconds(wait['seconds'])} ({units.share(wait['share'])})", "bold")
             line.append(f"  {wait['what']}")
             show(line)
             show(Text(f"→ {wait['remedy']}", "green"), 5)
@@ -73,7 +74,7 @@ def _title(console: Console, title: str) -> None:
 
 
 def _whose(summary: Summary) -> str:
-    return f" (critical path{text.critical(summary)}, {text.seconds(summary.get('iteration_time_s'))})"
+    return f" (critical path{text.critical(summary)}, {units.seconds(summary.get('iteration_time_s'))})"
 
 
 def _headline(summary: Summary) -> Table:
@@ -82,11 +83,12 @@ def _headline(summary: Summary) -> Table:
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column(style="dim")
     first = summary.get("first_iteration_time_s")
+    begun = f"first one {units.seconds(first)}" if first else ""
     rows = (
-        ("iteration_time_s", "Iteration", text.seconds, f"first one {text.seconds(first)}" if first else ""),
-        ("tokens_per_second_per_device", "Tokens/s per device", text.count, _tokens(summary)),
-        ("mfu", "MFU", text.share, _flops(summary, "model_flops_per_iteration")),
-        ("hfu", "HFU", text.share, _flops(summary, "hardware_flops_per_iteration")),
+        ("iteration_time_s", "Iteration", units.seconds, begun),
+        ("tokens_per_second_per_device", "Tokens/s per device", units.count, _tokens(summary)),
+        ("mfu", "MFU", units.share, _flops(summary, "model_flops_per_iteration")),
+        ("hfu", "HFU", units.share, _flops(summary, "hardware_flops_per_iteration")),
     )
     for field, name, form, note in rows:
         if summary.get(field):
@@ -95,22 +97,22 @@ def _headline(summary: Summary) -> Table:
     wall = summary.get("wall_time_s")
     if wall:
         took = (
-            f"measured, with {text.size(summary['peak_rss_bytes'])}"
+            f"measured, with {units.size(summary['peak_rss_bytes'])}"
             if "peak_rss_bytes" in summary
             else "measured"
         )
-        table.add_row("This run took", text.seconds(wall), took)
+        table.add_row("This run took", units.seconds(wall), took)
     return table
 
 
 def _tokens(summary: Summary) -> str:
     tokens = summary.get("tokens_per_iteration")
-    return f"{text.count(tokens)} tokens an iteration" if tokens else ""
+    return f"{units.count(tokens)} tokens an iteration" if tokens else ""
 
 
 def _flops(summary: Summary, field: str) -> str:
     flops = summary.get(field)
-    return f"{text.decimal(flops)}FLOP an iteration" if flops else ""
+    return f"{units.decimal(flops)}FLOP an iteration" if flops else ""
 
 
 def _path(summary: Summary, width: int) -> Table:
@@ -125,7 +127,7 @@ def _path(summary: Summary, width: int) -> Table:
     for key, seconds, share in parts:
         style = "yellow" if key.startswith("communication") else _STYLES.get(key, "bright_black")
         bar = Text(_bar(share / longest, columns), style)
-        table.add_row(text.path_label(key), text.seconds(seconds), text.share(share), bar)
+        table.add_row(text.path_label(key), units.seconds(seconds), units.share(share), bar)
     return table
 
 
@@ -150,11 +152,11 @@ def _memory(summary: Summary) -> Table:
         count = one.get("count", len(one.get("members") or ()))
         table.add_row(
             Text.assemble(str(one["name"]), (f" ({count:,})", "dim")),
-            text.size(one.get("peak_allocated_bytes")),
-            Text(text.size(one.get("peak_reserved_bytes")), "bold"),
-            *((text.size(text.first_step(one)),) if has_first else ()),
-            text.size(one.get("memory_bytes")),
-            text.size(one.get("headroom_bytes")),
+            units.size(one.get("peak_allocated_bytes")),
+            Text(units.size(one.get("peak_reserved_bytes")), "bold"),
+            *((units.size(text.first_step(one)),) if has_first else ()),
+            units.size(one.get("memory_bytes")),
+            units.size(one.get("headroom_bytes")),
             Text(word, _VERDICTS[word]),
         )
     if len(classes) > len(shown):

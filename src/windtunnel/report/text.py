@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NONE = "–"
+from windtunnel.base import units
 
 Summary = Mapping[str, Any]
 
@@ -16,69 +16,6 @@ _PATH_WORDS = {
     "launch": "launch (host thread)",
     "idle": "idle",
 }
-
-
-def seconds(value: float | None) -> str:
-    """``0.00234`` is ``2.34 ms``."""
-    if value is None:
-        return NONE
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.1f} s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if size >= 0.9995 * scale:
-            return f"{_digits(value / scale)} {unit}"
-    return "0 s" if value == 0 else f"{_digits(value / 1e-9)} ns"
-
-
-def size(value: float | None) -> str:
-    """Bytes with a binary prefix: ``82.4 GiB``."""
-    if value is None:
-        return NONE
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(value) >= 0.9995 * 1024**power:
-            return f"{_digits(value / 1024**power)} {unit}"
-    return f"{value:,.0f} B"
-
-
-def rate(value: float | None) -> str:
-    """Bytes a second with a decimal prefix, as links are sold: ``45.2 GB/s``."""
-    return NONE if value is None else f"{decimal(value)}B/s"
-
-
-def decimal(value: float | None) -> str:
-    """A number with a decimal prefix and a space to put a unit after: ``"1.23 T"``."""
-    if value is None:
-        return NONE
-    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 0.9995 * 10**power:
-            return f"{_digits(value / 10**power)} {prefix}"
-    return f"{_digits(value)} " if value else "0 "
-
-
-def share(value: float | None) -> str:
-    """``0.412`` is ``41.2 %``."""
-    return NONE if value is None else f"{value * 100:.1f} %"
-
-
-def count(value: float | None) -> str:
-    """``5762.3`` is ``5,762``; below 100 one decimal is kept where there is one."""
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def figure(value: float | None, unit: str) -> str:
-    """A figure of the unit: ``s``, ``bytes``, ``share``, or a word to put after the number."""
-    known = {"s": seconds, "bytes": size, "share": share}
-    return known[unit](value) if unit in known else f"{count(value)} {unit}".rstrip()
-
-
-def _digits(value: float) -> str:
-    """Three significant digits where there is a fraction, else the whole number with separators."""
-    magnitude = abs(value)
-    places = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2
-    return f"{value:,.{places}f}"
 
 
 def path_label(key: str) -> str:
@@ -135,8 +72,8 @@ def out_of_memory(oom: Any) -> str:
     if not isinstance(oom, Mapping):
         return str(oom)
     where = f" in {oom['scope']}" if oom.get("scope") else ""
-    return f"out of memory{where}, asking for {size(oom.get('requested_bytes'))}" + (
-        f" with {size(oom['reserved_bytes'])} reserved" if oom.get("reserved_bytes") else ""
+    return f"out of memory{where}, asking for {units.size(oom.get('requested_bytes'))}" + (
+        f" with {units.size(oom['reserved_bytes'])} reserved" if oom.get("reserved_bytes") else ""
     )
 
 
@@ -178,7 +115,7 @@ def cluster_line(summary: Summary) -> str:
     """``128 x h100-96 in 16 hosts of 8, rail-optimised, ib-400``; the world that is emulated comes first."""
     cluster = summary.get("cluster") or {}
     hosts, each = cluster.get("hosts"), cluster.get("devices_per_host")
-    words = f"{summary.get('world_size', NONE)} ranks on {cluster.get('device', 'devices')}"
+    words = f"{summary.get('world_size', units.NONE)} ranks on {cluster.get('device', 'devices')}"
     if hosts and each:
         words += f", {hosts:,} host{'s' if hosts > 1 else ''} of {each}"
     return ", ".join([words, *(str(cluster[key]) for key in ("topology", "nic") if cluster.get(key))])

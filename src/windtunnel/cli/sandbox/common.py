@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from windtunnel.base import units
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,11 +88,7 @@ def show(what: Any) -> None:
 
 def size(count: float) -> str:
     """Bytes at a scale that reads well."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+    return units.size(count, places=1, largest="GiB")
 
 
 def moment(seconds: float) -> str:
@@ -103,17 +100,16 @@ def bytes_of(text: str | None, option: str) -> int | None:
     """``2G``, ``512M``, a number of bytes, or ``none``: None."""
     if text is None:
         return None
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    bare = text.strip().upper().removesuffix("B").removesuffix("I")
-    factor = scale.get(bare[-1:], 1)
     return int(
-        _positive(bare[:-1] if factor > 1 else bare, text, option, "such as 512M or 2G", float) * factor
+        _positive(
+            text, option, "such as 512M or 2G", lambda text: units.parse_quantity(text, "bytes of memory")
+        )
     )
 
 
-def _positive(digits: str, text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float:
+def _positive(text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float:
     try:
-        value = kind(digits)
+        value = kind(text)
     except ValueError:
         value = -1
     if not 0 < value < 2**62:
@@ -125,7 +121,7 @@ def _positive(digits: str, text: str, option: str, accepted: str, kind: Callable
 
 def number_of(text: str, option: str, kind: Callable[[str], float], accepted: str) -> float | None:
     """A positive number, or None for ``none``."""
-    return None if text.lower() == "none" else _positive(text, text, option, accepted, kind)
+    return None if text.lower() == "none" else _positive(text, option, accepted, kind)
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from windtunnel.base import units
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -154,9 +155,9 @@ def _show(found: Answers) -> None:
                 row.policy,
                 str(row.density),
                 f"{max(0.0, row.overhead):.2%}",
-                *(_seconds(value) for value in (row.gate_p95, row.gate_p99)),
+                *(units.seconds(value) for value in (row.gate_p95, row.gate_p99)),
                 f"{row.hidden:.1%}",
-                _seconds(row.freeze_p95),
+                units.seconds(row.freeze_p95),
                 f"{row.cpu_busy:.0%}",
                 "yes" if row.fits else "no",
             )
@@ -182,9 +183,9 @@ def _show(found: Answers) -> None:
         [
             (
                 row.policy,
-                _seconds(row.notice),
+                units.seconds(row.notice),
                 f"{row.turns_lost:.2f}",
-                _seconds(row.seconds_lost),
+                units.seconds(row.seconds_lost),
                 f"{row.saved:.0%}",
             )
             for row in found.spots
@@ -198,7 +199,7 @@ def _show(found: Answers) -> None:
                 str(row.forks),
                 str(row.hosts),
                 "yes" if row.lazy else "no",
-                *(_seconds(value) for value in (row.first, row.median, row.last)),
+                *(units.seconds(value) for value in (row.first, row.median, row.last)),
             )
             for row in found.fanouts
         ],
@@ -211,9 +212,9 @@ def _show(found: Answers) -> None:
                 row.policy,
                 str(row.density),
                 str(row.workers),
-                f"{_seconds(row.mean)} / {_seconds(row.mean_fifo)}",
-                f"{_seconds(row.p95)} / {_seconds(row.p95_fifo)}",
-                f"{_seconds(row.p99)} / {_seconds(row.p99_fifo)}",
+                f"{units.seconds(row.mean)} / {units.seconds(row.mean_fifo)}",
+                f"{units.seconds(row.p95)} / {units.seconds(row.p95_fifo)}",
+                f"{units.seconds(row.p99)} / {units.seconds(row.p99_fifo)}",
             )
             for row in found.urgents
         ],
@@ -227,9 +228,3 @@ def _show(found: Answers) -> None:
             for row in last.values()
         ],
     )
-
-
-def _seconds(value: float) -> str:
-    if value == 0:
-        return "0"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.units import parse_quantity
 
 POINTS = {
     "step": "a step is finished (its optimizer has run and `Job.step` was called)",
@@ -56,7 +57,6 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
 _OF_MACHINES = ("kill-agent", "wipe", "flip", "down", "slow")
 _NUMBERS = ("node", "rank", "step", "generation", "times", "status")
 _COMMON = ("node", "rank", "step", "point", "during", "generation", "times")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)(bit|B)")
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,13 @@ def _value(text: str, name: str, value: str) -> int | float | str:
     if name == "shard" and not re.fullmatch(r"rank\d+|shared", value):
         raise _refused(text, f"shard={value}", "rankN or shared")
     if name == "rate":
-        found = _RATE.fullmatch(value)
-        if not found or not float(found[1]):
-            raise _refused(text, f"rate={value}", "a rate such as 10Mbit, 1Gbit or 5MB (a second)")
-        scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
-        return float(found[1]) * scale / (8 if found[3] == "bit" else 1)
+        try:
+            if not value.endswith(("bit", "B")):
+                raise ValueError
+            return parse_quantity(f"{value}/s" if value.endswith("B") else value, "bytes/s")
+        except ValueError:
+            accepted = "a rate such as 10Mbit, 1Gbit or 5MB (a second)"
+            raise _refused(text, f"rate={value}", accepted) from None
     return value
 
 

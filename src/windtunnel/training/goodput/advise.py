@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount
 from windtunnel.traces.failures import Change
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.checkpoint.policy.fit import amount, explain, needed
+from windtunnel.training.checkpoint.policy.fit import explain, needed
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import chances, recovery, recovery_given

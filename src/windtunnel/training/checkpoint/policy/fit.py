@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from windtunnel.base.units import amount
+
 
 def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
     """Bytes that a node's memory must have free for checkpoints.
@@ -20,12 +22,3 @@ def explain(own: int, held: int, slots: int, layouts: int = 0, free: int | None 
         f"{amount(needed(own, held, slots, layouts))}"
     )
     return told if free is None else f"{told}; {amount(free)} are free"
-
-
-def amount(nbytes: float) -> str:
-    """``nbytes`` with three significant digits: '1.50 GB' (1 GB = 10^9 bytes)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(nbytes) < 999.5:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.4g} TB"

@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic
-from windtunnel.report import text
+from windtunnel.base import atomic, units
 from windtunnel.training.emulate.sweep.folder import Row
 from windtunnel.training.emulate.sweep.result import Result, value_text
 
@@ -79,7 +78,7 @@ def _plot(found: Result) -> str:
             continue  # the limit is far away, and showing it would press all points to the bottom
         figure.add_hline(
             y=size / GIB, line={"dash": "dot", "color": RED, "width": 1},
-            annotation={"text": f"device memory {text.size(size)}", "font": {"color": RED, "size": 11}},
+            annotation={"text": f"device memory {units.size(size)}", "font": {"color": RED, "size": 11}},
         )  # fmt: skip
     figure.update_layout(
         template="plotly_white", height=560, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest",
@@ -102,10 +101,10 @@ def _chosen(row: Row) -> str:
 def _hover(found: Result, row: Row) -> str:
     lines = [
         f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"]),
-        f"iteration {text.seconds(row['iteration_time_s'])}",
-        f"{text.count(row['tokens_per_second_per_device'])} tokens/s per device",
-        f"MFU {text.share(row['mfu'])}",
-        f"reserved {text.size(row['peak_reserved_bytes'])} of {text.size(row['memory_bytes'])}",
+        f"iteration {units.seconds(row['iteration_time_s'])}",
+        f"{units.count(row['tokens_per_second_per_device'])} tokens/s per device",
+        f"MFU {units.share(row['mfu'])}",
+        f"reserved {units.size(row['peak_reserved_bytes'])} of {units.size(row['memory_bytes'])}",
         f"{found.cost_title}: {found.cost(row):.4g}", f"run {row['run_id']}",
     ]  # fmt: skip
     return "<br>".join(lines)
@@ -138,8 +137,8 @@ def _line(found: Result, row: Row, folder: Path) -> str:
     if row["status"] == "failed":
         return f'<tr>{what}<td class="text bad" colspan="8">{escape(row["error"])}</td></tr>'
     cells = (
-        text.seconds(row["iteration_time_s"]), text.count(row["tokens_per_second_per_device"]),
-        text.share(row["mfu"]), text.size(row["peak_reserved_bytes"]), text.size(row["headroom_bytes"]),
+        units.seconds(row["iteration_time_s"]), units.count(row["tokens_per_second_per_device"]),
+        units.share(row["mfu"]), units.size(row["peak_reserved_bytes"]), units.size(row["headroom_bytes"]),
         "yes" if row["fits"] else "no",
         f"{found.cost(row):.4g}",
     )  # fmt: skip

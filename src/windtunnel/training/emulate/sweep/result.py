@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from windtunnel.base import units
 from windtunnel.report import text
 from windtunnel.training.emulate.sweep.folder import Row
 
@@ -155,12 +156,12 @@ def _cost_name(found: Result) -> str:
 
 def _figures(found: Result, row: Row) -> list[str]:
     if row["status"] == "failed":
-        return ["[red]failed[/]", *[text.NONE] * 5]
+        return ["[red]failed[/]", *[units.NONE] * 5]
     return [
-        text.seconds(row["iteration_time_s"]),
-        text.count(row["tokens_per_second_per_device"]),
-        text.share(row["mfu"]),
-        text.size(row["peak_reserved_bytes"]),
+        units.seconds(row["iteration_time_s"]),
+        units.count(row["tokens_per_second_per_device"]),
+        units.share(row["mfu"]),
+        units.size(row["peak_reserved_bytes"]),
         "[green]yes[/]" if row["fits"] else "[red]no[/]",
         f"{found.cost(row):.4g}",
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.criu.messages import ANONYMOUS, DEVICES, DUMP, FAMILIES, RESTORE
 from windtunnel.base.errors import HostError
+from windtunnel.base.units import amount
 
 LINE = re.compile(r"^(?:pie: )?(?: *\d+: )?Error \((?P<where>[^)]*)\): (?P<text>.*)$")
 HARMLESS = re.compile(r"rlimit: Can't setup|cgroupd: recv req error|Dumping FAILED|Restoring FAILED")
@@ -97,7 +98,7 @@ def _fill(sentence: str, found: re.Match[str], line: str) -> str:
         text = groups[min(int(place["name"]), len(groups) - 1)]
         match place["form"]:
             case "MB":
-                return f"{int(text) / 1e6:.0f} MB"
+                return amount(int(text))
             case "family":
                 return FAMILIES.get(text, f"a socket of family {text}")
             case "anonymous":

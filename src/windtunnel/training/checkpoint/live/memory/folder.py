@@ -21,11 +21,11 @@ import xxhash
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import room
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
 from windtunnel.training.checkpoint.model import Copy
-from windtunnel.training.checkpoint.policy import fit
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
 
 
@@ -262,7 +262,7 @@ class Folder:
         free, bound = room.free(self.path)
         if more > free:
             raise UserError(
-                f"{told()}; {fit.amount(more)} more are needed, and {fit.amount(free)} are {bound}: "
+                f"{told()}; {amount(more)} more are needed, and {amount(free)} are {bound}: "
                 f"use fewer copies or slots, or machines with more memory"
             )
 
@@ -271,7 +271,7 @@ class Folder:
             others = sum(other.nbytes for other in self.shelves if other is not shelf)
         return (
             f"checkpoints in memory: shard {shelf.shard!r} needs {count} slots x "
-            f"{fit.amount(slots.HEADER + shelf.capacity)} beside {fit.amount(others)} of other shards "
+            f"{amount(slots.HEADER + shelf.capacity)} beside {amount(others)} of other shards "
             f"on this node"
         )
 

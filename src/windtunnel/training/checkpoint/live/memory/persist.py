@@ -13,13 +13,13 @@ import time
 from typing import Any
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import room, transfer
 from windtunnel.training.checkpoint.live.memory.serve import Message
 from windtunnel.training.checkpoint.live.memory.state import State
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.model import SHARED
-from windtunnel.training.checkpoint.policy import fit
 
 COMMIT_PATIENCE = 600.0
 KEPT = 8
@@ -125,8 +125,8 @@ class Persister:
         one, header = found
         free, bound = room.free(state.folder.path)
         if header.nbytes > free:
-            told = f"a copy of {shard} takes {fit.amount(header.nbytes)}"
-            raise UserError(f"{told}, {fit.amount(free)} are {bound}")
+            told = f"a copy of {shard} takes {amount(header.nbytes)}"
+            raise UserError(f"{told}, {amount(free)} are {bound}")
         # Not the heap's: this goes back to the machine at once.
         data = memoryview(mmap.mmap(-1, max(1, header.nbytes)))[: header.nbytes]
         return slots.load(one.path, data, step=step), data
