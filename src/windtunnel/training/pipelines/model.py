@@ -96,7 +96,8 @@ class Transfer:
 class Reconfiguration:
     """What follows from a change of the machines.
 
-    ``how``: "simple", "borrow", "merge", "join", "search" or "none". ``transfers``: layers to copy. ``lost``:
+    ``how``: "simple", "borrow", "merge", "join", "search", "compose" (at the start) or
+    "none". ``transfers``: layers to copy. ``lost``:
     layers of which no copy is left (then only a checkpoint helps).
     """
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.live import determinism
 from windtunnel.training.pipelines.live import storage
-from windtunnel.training.pipelines.live.commit import Standing, resolve
 from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, checksum
 from windtunnel.training.pipelines.live.reduce import Holders, Sums
@@ -25,6 +24,7 @@ from windtunnel.training.pipelines.live.sampling import SampleOrder
 from windtunnel.training.pipelines.live.stage import Stage
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
+from windtunnel.training.pipelines.policy.commit import Standing, resolve
 from windtunnel.training.pipelines.policy.schedule import Action, one_forward_one_backward
 
 torch.set_num_threads(1)

@@ -141,7 +141,7 @@ def test_last_copy_is_named(tmp_path: Path) -> None:
 
 def test_too_few_machines(tmp_path: Path) -> None:
     world = fly(tmp_path, 2, train, PROBLEM, script=Script(kill_at={1: [1]}))
-    assert "1 machines are left; the model needs 2" in world.errors[0]
+    assert "1 hosts are left; the model needs 2" in world.errors[0]
 
 
 @pytest.mark.slow

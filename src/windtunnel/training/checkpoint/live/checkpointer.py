@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
 from windtunnel.training.checkpoint.live.alike import agree_alike
@@ -37,7 +38,8 @@ from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
-from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
+from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
+from windtunnel.training.checkpoint.policy.slots import EMPTY
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
 _PAUSE = 0.002
@@ -148,7 +150,7 @@ class PeerCheckpointer:
         if not self._ready(step):
             return
         assert self._plan is not None
-        slot = slot_for(chosen.slots, step, self._held)
+        slot = self._tell_slot(step)
         self.job.at("before_local_write", step)
         self._held[slot] = EMPTY
         self._memory.begin(self._plan, slot, step)
@@ -302,11 +304,24 @@ class PeerCheckpointer:
         ]
         return self._may(step)
 
+    def _wanted(self, step: int) -> tuple[SlotWanted, Slot]:
+        wanted = SlotWanted(self.settings.slots, step, tuple(self._held), self.committed(), self._base)
+        slot = decide(wanted)
+        assert isinstance(slot, Slot)
+        return wanted, slot
+
     def _may(self, step: int) -> bool:
-        committed = self.committed()
-        return committed >= self._base and may_overwrite(self.settings.slots, step, self._held, committed)
+        return self._wanted(step)[1].free
+
+    def _tell_slot(self, step: int) -> int:
+        """The slot that ``step`` goes to; one rank says so for all in the run's events."""
+        wanted, slot = self._wanted(step)
+        if self.job.rank == 0:
+            self.job.event("decision", **eventlog.decided("training.checkpoint", "newest", wanted, slot))
+        return slot.index
 
     def _skipped(self, step: int) -> None:
+        self._tell_slot(step)
         newest = self.committed()
         self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
 

@@ -19,10 +19,12 @@ import numpy as np
 import torch
 
 from windtunnel.base.errors import UserError
+from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import reshard, snapshot, state
 from windtunnel.training.checkpoint.live.layout import Entry, Layout, digest
 from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source, Tier
+from windtunnel.training.checkpoint.policy import Inventory
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
     StoredShard,
@@ -141,7 +143,10 @@ def restore(
     there = [_stored_step(plain) for rank in sorted(said) for plain in said[rank]["stored"]]
     bad: frozenset[BadCopy] = frozenset()
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
-        plan = plan_restore(copies, there, bad)
+        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)))
+        plan = plan_restore(inventory.copies, inventory.stored, bad)
+        if job.rank == 0:  # all decide alike
+            job.event("decision", **eventlog.decided("training.checkpoint", "newest", inventory, plan))
         if plan.step is None:
             if copies or there or job.generation > 1:
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")

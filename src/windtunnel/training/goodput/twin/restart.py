@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from windtunnel.training.checkpoint.model import Placement
+from windtunnel.training.checkpoint.model import Copy, Placement
 from windtunnel.training.checkpoint.policy.interval import best_every
-from windtunnel.training.checkpoint.policy.placement import survives
+from windtunnel.training.checkpoint.policy.restore import StoredShard, StoredStep, plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.hosts import Members
 from windtunnel.training.goodput.twin.model import Costs, Job
@@ -108,6 +108,10 @@ class PeerMemory:
         self.every = max(every, math.ceil(self.replicate / job.step_time))
         self.stall = copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in memory with all its copies
+        self._held_by: list[list[int]] = [[] for _ in range(job.machines)]
+        for shard, holders in enumerate(placement.holders):
+            for holder in holders:
+                self._held_by[holder].append(shard)
         self.gone: set[int] = set()  # places whose memory is empty since the last recovery
         self.fallen = False
 
@@ -119,14 +123,28 @@ class PeerMemory:
         waits = not (self.members.break_off if software else self.members.lose)(machines)
         if not software:
             self.gone.update(machines)
-            self.fallen = self.fallen or not survives(self.placement, self.gone)
-        if self.fallen:
-            self.whole = self.storage.kept(steps)
-        else:
-            # a checkpoint that is still being replicated is not whole, the one before it is
-            behind = 0.0 if software else self.replicate / self.pace()[0]
-            self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        # a checkpoint that is still being replicated is not whole, the one before it is
+        behind = 0.0 if software else self.replicate / self.pace()[0]
+        whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        stored = self.storage.kept(steps)
+        plan = plan_restore(self._copies(whole), [_stored(stored, self._shards())])
+        self.fallen = self.fallen or any(sources[0].tier == "storage" for _, sources in plan.sources)
+        self.whole = stored if self.fallen else whole
         return Setback(self._phases(waits), self.whole, waits, self.fallen)
+
+    def _shards(self) -> list[int]:
+        """Places whose shards lost a copy; of all others there are all."""
+        return sorted({place for gone in self.gone for place in self._held_by[gone]}) or [0]
+
+    def _copies(self, step: float) -> list[Copy]:
+        """What the memory that is left would list of those shards."""
+        shards = self._shards()
+        return [
+            Copy(holder, f"rank{rank}", int(step), len(shards), False, 1, "", int(self.share), "")
+            for rank, place in enumerate(shards)
+            for holder in self.placement.holders[place]
+            if holder not in self.gone
+        ]
 
     def came(self, machine: int, running: bool) -> Setback | None:
         if not self.members.come(machine) or running:
@@ -146,3 +164,8 @@ class PeerMemory:
             ("regroup", regroup_time(costs, self.job.machines)),
             ("load", self.storage.upload if self.fallen else load),
         )
+
+
+def _stored(step: float, shards: Sequence[int]) -> StoredStep:
+    found = tuple(StoredShard(f"rank{rank}", 0, "", "") for rank in range(len(shards)))
+    return StoredStep(int(step), len(shards), False, 0, found)

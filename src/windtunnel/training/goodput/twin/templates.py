@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.goodput.twin.cost import copy_seconds
 from windtunnel.training.goodput.twin.hosts import Members
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.neighbourhood import Neighbourhood
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
 from windtunnel.training.goodput.twin.simulate import Setback
-from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet, Transfer
-from windtunnel.training.pipelines.policy.compose import compose, share, step_seconds
-from windtunnel.training.pipelines.policy.reconfigure import reconfigure
+from windtunnel.training.pipelines.model import LayerProfile, Layout, Reconfiguration, TemplateSet
+from windtunnel.training.pipelines.policy import HostsChanged, after_change
+from windtunnel.training.pipelines.policy.compose import share, step_seconds
 from windtunnel.training.pipelines.policy.templates import template_set
 
 
@@ -44,14 +44,14 @@ class Templates:
         self.job, self.costs = job, costs
         self.storage = StorageRestart(job, costs, storage_every)
         profile = uniform_profile(job)
-        self.layer_bytes = [layer.state_bytes for layer in profile]
+        self.layer_bytes = tuple(layer.state_bytes for layer in profile)
         # a machine holds what the smallest pipeline gives it, and no more
         memory = math.ceil(job.layers / job.stages) * self.layer_bytes[0] * 1.001
         self.set: TemplateSet = template_set(
             profile, job.machines, failures, 1, memory, largest=2 * job.stages - 1
         )
         self.microbatches = job.microbatches
-        self.layout: Layout = compose(self.set, range(job.machines), self.microbatches)
+        self.layout: Layout = self._decided(None, (), range(job.machines), self.microbatches).layout
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self.scale = job.work / self._time()
@@ -75,7 +75,7 @@ class Templates:
             load = 0.0 if change.lost else self._largest_part() / self.costs.peer_bandwidth
         else:
             self._adopt(change.layout)
-            load = self._copy(change.transfers)
+            load = copy_seconds(change.transfers, self.costs.peer_bandwidth)
         if change.lost:
             phases = (detect, start, regroup, ("load", self.storage.upload))
             return Setback(phases, self.storage.kept(steps), from_storage=True)
@@ -87,12 +87,13 @@ class Templates:
         regroup = ("regroup", regroup_time(self.costs, self.job.machines))
         if not self.layout.pipelines:
             present = [number for number, host in enumerate(self.members.numbers) if host is not None]
-            self.layout = compose(self.set, present, self.microbatches)
+            self.layout = self._decided(None, (), present, self.microbatches).layout
             begin = ("start", self.costs.start)
             return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)
         change = self._change((), (machine,))
         self._adopt(change.layout)
-        return Setback((("join", self.costs.join), ("load", self._copy(change.transfers))))
+        load = copy_seconds(change.transfers, self.costs.peer_bandwidth)
+        return Setback((("join", self.costs.join), ("load", load)))
 
     def recovered(self) -> None:
         pass
@@ -101,32 +102,31 @@ class Templates:
         """What the runtime's policy makes of it; of a large job, of the part that it can concern."""
         if len(self.layout.pipelines) <= WHOLE:
             self._around = None
-            return reconfigure(
-                self.set,
-                self.layout,
-                lost,
-                joined,
-                microbatches=self.microbatches,
-                layer_bytes=self.layer_bytes,
-            )
+            return self._decided(self.layout, lost, joined, self.microbatches)
         if self._around is None or self._around.layout is not self.layout:
             self._around = Neighbourhood(self.layout)
         near = self._around.near(lost, joined)
         before = self._around.part(near)
-        part = reconfigure(
-            self.set,
-            before,
-            lost,
-            joined,
-            microbatches=sum(before.microbatches),
-            layer_bytes=self.layer_bytes,
-            search=False,
-        )
+        part = self._decided(before, lost, joined, sum(before.microbatches), search=False)
         pipelines = self._around.merged(near, part.layout.pipelines)
         shares = share(self.set, list(map(len, pipelines)), self.microbatches)
         layout = Layout(tuple(pipelines), shares)
         self._touched = near, part.layout.pipelines
         return replace(part, layout=layout)
+
+    def _decided(
+        self,
+        before: Layout | None,
+        lost: Sequence[int],
+        joined: Sequence[int],
+        microbatches: int,
+        search: bool = True,
+    ) -> Reconfiguration:
+        running = [host for pipeline in before.pipelines for host in pipeline] if before else []
+        gone = set(lost)
+        present = (*(host for host in running if host not in gone), *joined)
+        changed = HostsChanged(self.set, before, present, microbatches, self.layer_bytes, search=search)
+        return after_change(changed)
 
     def _adopt(self, layout: Layout) -> None:
         """Go on with what `_change` has just found."""
@@ -137,14 +137,6 @@ class Templates:
     def _time(self) -> float:
         """Seconds of a step in the unit of the profile, for the layout as it is."""
         return step_seconds(self.set, self.layout)
-
-    def _copy(self, copies: Sequence[Transfer]) -> float:
-        """Seconds until the busiest machine has sent or received its layers."""
-        load: defaultdict[tuple[str, int], float] = defaultdict(float)
-        for copy in copies:
-            load["out", copy.source] += copy.nbytes
-            load["in", copy.target] += copy.nbytes
-        return max(load.values(), default=0.0) / self.costs.peer_bandwidth
 
     def _largest_part(self) -> float:
         template = self.set.of(self.set.n0)

@@ -5,7 +5,7 @@ All machines do the same calculation on the same data, which they agree on over 
 1. each says what it holds, which step it has prepared, and which layout it knows (`commit.Standing`);
 2. the step in doubt is settled: those who prepared it apply it, or all drop it;
 3. the newest layout that anybody knows, less the machines that are gone, plus those that came, gives the new
-   one (`policy.reconfigure`; `policy.compose` at the start);
+   one (`policy.after_change`);
 4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied yet;
    else all go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
 5. when all have what they need they say so, and what is not needed any more is dropped: a failure before
@@ -25,13 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.store import eventlog
 from windtunnel.training.pipelines.live import storage
-from windtunnel.training.pipelines.live.commit import Resolution, Standing, commit_key, resolve
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
 from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers
 from windtunnel.training.pipelines.model import Layout
-from windtunnel.training.pipelines.policy.compose import compose
-from windtunnel.training.pipelines.policy.reconfigure import reconfigure
+from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt, Observation, after_change
+from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key, resolve
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic.live.job import Job
@@ -51,11 +51,13 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
     """
     begin = time.monotonic()
     standings = _meet(trainer, job, prefix)
-    resolution = resolve(standings, len(trainer.specs))
+    doubt = InDoubt(standings, len(trainer.specs))
+    resolution = resolve(doubt.standings, doubt.layers)
+    _tell(trainer, job, doubt, resolution)
     _settle(trainer, job, standings, resolution)
     ranks = {standing.node: rank for rank, standing in standings.items()}
     nbytes = _sizes(standings)
-    layout, how = _layout(trainer, standings, nbytes)
+    layout, how = _layout(trainer, job, standings, nbytes)
     needed = assigned(trainer.templates, layout, ranks)
     trainer.layout, trainer.since = layout, job.generation
     job.at("restoring")
@@ -148,33 +150,34 @@ def _sizes(standings: Mapping[int, Standing]) -> dict[int, int]:
 
 
 def _layout(
-    trainer: PipelineTrainer, standings: Mapping[int, Standing], nbytes: Mapping[int, int]
+    trainer: PipelineTrainer, job: Job, standings: Mapping[int, Standing], nbytes: Mapping[int, int]
 ) -> tuple[Layout, str]:
-    """The layout for the machines that are here, by the pure policy; and how it came about."""
-    nodes = [standing.node for _, standing in sorted(standings.items())]
-    templates, microbatches = trainer.templates, trainer.order.microbatches
+    """The layout for the hosts that are here, by the pure policy; and how it came about."""
     known = [standing for standing in standings.values() if standing.layout is not None]
     # A recovery may have been broken off: not everybody knows the newest.
     newest = max(known, key=lambda standing: standing.since, default=None)
-    before = newest.layout if newest else None
-    members = {node for pipeline in before.pipelines for node in pipeline} if before else set()
-    if before is None or not members & set(nodes):
-        return compose(templates, nodes, microbatches), "compose"
-    found = reconfigure(
-        templates,
-        before,
-        sorted(members - set(nodes)),
-        [node for node in nodes if node not in members],
-        microbatches=microbatches,
-        layer_bytes=[float(nbytes.get(index, 0)) for index in range(len(trainer.specs))],
+    changed = HostsChanged(
+        templates=trainer.templates,
+        before=newest.layout if newest else None,
+        present=tuple(standing.node for _, standing in sorted(standings.items())),
+        microbatches=trainer.order.microbatches,
+        layer_bytes=tuple(float(nbytes.get(index, 0)) for index in range(len(trainer.specs))),
         seconds_per_byte=trainer.seconds_per_byte,
         search=trainer.search,
     )
+    found = after_change(changed)
+    _tell(trainer, job, changed, found)
     if not found.layout.pipelines:
-        raise UserError(
-            f"{len(nodes)} machines are left; the model needs {templates.n0} (the smallest template)"
-        )
+        count, least = len(changed.present), trainer.templates.n0
+        raise UserError(f"{count} hosts are left; the model needs {least} (the smallest template)")
     return found.layout, found.how
+
+
+def _tell(trainer: PipelineTrainer, job: Job, observation: Observation, decision: Decision) -> None:
+    """All decide alike; one says it in the run's events."""
+    if job.rank == 0:
+        policy = "search" if trainer.search else "local"
+        job.event("decision", **eventlog.decided("training.pipelines", policy, observation, decision))
 
 
 def _take(trainer: PipelineTrainer, index: int, block: Tensor) -> None:

@@ -39,7 +39,6 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.live.determinism import seed_for
 from windtunnel.training.pipelines.live import entry, storage
-from windtunnel.training.pipelines.live.commit import commit_key
 from windtunnel.training.pipelines.live.exchange import Exchange
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
 from windtunnel.training.pipelines.live.reduce import SCALE, Reduction, Sums
@@ -47,6 +46,7 @@ from windtunnel.training.pipelines.live.sampling import SampleOrder
 from windtunnel.training.pipelines.live.stage import InFlight, Loss, Stage
 from windtunnel.training.pipelines.live.team import Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
+from windtunnel.training.pipelines.policy.commit import commit_key
 from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
 from windtunnel.training.pipelines.policy.templates import to_json
 
