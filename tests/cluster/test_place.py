@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
-from windtunnel.cluster.place import coordinates, torus_distance
+from windtunnel.cluster.model import coordinates, torus_distance
 
 
 def test_inside_a_host() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.engines.replay import Job, Program
+from windtunnel.engines.replay import Program, ReplayJob
 
 
 def reference(
-    job: Job,
+    job: ReplayJob,
 ) -> tuple[list[list[float | None]], list[list[float | None]], list[list[float | None]]]:
     """Start, ready and end of every node of every rank; None where it never happens."""
     programs = [job.programs[p] for p in job.rank_program]
@@ -97,7 +97,7 @@ def make_program(
 
 def random_job(
     seed: int, ranks: int, joins: int, *, shuffle: bool = False, drop: bool = False, coarse: bool = False
-) -> Job:
+) -> ReplayJob:
     """Every rank has its own program. All meet their joins in one order, unless ``shuffle`` swaps
     neighbours in some ranks; ``drop`` leaves one member out of some join."""
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def random_job(
             kinds.append((True, int(rng.choice([0, 1, 2, 3], p=[0.1, 0.3, 0.3, 0.3]))))
         kinds += [(False, int(rng.integers(0, 4))) for _ in range(int(rng.integers(0, 4)))]
         programs.append(make_program(rng, kinds, coarse=coarse))
-    return Job(
+    return ReplayJob(
         programs=programs,
         rank_program=np.arange(ranks, dtype=np.int32),
         compute_scale=rng.choice([1.0, 1.5, 2.0], ranks),

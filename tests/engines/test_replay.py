@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_reference import random_job, reference
 
-from windtunnel.engines.replay import Job, Program, Stalled, replay
+from windtunnel.engines.replay import Program, ReplayJob, Stalled, replay
 from windtunnel.engines.replay.bench import events_per_second, synthetic_job
 
 seeds = st.integers(0, 2**32 - 1)
@@ -30,10 +30,12 @@ def program(*rows: tuple[int, float, float, list[int], bool]) -> Program:
     )
 
 
-def job(programs: list[Program], rank_join: list[list[int]], size: list[int], duration: list[float]) -> Job:
+def job(
+    programs: list[Program], rank_join: list[list[int]], size: list[int], duration: list[float]
+) -> ReplayJob:
     """One rank a program."""
     ranks = len(programs)
-    return Job(
+    return ReplayJob(
         programs=programs,
         rank_program=np.arange(ranks, dtype=np.int32),
         compute_scale=np.ones(ranks),
@@ -45,7 +47,7 @@ def job(programs: list[Program], rank_join: list[list[int]], size: list[int], du
     )
 
 
-def check_against_reference(case: Job) -> None:
+def check_against_reference(case: ReplayJob) -> None:
     start, ready, end = reference(case)
     done = [None not in times for times in end]
     for keep in (True, False):
@@ -68,7 +70,7 @@ def check_against_reference(case: Job) -> None:
             assert np.array_equal(busy, result.queue_busy)
 
 
-def assert_standing(case: Job, stalled: Stalled, ready: list[list], end: list[list]) -> None:
+def assert_standing(case: ReplayJob, stalled: Stalled, ready: list[list], end: list[list]) -> None:
     """The rows are the first node of each queue that never ends although the host came to it."""
     expected = set()
     pending: dict[int, set[tuple[int, int]]] = {}

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_reference import random_job
 
-from windtunnel.engines.replay import ISSUE, RUN, TRANSFER, Job, Path, Program, critical_path, replay
+from windtunnel.engines.replay import ISSUE, RUN, TRANSFER, Path, Program, ReplayJob, critical_path, replay
 
 
-def check_path(case: Job) -> Path:
+def check_path(case: ReplayJob) -> Path:
     result = replay(case)
     path = critical_path(case, result)
     if result.makespan == 0.0:
@@ -87,7 +87,7 @@ def test_path_by_hand() -> None:
         join=np.array([-1, 0, -1], np.int32),
     )
     receive = replace(send, duration=np.array([4.0, 0.0, 0.5]), issue=np.array([3.0, 0.0, 0.0]))
-    case = Job(
+    case = ReplayJob(
         programs=[send, receive],
         rank_program=np.array([0, 1], np.int32),
         compute_scale=np.ones(2),
@@ -115,7 +115,7 @@ def test_a_long_path_without_host_nodes_takes_linear_time() -> None:
         join=np.full(n, -1, np.int32),
     )
     one = np.ones(1)
-    case = Job(
+    case = ReplayJob(
         programs=[chain],
         rank_program=np.zeros(1, np.int32),
         compute_scale=one,

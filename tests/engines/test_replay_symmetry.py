@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_reference import make_program, random_job
 
-from windtunnel.engines.replay import Job, Stalled, colour, job_colours, quotient, replay
+from windtunnel.engines.replay import ReplayJob, Stalled, colour, job_colours, quotient, replay
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -57,7 +57,7 @@ def test_colour_of_a_path_and_of_a_ring() -> None:
     assert len(set(colour(np.zeros(n, np.int64), *csr(path)).tolist())) == n
 
 
-def grid_job(seed: int, tp: int, pp: int, dp: int, stragglers: int) -> Job:
+def grid_job(seed: int, tp: int, pp: int, dp: int, stragglers: int) -> ReplayJob:
     """A random job of symmetric structure: rank (d, p, t) joins its tensor group, its data group, messages
     to the next stage, ring messages in its tensor group, and the world, at places given by its stage."""
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def grid_job(seed: int, tp: int, pp: int, dp: int, stragglers: int) -> Job:
     issue = np.where((rank // tp % 2 == 1) & (stragglers > 1), 2.0, 1.0)
     durations: dict[tuple[object, ...], float] = {}
     of_kind = [durations.setdefault(name[:2], rng.random()) for name in names]
-    return Job(
+    return ReplayJob(
         programs=programs,
         rank_program=(rank // tp % pp).astype(np.int32),
         compute_scale=scale,
@@ -120,7 +120,7 @@ def grid_job(seed: int, tp: int, pp: int, dp: int, stragglers: int) -> Job:
     )
 
 
-def check_quotient(case: Job) -> int:
+def check_quotient(case: ReplayJob) -> int:
     colours = job_colours(case)
     small = quotient(case, colours)
     assert small.ranks == colours.max() + 1

@@ -54,11 +54,11 @@ Fraction = Annotated[float, BeforeValidator(_whole), Field(gt=0, le=1)]
 Dtype = Literal["float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
 
 
-class Spec(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class LinkSpec(Spec):
+class LinkSpec(_Strict):
     base: str | None = None
     name: str | None = None
     bandwidth: Rate | None = None
@@ -67,7 +67,7 @@ class LinkSpec(Spec):
     source: str | None = None
 
 
-class DeviceSpec(Spec):
+class DeviceSpec(_Strict):
     base: str | None = None
     name: str | None = None
     vendor: str | None = None
@@ -87,7 +87,7 @@ class DeviceSpec(Spec):
 AnyLink = Annotated[LinkSpec, BeforeValidator(_named)]
 
 
-class HostSpec(Spec):
+class HostSpec(_Strict):
     device: Annotated[DeviceSpec, BeforeValidator(_named)] | None = None
     devices: Annotated[Count, Field(le=1024)] | None = None
     intra: AnyLink | None = None
@@ -101,7 +101,7 @@ class HostSpec(Spec):
     source: str | None = None
 
 
-class TopologySpec(Spec):
+class TopologySpec(_Strict):
     kind: TopologyKind | None = None
     oversubscription: Annotated[float, BeforeValidator(_whole), Field(ge=1, le=1000)] | None = None
     hosts_per_leaf: Count | None = None
@@ -111,7 +111,7 @@ class TopologySpec(Spec):
     source: str | None = None
 
 
-class ClusterSpec(Spec):
+class ClusterSpec(_Strict):
     base: str | None = None
     name: str | None = None
     hosts: Annotated[Count, Field(le=MAX_HOSTS)] | None = None
@@ -120,7 +120,7 @@ class ClusterSpec(Spec):
     price_per_device_hour: Annotated[float, BeforeValidator(_whole), Field(ge=0)] | None = None
 
 
-MODELS: Mapping[tuple[str, ...], type[Spec]] = {
+MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
     (): ClusterSpec,
     ("host",): HostSpec,
     ("topology",): TopologySpec,

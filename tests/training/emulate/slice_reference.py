@@ -15,7 +15,7 @@ from windtunnel.training.emulate.graph import EventKind, Slice
 Vertex = tuple[object, ...]
 
 
-class World:
+class ReferenceWorld:
     """Vertices by name, each with its seconds and those before it."""
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ def step_ends(slices: list[Slice], host: float = 0.0, on_host: bool = False) -> 
 
     Raises `graphlib.CycleError` where the job hangs.
     """
-    world = World()
+    world = ReferenceWorld()
     marks = [_rank(world, slice_, host, on_host) for slice_ in slices]
     ends = world.ends()
     latest = [[max((ends[v] for v in step), default=0.0) for step in steps] for steps in marks]
     return np.maximum.accumulate(np.array(latest), axis=1)
 
 
-def _rank(world: World, slice_: Slice, host_seconds: float, on_host: bool) -> list[list[Vertex]]:
+def _rank(world: ReferenceWorld, slice_: Slice, host_seconds: float, on_host: bool) -> list[list[Vertex]]:
     rank = slice_.rank
     host = world.add((rank, "begin"), 0.0, [])
     last: dict[int, list[Vertex]] = {}  # for each stream what its next vertex comes after

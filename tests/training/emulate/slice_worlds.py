@@ -26,7 +26,7 @@ from windtunnel.training.emulate.graph import (
     Slice,
 )  # fmt: skip
 from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.twin.emulate import Costs
+from windtunnel.training.emulate.twin.emulate import WorldCosts
 
 
 def mesh_groups(dims: dict[str, int]) -> list[Group]:
@@ -269,11 +269,11 @@ def pipeline(
     return script
 
 
-def costs_of(classes: Classes, host: float = 0.0) -> Costs:
+def costs_of(classes: Classes, host: float = 0.0) -> WorldCosts:
     """Operators take what their input says, collectives a second a byte, issuing an operator ``host``."""
     slices = [cls.slice for cls in classes.classes]
     phases = len(Phase)
-    return Costs(
+    return WorldCosts(
         operators=[np.array([op.inputs[0] for op in s.operators], np.float64) for s in slices],
         host_operators=[np.full((len(s.operators), phases), host) for s in slices],
         host_events=[np.zeros((len(EventKind), phases)) for _ in slices],

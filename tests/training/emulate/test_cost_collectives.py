@@ -14,7 +14,7 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     point_to_point_cost,
     sharing_of,
 )
-from windtunnel.training.emulate.twin.costs.profile import Profile
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 KINDS = (
     "all_reduce",
@@ -154,7 +154,7 @@ def test_an_unknown_kind_is_refused():
 
 def test_gloo_takes_measured_times_and_scales_them_to_more_ranks():
     points = [("all_reduce", 2, 1000, 1e-3), ("all_reduce", 2, 2001000, 3e-3)]
-    profile = Profile("cpu", collectives=points)
+    profile = DeviceProfile("cpu", collectives=points)
     at = {
         n: cost("cpu:1x4", range(n), "all_reduce", 1001000, backend="gloo", profile=profile).seconds
         for n in (2, 4)

@@ -12,7 +12,7 @@ from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Tensor
 from windtunnel.training.emulate.twin.costs.operators import cost_of, host_seconds, host_table
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED, parameter_rows
 from windtunnel.training.emulate.twin.costs.profile import (
-    Profile,
+    DeviceProfile,
     contiguous,
     decode,
     encode,
@@ -39,7 +39,7 @@ def roofline(op):
 
 
 def test_a_measured_operator_costs_what_was_measured():
-    profile = Profile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
+    profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.25e-3)])
     cost = cost_of(mm(64, 64, 64), GPU, profile, ISOLATED)
     assert (cost.seconds, cost.source) == (1.25e-3, "measured")
     assert cost.flops == 2 * 64**3
@@ -51,7 +51,7 @@ def test_a_measured_operator_costs_what_was_measured():
 
 
 def test_measuring_again_replaces():
-    profile = Profile("h100-sxm", [(mm(64, 64, 64), 1.0), (mm(64, 64, 64), 2.0)])
+    profile = DeviceProfile("h100-sxm", [(mm(64, 64, 64), 1.0), (mm(64, 64, 64), 2.0)])
     assert len(profile.operators) == 1
     assert profile.exact(mm(64, 64, 64)) == 2.0
     assert profile.ratio(mm(64, 64, 64), GPU, DEFAULT) == pytest.approx(2.0 / roofline(mm(64, 64, 64)))
@@ -61,7 +61,7 @@ def test_measuring_again_replaces():
 @given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 9000), slower=st.floats(0.2, 5.0))
 def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower):
     points = [mm(a, b, c) for a in (16, 512, 8192) for b in (16, 8192) for c in (16, 8192)]
-    profile = Profile("h100-sxm", [(op, slower * roofline(op)) for op in points])
+    profile = DeviceProfile("h100-sxm", [(op, slower * roofline(op)) for op in points])
     assert cost_of(mm(m, n, k), GPU, profile, ISOLATED).seconds == pytest.approx(
         slower * roofline(mm(m, n, k))
     )
@@ -69,7 +69,7 @@ def test_a_device_that_is_slower_everywhere_is_slower_in_between(m, n, k, slower
 
 def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():
     small, large = mm(256, 256, 256), mm(8192, 8192, 8192)
-    profile = Profile("h100-sxm", [(small, 3 * roofline(small)), (large, roofline(large))])
+    profile = DeviceProfile("h100-sxm", [(small, 3 * roofline(small)), (large, roofline(large))])
     ratios = [profile.ratio(mm(size, size, size), GPU, DEFAULT) for size in (257, 1024, 8000)]
     assert 3.0 > ratios[0] > ratios[1] > ratios[2] > 1.0
     assert ratios[0] > 2.9
@@ -78,7 +78,7 @@ def test_interpolation_lies_between_its_neighbours_and_nearer_to_the_nearest():
 
 def test_other_operators_of_a_kind_are_corrected_and_other_kinds_and_dtypes_are_not():
     x = t(1 << 20)
-    profile = Profile("h100-sxm", [(Operator("aten.exp.default", (x,), (x,)), 1.0)])
+    profile = DeviceProfile("h100-sxm", [(Operator("aten.exp.default", (x,), (x,)), 1.0)])
     assert cost_of(Operator("aten.sin.default", (x,), (x,)), GPU, profile).source == "interpolated"
     assert cost_of(mm(64, 64, 64), GPU, profile).source == "roofline"
     y = t(1 << 20, dtype="float32")
@@ -110,7 +110,7 @@ def test_operators_survive_as_json(inputs, outputs):
 
 
 def test_profiles_survive_as_files(tmp_path):
-    profile = Profile(
+    profile = DeviceProfile(
         "h100-sxm",
         [
             (mm(64, 32, 16), 1.5e-6),
@@ -134,7 +134,7 @@ def test_profiles_survive_as_files(tmp_path):
 def test_profiles_are_found_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     assert find_profile("nothing-like-it") is None
-    save_profile(Profile("b200", [(mm(8, 8, 8), 1.0)]), tmp_path / "profiles" / "b200.json")
+    save_profile(DeviceProfile("b200", [(mm(8, 8, 8), 1.0)]), tmp_path / "profiles" / "b200.json")
     found = find_profile("b200")
     assert found is not None
     assert found.exact(mm(8, 8, 8)) == 1.0
@@ -171,7 +171,7 @@ def test_every_parameter_has_a_source():
 
 
 def test_a_cpu_host_pays_only_what_was_measured_and_a_gpu_host_pays_for_launches():
-    profile = Profile("cpu", host_overhead={"forward": 4e-6, "backward": 2e-6, "view": 1e-6})
+    profile = DeviceProfile("cpu", host_overhead={"forward": 4e-6, "backward": 2e-6, "view": 1e-6})
     assert host_seconds(EventKind.OP, Phase.FORWARD, CPU) == 0.0
     assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile) == 4e-6
     assert host_seconds(EventKind.OP, Phase.FORWARD, CPU, profile, view=True) == 1e-6

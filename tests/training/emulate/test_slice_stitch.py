@@ -12,11 +12,11 @@ from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, 
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.policy.calls import Deadlock
 from windtunnel.training.emulate.policy.classes import slice_world
-from windtunnel.training.emulate.policy.stitch import World, stitch
+from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.emulate import replay_world
 
 
-def world_of(script: Script, dims: dict[str, int], ranks: str = "all") -> World:
+def world_of(script: Script, dims: dict[str, int], ranks: str = "all") -> StitchedWorld:
     groups = mesh_groups(dims)
     size = len(groups[0].ranks)
     return stitch(slice_world(capture_of(script, groups), size, ranks))

@@ -20,7 +20,7 @@ from windtunnel.training.emulate.twin.job import Slow, parse_slow
 from windtunnel.training.emulate.twin.timeline import timeline
 
 
-def fly(
+def replayed(
     script: Script,
     dims: dict[str, int],
     *,
@@ -43,13 +43,13 @@ def same_as_reference(script: Script, dims: dict[str, int], host: float = 0.0, k
     """All steps' ends but for what set-up took, of every rank; the script has three steps."""
     groups = mesh_groups(dims)
     size = len(groups[0].ranks)
-    timing = fly(script, dims, host=host, kind=kind)
+    timing = replayed(script, dims, host=host, kind=kind)
     slices = capture_of(script, groups)(list(range(size)))
     expected = reference_ends(slices, host, kind == "cpu")
-    found = step_ends(timing.flight, timing.result)[timing.flight.colour]
+    found = step_ends(timing.job, timing.result)[timing.job.colour]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    full = fly(script, dims, host=host, kind=kind, every_rank=True)
+    full = replayed(script, dims, host=host, kind=kind, every_rank=True)
     assert full.simulated == size
     assert full.rank_iteration_s.tolist() == timing.rank_iteration_s.tolist()
     assert full.rank_busy_s.tolist() == timing.rank_busy_s.tolist()
@@ -59,7 +59,7 @@ def same_as_reference(script: Script, dims: dict[str, int], host: float = 0.0, k
 @pytest.mark.parametrize("microbatches", [1, 4, 8, 13])
 def test_the_bubble_of_1f1b(stages: int, microbatches: int) -> None:
     """(p - 1) / (m + p - 1) of the iteration: Narayanan et al., SC'21, section 2.2.1."""
-    timing = fly(pipeline({"pp": stages}, microbatches), {"pp": stages})
+    timing = replayed(pipeline({"pp": stages}, microbatches), {"pp": stages})
     assert timing.iteration_time_s == 3.0 * (microbatches + stages - 1)
     assert timing.critical_path["compute"] == 3.0 * microbatches
     assert timing.critical_path["pipeline_bubble"] == 3.0 * (stages - 1)
@@ -68,11 +68,11 @@ def test_the_bubble_of_1f1b(stages: int, microbatches: int) -> None:
 
 
 def test_ddp_exposes_its_last_bucket() -> None:
-    timing = fly(ddp(buckets=3, forward=1.0, transfer=1), {"dp": 8})
+    timing = replayed(ddp(buckets=3, forward=1.0, transfer=1), {"dp": 8})
     assert timing.iteration_time_s == 3 + 6 + 1 + 0.5
     assert timing.critical_path == {"compute": 9.5, "communication:world": 1.0}
     assert timing.simulated == 1
-    slow = fly(ddp(buckets=3, forward=1.0, transfer=4), {"dp": 8})
+    slow = replayed(ddp(buckets=3, forward=1.0, transfer=4), {"dp": 8})
     # The first bucket is ready after the third forward and the first backward: 5, 9, 13, 17.
     assert slow.iteration_time_s == 5 + 3 * 4 + 0.5
     assert slow.critical_path["communication:world"] == 12 - 4
@@ -83,7 +83,7 @@ def test_ddp_exposes_its_last_bucket() -> None:
 
 def test_collectives_in_place_are_exposed() -> None:
     dims = {"pp": 2, "dp": 2, "tp": 2}
-    timing = fly(pipeline(dims, 4, tensor=1, data=7), dims)
+    timing = replayed(pipeline(dims, 4, tensor=1, data=7), dims)
     # Every forward and backward is one longer; the stages' ends differ, the dp groups are within a stage.
     assert timing.iteration_time_s == 5 * (4 + 2 - 1) + 7
     assert timing.critical_path["communication:tp"] == 8
@@ -100,7 +100,7 @@ def test_a_launch_bound_step() -> None:
                 t.op(1.0)
             t.step()
 
-    timing = fly(script, {"dp": 1}, host=4.0)
+    timing = replayed(script, {"dp": 1}, host=4.0)
     assert timing.iteration_time_s == 40
     assert timing.critical_path == {"compute": 10, "launch": 30}
     assert timing.waits[0].what.startswith("the host thread")
@@ -116,7 +116,7 @@ def test_the_host_runs_ahead_into_the_next_step() -> None:
             t.op(10.0)
             t.step()
 
-    timing = fly(script, {"dp": 1}, host=1.0)
+    timing = replayed(script, {"dp": 1}, host=1.0)
     assert timing.iteration_time_s == 12
     assert timing.critical_path == {"compute": 12}
 
@@ -130,9 +130,9 @@ def test_operators_without_time_cost_the_host_only() -> None:
             t.op(0.0)
             t.step()
 
-    timing = fly(script, {"dp": 1}, host=1.0)
+    timing = replayed(script, {"dp": 1}, host=1.0)
     assert timing.iteration_time_s == 7
-    assert timing.flight.programs[0].nodes == 1
+    assert timing.job.programs[0].nodes == 1
 
 
 def test_a_host_that_reads_the_loss_stops_running_ahead() -> None:
@@ -143,7 +143,7 @@ def test_a_host_that_reads_the_loss_stops_running_ahead() -> None:
             t.op(1.0)
             t.step()
 
-    timing = fly(script, {"dp": 1}, host=1.0)
+    timing = replayed(script, {"dp": 1}, host=1.0)
     # Issue and wait for the first operator, issue the second behind it, and issue the next step meanwhile.
     assert timing.iteration_time_s == 1 + 5 + 1
     assert timing.critical_path == {"compute": 6, "launch": 1}
@@ -161,7 +161,7 @@ def test_waits_reach_over_the_end_of_a_step() -> None:
             handle = t.call("all_reduce", "dp", 5)
             t.step()
 
-    timing = fly(script, {"dp": 2})
+    timing = replayed(script, {"dp": 2})
     assert timing.iteration_time_s == 6
     assert timing.critical_path == {"compute": 1, "communication:dp": 5}
     same_as_reference(script, {"dp": 2})
@@ -174,7 +174,7 @@ def test_a_wait_after_the_last_operator_holds_the_next_step_back() -> None:
             t.join(t.call("all_reduce", "dp", 5))
             t.step()
 
-    assert fly(script, {"dp": 2}).iteration_time_s == 6
+    assert replayed(script, {"dp": 2}).iteration_time_s == 6
     same_as_reference(script, {"dp": 2})
 
 
@@ -192,7 +192,7 @@ def test_a_record_holds_the_waits_before_it() -> None:
             t.step()
 
     same_as_reference(script, {"dp": 1})
-    assert fly(script, {"dp": 1}).iteration_time_s == 8
+    assert replayed(script, {"dp": 1}).iteration_time_s == 8
 
 
 def test_a_device_that_is_the_host() -> None:
@@ -207,14 +207,14 @@ def test_a_device_that_is_the_host() -> None:
             t.op(1.0)
             t.step()
 
-    timing = fly(script, {"dp": 4}, kind="cpu")
+    timing = replayed(script, {"dp": 4}, kind="cpu")
     assert timing.iteration_time_s == 2 + 5 + 1
     assert timing.critical_path == {"compute": 6, "communication:dp": 2}
     same_as_reference(script, {"dp": 4}, host=0.25, kind="cpu")
 
 
 def test_a_slow_host_is_waited_for() -> None:
-    timing = fly(
+    timing = replayed(
         ddp(buckets=2, transfer=1), {"dp": 8}, devices=2, slow=[Slow("host", 3, 1.5)], every_rank=False
     )
     assert timing.simulated == 2
@@ -232,7 +232,7 @@ def test_imbalance_names_the_late_host() -> None:
             t.call("all_reduce", "dp", 1, on=0)
             t.step()
 
-    timing = fly(script, {"dp": 4}, devices=2, slow=[Slow("host", 1, 1.25)])
+    timing = replayed(script, {"dp": 4}, devices=2, slow=[Slow("host", 1, 1.25)])
     assert timing.iteration_time_s == 5 + 1 + 10 + 1
     assert timing.critical_rank == 2  # of those that end last the one that computes most
     assert timing.critical_path == {"compute": 15, "communication:dp": 2}
@@ -245,7 +245,7 @@ def test_imbalance_names_the_late_host() -> None:
             t.call("all_reduce", "dp", 1, on=0)
             t.step()
 
-    timing = fly(uneven, {"dp": 4}, devices=2)
+    timing = replayed(uneven, {"dp": 4}, devices=2)
     assert timing.critical_path == {"compute": 10, "imbalance": 2, "communication:dp": 2}
     assert "ranks dp=2-3, which have more to compute" in [wait.what for wait in timing.waits]
 
@@ -260,14 +260,14 @@ def test_a_slow_link_slows_what_crosses_it() -> None:
             t.op(1.0)
             t.step()
 
-    assert fly(script, dims, devices=2).iteration_time_s == 6
-    timing = fly(script, dims, devices=2, slow=[Slow("link", 2, 4.0)])
+    assert replayed(script, dims, devices=2).iteration_time_s == 6
+    timing = replayed(script, dims, devices=2, slow=[Slow("link", 2, 4.0)])
     assert timing.iteration_time_s == 3 + 4 * 2 + 1  # within a host nothing changes
 
 
 def test_jitter_is_drawn_for_every_rank_and_repeats() -> None:
-    calm = fly(ddp(), {"dp": 8})
-    first, again, other = (fly(ddp(), {"dp": 8}, jitter=0.2, seed=seed) for seed in (1, 1, 2))
+    calm = replayed(ddp(), {"dp": 8})
+    first, again, other = (replayed(ddp(), {"dp": 8}, jitter=0.2, seed=seed) for seed in (1, 1, 2))
     assert first.simulated == 8
     assert first.iteration_time_s == again.iteration_time_s != other.iteration_time_s
     assert len(set(first.rank_busy_s.tolist())) == 8
@@ -341,8 +341,8 @@ def test_stragglers_leave_the_quotient_exact(data: st.DataObject) -> None:
         for what in data.draw(st.lists(st.sampled_from(["host", "rank", "link"]), max_size=3))
     ]
     script = pipeline(dims, 3, tensor=1, data=2, message=1)
-    small = fly(script, dims, devices=2, slow=slow, host=0.125)
-    full = fly(script, dims, devices=2, slow=slow, host=0.125, every_rank=True)
+    small = replayed(script, dims, devices=2, slow=slow, host=0.125)
+    full = replayed(script, dims, devices=2, slow=slow, host=0.125, every_rank=True)
     assert small.rank_iteration_s.tolist() == full.rank_iteration_s.tolist()
     assert small.rank_busy_s.tolist() == full.rank_busy_s.tolist()
     assert small.critical_path == pytest.approx(full.critical_path)
@@ -379,7 +379,7 @@ def test_phases_have_host_costs_of_their_own() -> None:
 
 
 def test_the_timeline_of_a_pipeline() -> None:
-    timing = fly(pipeline({"pp": 2}, 2, message=1), {"pp": 2})
+    timing = replayed(pipeline({"pp": 2}, 2, message=1), {"pp": 2})
     drawn = timeline(timing, [0, 1])
     tracks = {(track.rank, track.queue): track for track in drawn.tracks}
     assert set(tracks) == {(r, q) for r in (0, 1) for q in ("compute", "nccl pp send", "nccl pp recv")}

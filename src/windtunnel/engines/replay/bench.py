@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 
-from windtunnel.engines.replay.data import Job, Program
+from windtunnel.engines.replay.data import Program, ReplayJob
 from windtunnel.engines.replay.engine import replay
 
 
 def synthetic_job(
     ranks: int, nodes: int, *, group: int = 8, join_every: int = 20, programs: int = 1, slow: bool = True
-) -> Job:
+) -> ReplayJob:
     """``ranks`` ranks of ``nodes`` nodes each. Every ``join_every``-th node is a join on queue 2, in turn
     among ``group`` neighbours and among the ranks of the same place in all groups; the compute queue waits
     for it two nodes later, and the host for the compute queue once in 5,000 nodes. With ``slow`` every rank
@@ -45,7 +45,7 @@ def synthetic_job(
     widest = max(groups, group)
     instance = ordinal * widest + np.where(ordinal % 2 == 0, rank // group, rank % group)
     used, rank_join, size = np.unique(instance, return_inverse=True, return_counts=True)
-    return Job(
+    return ReplayJob(
         programs=[program] * programs,
         rank_program=(np.arange(ranks) % programs).astype(np.int32),
         compute_scale=rng.uniform(1.0, 1.1, ranks) if slow else np.ones(ranks),

@@ -45,7 +45,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplayJob:
     """Programs, and the R ranks that run them.
 
     ``rank_program[R]``: the program of each rank. ``compute_scale[R]`` multiplies the durations of its
@@ -86,7 +86,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class ReplayResult:
     """When everything happened.
 
     Node i of rank r is at ``rank_ptr[r] + i`` of ``start``, ``end`` and ``ready``. A join node is ready

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.engines.replay.data import Job, Longs, Result, Stalled
+from windtunnel.engines.replay.data import Longs, ReplayJob, ReplayResult, Stalled
 from windtunnel.engines.replay.kernel import run
 from windtunnel.engines.replay.layout import MOVES, Packed
 from windtunnel.engines.replay.pack import pack, starts
 
 
-def replay(job: Job, *, keep_times: bool = True) -> Result:
+def replay(job: ReplayJob, *, keep_times: bool = True) -> ReplayResult:
     """Replay every queue of every rank of ``job``.
 
     A host node starts when the host is free and its dependencies have ended, and ends after issue and
@@ -38,7 +38,7 @@ def replay(job: Job, *, keep_times: bool = True) -> Result:
     busy[owner, queue] = data.queues["busy"]
     rank_end = np.maximum(ranks["clock"], tail.max(axis=1, initial=0.0))
     nothing = np.zeros(0)
-    return Result(
+    return ReplayResult(
         rank_ptr=job.rank_ptr,
         start=data.start if keep_times else nothing,
         end=data.end if keep_times else nothing,
@@ -58,13 +58,13 @@ def _queue_places(data: Packed) -> tuple[Longs, Longs]:
     return owner, np.arange(len(owner)) - data.ranks["queue_base"][owner]
 
 
-def _join_positions(job: Job) -> Longs:
+def _join_positions(job: ReplayJob) -> Longs:
     """Where the join nodes of all ranks are among all nodes, in the order of ``job.rank_join``."""
     parts = [job.rank_ptr[r] + job.join_nodes[p] for r, p in enumerate(job.rank_program)]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
-def _stalled(job: Job, data: Packed) -> Stalled:
+def _stalled(job: ReplayJob, data: Packed) -> Stalled:
     ranks = data.ranks
     # Queues that stand, and hosts that wait for a dependency (these have no front of their own).
     front = data.queues["front"].copy()

@@ -85,7 +85,7 @@ class Packed(NamedTuple):
     """A job, the state of its replay, and where the times go.
 
     ``nodes``, ``deps``: all programs, end to end. ``queues``: those of each rank, end to end. ``members``:
-    one for each join node of each rank, as in ``Job.rank_join``. ``join_node``: the join nodes of all
+    one for each join node of each rank, as in ``ReplayJob.rank_join``. ``join_node``: the join nodes of all
     programs. ``start`` also holds the issue time of a node that waits for its queue.
     """
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.engines.replay.data import Ints, Job, Longs, Program
+from windtunnel.engines.replay.data import Ints, Longs, Program, ReplayJob
 from windtunnel.engines.replay.layout import DEP, JOIN, MEMBER, MOVES, NODE, QUEUE, RANK, Packed, Records, jit
 
 
-def pack(job: Job, keep: bool) -> Packed:
+def pack(job: ReplayJob, keep: bool) -> Packed:
     """Check and lay out ``job``. With ``keep`` every node has a slot, else only those that others wait for.
 
     Raises:
@@ -160,7 +160,7 @@ def _prune(queue: Ints, dep_ptr: Longs, dep: Ints, queues: int) -> tuple[Ints, I
     return after, count, node[:total].copy()
 
 
-def _check_ranks(job: Job) -> None:
+def _check_ranks(job: ReplayJob) -> None:
     count, joins = job.ranks, len(job.join_size)
     if (
         len(job.compute_scale) != count

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.data import Floats, Ints, Job, Longs, Result
+from windtunnel.engines.replay.data import Floats, Ints, Longs, ReplayJob, ReplayResult
 from windtunnel.engines.replay.layout import Packed, jit, jit_inline
 from windtunnel.engines.replay.pack import pack
 
@@ -41,7 +41,7 @@ class Path:
     end: Floats
 
 
-def critical_path(job: Job, result: Result) -> Path:
+def critical_path(job: ReplayJob, result: ReplayResult) -> Path:
     """Walk back from the last end of ``result``, which must be the replay of ``job`` with times kept.
 
     Where several things bound a start at the same instant, the queue is preferred to a dependency, a
@@ -80,7 +80,7 @@ def critical_path(job: Job, result: Result) -> Path:
     return Path(ranks[::-1], nodes[::-1], reasons[::-1], begins[::-1], ends[::-1])
 
 
-def _before(data: Packed, program: int, job: Job) -> Ints:
+def _before(data: Packed, program: int, job: ReplayJob) -> Ints:
     """For each node of a program the one before it on its queue, or -1."""
     queue = job.programs[program].queue
     before = np.full(len(queue), -1, np.int32)

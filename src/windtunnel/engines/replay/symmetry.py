@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.data import Floats, Ints, Job, Longs
+from windtunnel.engines.replay.data import Floats, Ints, Longs, ReplayJob
 from windtunnel.engines.replay.layout import jit
 from windtunnel.engines.replay.pack import starts
 
@@ -55,14 +55,14 @@ def colour(rank_key: Longs, rank_group_ptr: Longs, rank_group: Longs, group_key:
         colours, count = finer, finer_count
 
 
-def job_colours(job: Job) -> Ints:
+def job_colours(job: ReplayJob) -> Ints:
     """The colours of a job's ranks by its programs, scales and joins: `quotient` with them is exact."""
     columns = np.column_stack([job.rank_program, job.compute_scale, job.issue_scale])
     _, key = np.unique(columns, axis=0, return_inverse=True)
     return colour(key.reshape(-1), job.rank_join_ptr, job.rank_join, _join_keys(job, _member_counts(job)))
 
 
-def quotient(job: Job, colours: Ints) -> Job:
+def quotient(job: ReplayJob, colours: Ints) -> ReplayJob:
     """The job of one rank a colour, whose rank c does what every rank of colour c does in ``job``, at the
     same times.
 
@@ -92,7 +92,7 @@ def quotient(job: Job, colours: Ints) -> Job:
     _, one, join = np.unique(hashes[kept], return_index=True, return_inverse=True)
     original = kept[one]
     absent = job.join_size[original] - counts[original]
-    return Job(
+    return ReplayJob(
         programs=job.programs,
         rank_program=job.rank_program[first],
         compute_scale=job.compute_scale[first],
@@ -105,11 +105,11 @@ def quotient(job: Job, colours: Ints) -> Job:
     )
 
 
-def _member_counts(job: Job) -> Longs:
+def _member_counts(job: ReplayJob) -> Longs:
     return np.bincount(job.rank_join, minlength=len(job.join_size))
 
 
-def _join_keys(job: Job, counts: Longs) -> Longs:
+def _join_keys(job: ReplayJob, counts: Longs) -> Longs:
     """Equal where joins last equally long and lack equally many members."""
     lacking = (job.join_size - counts).astype(np.int64)
     durations: Floats = np.ascontiguousarray(job.join_duration, np.float64) + 0.0

@@ -24,13 +24,13 @@ from windtunnel.training.emulate.live.session import Program, Session
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
-from windtunnel.training.emulate.policy.stitch import World, stitch
+from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.kinds import base_name, first_tensor
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
-from windtunnel.training.emulate.twin.costs.profile import Profile, find_profile
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
 from windtunnel.training.emulate.twin.costs.work import counted_flops
-from windtunnel.training.emulate.twin.emulate import Costs, Timing, replay_world
+from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory import (
     CONTEXT_RESERVE,
@@ -81,9 +81,9 @@ class EmulationResult:
     program: Program
     cluster: Cluster
     options: Options
-    profile: Profile | None
+    profile: DeviceProfile | None
     classes: Classes
-    world: World
+    world: StitchedWorld
     timing: Timing
     first_iteration_s: float
     memory: list[MemoryProfile]
@@ -174,7 +174,7 @@ def capture(
         return slice_world(session.capture, cluster.world_size, options.ranks, choose=choose)
 
 
-def costs_of(classes: Classes, cluster: Cluster, profile: Profile | None) -> Costs:
+def costs_of(classes: Classes, cluster: Cluster, profile: DeviceProfile | None) -> WorldCosts:
     """What the operators, the host and the collectives of all classes cost on ``cluster``."""
     device = cluster.host.device
     operators, host_operators, host_events = [], [], []
@@ -194,7 +194,7 @@ def costs_of(classes: Classes, cluster: Cluster, profile: Profile | None) -> Cos
             return collective_seconds(call, group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile)
 
-    return Costs(operators, host_operators, host_events, seconds)
+    return WorldCosts(operators, host_operators, host_events, seconds)
 
 
 def device_memory(
@@ -205,7 +205,7 @@ def device_memory(
     return emulate_memory(classes.classes[row].slice, allocator, capacity)
 
 
-def first_iteration(classes: Classes, cluster: Cluster, costs: Costs) -> float:
+def first_iteration(classes: Classes, cluster: Cluster, costs: WorldCosts) -> float:
     """Seconds of everything up to the end of the first step, set-up on the device included, replayed as the
     steady step is. Reading data, compilation, and the set-up of communicators are not in it."""
     early = [replace(cls, slice=replace(cls.slice, steps=cls.slice.steps[:1])) for cls in classes.classes]

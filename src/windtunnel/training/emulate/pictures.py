@@ -101,7 +101,7 @@ def heat_map(result: EmulationResult) -> HeatMap:
 
 def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
     """The nodes of class ``row`` of ``result``; durations are emulated seconds, as replayed."""
-    step = result.timing.flight.programs[row]
+    step = result.timing.job.programs[row]
     queue = step.program.queue[: step.nodes]
     events = step.slice.events[step.event]
     names: dict[str, int] = {}
@@ -176,20 +176,20 @@ def _describe(
 
 def _durations(result: EmulationResult, row: int) -> NDArray[np.float64]:
     """Seconds of each node in the last step; of collectives the transfer, without waiting for members."""
-    flight, replayed = result.timing.flight, result.timing.result
-    nodes = flight.programs[row].nodes
-    colour = int(flight.colour[result.classes.classes[row].members[0]])
+    job, replayed = result.timing.job, result.timing.result
+    nodes = job.programs[row].nodes
+    colour = int(job.colour[result.classes.classes[row].members[0]])
     start, end = replayed.of(colour)
     seconds: NDArray[np.float64] = (end - start)[-nodes:]
-    host = flight.programs[row].program.queue[:nodes] == 0
-    own = flight.programs[row].program.duration[:nodes]
+    host = job.programs[row].program.queue[:nodes] == 0
+    own = job.programs[row].program.duration[:nodes]
     # A host node's span holds its issue and its waiting; what it does itself is its duration.
     return np.where(host, own, seconds)
 
 
 def _dependencies(result: EmulationResult, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What every node waits for within one step, as (pointer, node ids): its queue, and events."""
-    step = result.timing.flight.programs[row]
+    step = result.timing.job.programs[row]
     program, nodes = step.program, step.nodes
     before = step.before_on_queue[:nodes]
     pointer = np.zeros(nodes + 1, np.int64)

@@ -25,7 +25,7 @@ TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     """``world`` ranks of train_llama.py, each on one core with one thread."""
 
     parallel: str
@@ -76,7 +76,7 @@ def launch(world: int, module: str, *arguments: str) -> None:
         )
 
 
-def run_for_real(job: Job, mode: str, steps: int) -> list[list[float]]:
+def run_for_real(job: BenchJob, mode: str, steps: int) -> list[list[float]]:
     """Figures of each rank's steps: `tracked`'s ``time`` or ``memory``; [world, steps]."""
     with tempfile.TemporaryDirectory() as folder:
         launch(job.world, "tracked", mode, folder, str(example()), *job.arguments(steps))
@@ -88,7 +88,7 @@ def read_figures(folder: Path, world: int) -> list[list[Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def capture_one(job: Job) -> Slice:
+def capture_one(job: BenchJob) -> Slice:
     """Rank 0 of the job, captured with pretended peers."""
     script = Script(example(), tuple(job.arguments(5)))
     with Session(script, load_cluster(f"cpu:1x{job.world}"), jobs=1) as session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from windtunnel.training.emulate.bench.jobs import Job, capture_one, peak_bytes, run_for_real
+from windtunnel.training.emulate.bench.jobs import BenchJob, capture_one, peak_bytes, run_for_real
 from windtunnel.training.emulate.bench.rows import Row
 
 SECTION = "memory"
@@ -17,7 +17,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
     for world in worlds:
         for parallel in ("ddp", "fsdp"):
             # Memory needs no long steps.
-            job = Job(parallel, world, seq=64, batch=2)
+            job = BenchJob(parallel, world, seq=64, batch=2)
             emulated = peak_bytes(capture_one(job))
             figures = run_for_real(job, "memory", steps=5)
             settled = [int(peak) for rank in figures for peak in rank[1:]]

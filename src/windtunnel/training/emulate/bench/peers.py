@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.bench.jobs import (
     PACKAGE,
-    Job,
+    BenchJob,
     capture_one,
     example,
     peak_bytes,
@@ -22,7 +22,7 @@ from windtunnel.training.emulate.bench.jobs import (
 from windtunnel.training.emulate.bench.rows import Row, left_out
 
 SECTION = "peers"
-JOB = Job("none", 1)
+JOB = BenchJob("none", 1)
 PEER = "torch.distributed._tools.MemTracker under FakeTensorMode"
 
 

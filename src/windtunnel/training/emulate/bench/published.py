@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windtunnel.training.emulate.bench.rows import Row, left_out
-from windtunnel.training.emulate.bench.speed import Flight, fly_in_process
+from windtunnel.training.emulate.bench.speed import LargeJob, emulate_in_process
 
 SECTION = "published"
 TORCHTITAN = (
@@ -21,21 +21,21 @@ CODE = (
 
 def published_rows(quick: bool) -> Iterator[Row]:
     """Tokens/s and reserved bytes of the torchtitan row, and why others are not here."""
-    flight = Flight(
+    job = LargeJob(
         "8B, FSDP2, 8 x h100-96", "h100-96:1x8",
         "--size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective", 0.0, 0.0,
     )  # fmt: skip
     if quick:
-        yield left_out(SECTION, flight.name, "left out by --quick")
+        yield left_out(SECTION, job.name, "left out by --quick")
     else:
-        _, _, summary = fly_in_process(flight)
+        _, _, summary = emulate_in_process(job)
         yield Row(
-            SECTION, f"{flight.name}: tokens/s per device", "tokens/s",
+            SECTION, f"{job.name}: tokens/s per device", "tokens/s",
             emulated=summary["tokens_per_second_per_device"],
             published=TOKENS_PER_SECOND, source=TORCHTITAN, note=CODE,
         )  # fmt: skip
         yield Row(
-            SECTION, f"{flight.name}: reserved memory", "bytes",
+            SECTION, f"{job.name}: reserved memory", "bytes",
             emulated=max(row["peak_reserved_bytes"] for row in summary["ranks"]),
             published=RESERVED_BYTES, source=TORCHTITAN, note=CODE,
         )  # fmt: skip

@@ -25,7 +25,7 @@ GIB = float(1 << 30)
 
 
 @dataclass(frozen=True)
-class Flight:
+class LargeJob:
     """A job of the issue's figures: what it is given, and the most seconds and bytes it may take."""
 
     name: str
@@ -35,12 +35,12 @@ class Flight:
     gib: float
 
 
-FLIGHTS = (
-    Flight(
+LARGE_JOBS = (
+    LargeJob(
         "8B, FSDP2, 128 x h100-96", "h100-96:16x8",
         "--size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective", 60.0, 4.0,
     ),
-    Flight(
+    LargeJob(
         "405B, TP8 x PP16 x DP64, 8192 x h100-sxm", "h100-sxm:1024x8",
         "--size 405b --tp 8 --pp 16 --seq 8192", 300.0, 8.0,
     ),
@@ -48,31 +48,31 @@ FLIGHTS = (
 
 
 def speed_rows(quick: bool) -> Iterator[Row]:
-    """Seconds and memory of each flight; none of them where ``quick``."""
-    for flight in FLIGHTS:
+    """Seconds and memory of each job; none of them where ``quick``."""
+    for job in LARGE_JOBS:
         if quick:
-            yield left_out(SECTION, flight.name, "left out by --quick")
+            yield left_out(SECTION, job.name, "left out by --quick")
             continue
-        wall, peak, _ = fly_in_process(flight)
+        wall, peak, _ = emulate_in_process(job)
         yield Row(
-            SECTION, f"{flight.name}: command to report", "s", measured=wall,
-            target=f"<= {flight.seconds:.0f} s", met=wall <= flight.seconds,
+            SECTION, f"{job.name}: command to report", "s", measured=wall,
+            target=f"<= {job.seconds:.0f} s", met=wall <= job.seconds,
         )  # fmt: skip
         yield Row(
-            SECTION, f"{flight.name}: peak memory", "bytes", measured=peak,
+            SECTION, f"{job.name}: peak memory", "bytes", measured=peak,
             source="resident memory of the command and its children, summed, at 10 Hz",
-            target=f"<= {flight.gib:.0f} GiB", met=peak <= flight.gib * GIB,
+            target=f"<= {job.gib:.0f} GiB", met=peak <= job.gib * GIB,
         )  # fmt: skip
 
 
-def fly_in_process(flight: Flight) -> tuple[float, float, dict[str, Any]]:
+def emulate_in_process(job: LargeJob) -> tuple[float, float, dict[str, Any]]:
     """Run the command as a user would. Returns its seconds, its peak bytes, and the summary it printed.
 
     Raises `ScriptError` with its last lines when the command fails.
     """
     command = [
         sys.executable, "-c", "from windtunnel.cli.main import main; main()",
-        "emulate", "--cluster", flight.cluster, "--json", str(example()), *flight.arguments.split(),
+        "emulate", "--cluster", job.cluster, "--json", str(example()), *job.arguments.split(),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"WINDTUNNEL_HOME": folder}
@@ -86,7 +86,7 @@ def fly_in_process(flight: Flight) -> tuple[float, float, dict[str, Any]]:
                 time.sleep(SAMPLE_SECONDS)
             wall = time.perf_counter() - begin
         if process.returncode:
-            raise ScriptError(f"{flight.name}: exit status {process.returncode}", errors.read_text()[-4000:])
+            raise ScriptError(f"{job.name}: exit status {process.returncode}", errors.read_text()[-4000:])
         summary: dict[str, Any] = json.loads(output.read_text())
     return wall, peak, summary
 

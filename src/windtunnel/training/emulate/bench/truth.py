@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.bench.jobs import Job, capture_one, launch, run_for_real, save
+from windtunnel.training.emulate.bench.jobs import BenchJob, capture_one, launch, run_for_real, save
 from windtunnel.training.emulate.bench.rows import Row, left_out
 from windtunnel.training.emulate.emulation import costs_of
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
-from windtunnel.training.emulate.twin.costs.profile import Profile, read_profile
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, read_profile
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world
 
 SECTION = "time"
@@ -31,7 +31,7 @@ def time_rows(quick: bool) -> Iterator[Row]:
     """Measured and emulated seconds of an iteration of each job, and the mean error of all."""
     repeats, steps, seconds = (1, 18, 4.0) if quick else (3, 18, 6.0)
     errors = []
-    for job in (Job("none", 1), Job("ddp", 1), Job("fsdp", 1), *pairs()):
+    for job in (BenchJob("none", 1), BenchJob("ddp", 1), BenchJob("fsdp", 1), *pairs()):
         if job.world > (os.cpu_count() or 1):
             yield left_out(
                 SECTION,
@@ -53,12 +53,12 @@ def time_rows(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def pairs() -> list[Job]:
+def pairs() -> list[BenchJob]:
     """The jobs of more than one rank."""
-    return [Job(parallel, world) for world in (2, 4) for parallel in ("ddp", "fsdp")]
+    return [BenchJob(parallel, world) for world in (2, 4) for parallel in ("ddp", "fsdp")]
 
 
-def compare(job: Job, repeats: int, steps: int, seconds: float) -> tuple[float, float, str]:
+def compare(job: BenchJob, repeats: int, steps: int, seconds: float) -> tuple[float, float, str]:
     """Measured and emulated seconds of an iteration, and in words where the emulated time goes."""
     slice_ = capture_one(job)
     real: list[float] = []
@@ -71,7 +71,7 @@ def compare(job: Job, repeats: int, steps: int, seconds: float) -> tuple[float, 
     return statistics.median(real), timing.iteration_time_s, parts(timing)
 
 
-def calibrated(job: Job, slice_: Slice, seconds: float) -> Profile:
+def calibrated(job: BenchJob, slice_: Slice, seconds: float) -> DeviceProfile:
     """A profile of this machine for the calls of ``slice_``, with ``job.world`` cores busy."""
     with tempfile.TemporaryDirectory() as folder:
         save(slice_, Path(folder, "slice.pkl"))
@@ -79,7 +79,7 @@ def calibrated(job: Job, slice_: Slice, seconds: float) -> Profile:
         return read_profile(Path(folder, "0.json"))
 
 
-def emulated_timing(job: Job, slice_: Slice, profile: Profile) -> Timing:
+def emulated_timing(job: BenchJob, slice_: Slice, profile: DeviceProfile) -> Timing:
     """The job replayed from its one captured rank on the costs of ``profile``."""
     cluster = load_cluster(f"cpu:1x{job.world}")
     classes = slice_world(lambda ranks: [slice_], job.world, [slice_.rank])

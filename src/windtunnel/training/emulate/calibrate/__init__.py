@@ -1,6 +1,6 @@
 """Measures the machine at hand: operators over shapes and dtypes, the host's overhead, gloo collectives.
 
-This is the live room of cost: it imports torch and takes real time. What it finds is a `Profile`, saved
+This is the live room of cost: it imports torch and takes real time. What it finds is a `DeviceProfile`, saved
 after every part, so that a calibration that was stopped goes on where it was.
 """
 
@@ -21,7 +21,7 @@ from windtunnel.training.emulate.calibrate.grid import grid
 from windtunnel.training.emulate.calibrate.measure import measure_operators
 from windtunnel.training.emulate.calibrate.overhead import measure_overhead, measure_sharding
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.profile import Profile, decode, read_profile, save_profile
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, read_profile, save_profile
 
 __all__ = [
     "calibrate",
@@ -45,7 +45,7 @@ def calibrate(
     quick: bool = False,
     operators: Sequence[Operator] = (),
     progress: Callable[[str, float], None] | None = None,
-) -> Profile:
+) -> DeviceProfile:
     """Measure this machine's ``torch_device`` (``"cpu"`` or ``"cuda"``) as device ``name`` and save it at
     ``path``.
 
@@ -83,17 +83,17 @@ def calibrate(
     return profile
 
 
-def _unfinished(name: str, path: Path, provenance: dict[str, str]) -> Profile:
+def _unfinished(name: str, path: Path, provenance: dict[str, str]) -> DeviceProfile:
     """The profile to go on with: what an interrupted calibration like this one left, else an empty one."""
     if path.is_file():
         try:
             left = read_profile(path)
         except UserError:
-            return Profile(name, provenance=provenance)
+            return DeviceProfile(name, provenance=provenance)
         same = all(left.provenance.get(key) == provenance[key] for key in SAME)
         if same and left.provenance.get("state") == "partial":
             return left
-    return Profile(name, provenance=provenance)
+    return DeviceProfile(name, provenance=provenance)
 
 
 def _provenance(torch_device: str, threads: int, quick: bool) -> dict[str, str]:

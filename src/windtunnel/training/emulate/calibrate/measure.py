@@ -21,7 +21,7 @@ import torch
 
 from windtunnel.training.emulate.calibrate.arguments import Plan, make_tensor, map_tensors, plan_call
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.profile import Profile, contiguous, signature
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, contiguous, signature
 
 COPIES = 4  # tensors of one shape taken in turn where nothing recent fits
 RECENT = 2
@@ -37,7 +37,7 @@ def measure_operators(
     order: Sequence[int] | None = None,
     seconds: float = 20.0,
     progress: Callable[[float], None] | None = None,
-) -> Profile:
+) -> DeviceProfile:
     """Run every operator of ``ops`` on ``device`` and tell its time.
 
     ``order``: indices into ``ops`` in the order of the job's step (each at least once to be measured;
@@ -58,7 +58,7 @@ def measure_operators(
                 times = runner.in_order(wanted, seconds, progress)
     finally:
         torch.set_num_threads(before)
-    profile = Profile(
+    profile = DeviceProfile(
         device, provenance={"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
     )
     for op, samples in zip(ops, times, strict=True):

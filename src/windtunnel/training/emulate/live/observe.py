@@ -39,7 +39,7 @@ from windtunnel.training.emulate.graph import (
     TensorMeta,
 )
 from windtunnel.training.emulate.live import failure
-from windtunnel.training.emulate.live.world import World
+from windtunnel.training.emulate.live.world import WorldView
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Observer:
     ``settled``: at the end of that many steps, because another rank has shown that they repeat from there."""
 
     native: ctypes.CDLL
-    world: World
+    world: WorldView
     device: str
     max_steps: int
     on_steady: Callable[[], None]

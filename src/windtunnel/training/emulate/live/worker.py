@@ -163,7 +163,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     )  # fmt: skip
     mailbox = world.Mailbox(directory, rank, earlier)
     notes: list[str] = []
-    the_world = world.World(rank, request.world_size, mailbox, notes.append)
+    the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
     def finish() -> None:
         _write(directory, rank, observer)

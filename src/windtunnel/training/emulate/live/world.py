@@ -32,7 +32,7 @@ from windtunnel.training.emulate.graph import Group
 
 
 @dataclass
-class World:
+class WorldView:
     """All process groups that the script makes, in order. ``note`` takes one sentence for the report."""
 
     rank: int
@@ -48,7 +48,7 @@ class World:
         self.groups.append(Group(name or f"group{len(self.groups)}", ranks, label))
 
 
-def install(world: World, native: ctypes.CDLL, device_type: str) -> None:
+def install(world: WorldView, native: ctypes.CDLL, device_type: str) -> None:
     """Pretend the world. Call once, after the surface is there and before the script runs."""
     _pretend_backends()
     _start_without_peers(world, device_type)
@@ -97,7 +97,7 @@ def _pretend_backends() -> None:
     fake._get_sequence_number_for_group = lambda self: 0
 
 
-def _start_without_peers(world: World, device_type: str) -> None:
+def _start_without_peers(world: WorldView, device_type: str) -> None:
     original = c10d.init_process_group
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -118,7 +118,7 @@ def _start_without_peers(world: World, device_type: str) -> None:
         m.init_process_group = init_process_group
 
 
-def _list_groups(world: World) -> None:
+def _list_groups(world: WorldView) -> None:
     original = c10d._new_group_with_tag
 
     def new_group_with_tag(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def _batch_messages(native: ctypes.CDLL) -> None:
         m.batch_isend_irecv = batch_isend_irecv
 
 
-def _carry_objects(world: World) -> None:
+def _carry_objects(world: WorldView) -> None:
     """Object collectives: the data are real where the sender is captured before this rank, else this rank's
     own."""
 
@@ -258,7 +258,7 @@ def _carry_objects(world: World) -> None:
             setattr(module, function.__name__, function)
 
 
-def _agree_on_shapes(world: World) -> None:
+def _agree_on_shapes(world: WorldView) -> None:
     """Pipeline stages vote on how to learn shapes and tell each other: answered without the messages.
 
     Forward shapes come from the previous stage's capture, which runs before, or from this rank's own stages;

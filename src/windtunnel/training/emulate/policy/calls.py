@@ -27,7 +27,7 @@ Channel = tuple[
 
 
 @dataclass(frozen=True)
-class Row:
+class CallRow:
     """A row of a slice's collective table: where it goes, and what both sides must agree on."""
 
     channel: Channel
@@ -46,7 +46,7 @@ class Calls:
     event: NDArray[np.int64]
     row: NDArray[np.int32]
     order: NDArray[np.int64]
-    rows: list[Row]
+    rows: list[CallRow]
 
     @cached_property
     def channels(self) -> dict[Channel, NDArray[np.int64]]:
@@ -81,13 +81,13 @@ def read_calls(slice_: Slice, families: Families, steady: bool) -> Calls:
     return Calls(slice_, event, row, order, rows)
 
 
-def _row(row: Collective, rank: int, family_number: int, families: Families) -> Row:
+def _row(row: Collective, rank: int, family_number: int, families: Families) -> CallRow:
     family = families.families[family_number]
     place = int(family.index_of[row.peer]) if row.peer >= 0 else -1
     if row.kind in ("send", "recv"):
         distance = (place - int(family.index_of[rank])) % family.size
         nbytes = row.in_bytes if row.kind == "send" else row.out_bytes
-        return Row((family_number, SEND if row.kind == "send" else RECV, distance), (nbytes,))
+        return CallRow((family_number, SEND if row.kind == "send" else RECV, distance), (nbytes,))
     agreed: tuple[str | int, ...] = (row.kind, row.backend, place)
     if row.kind in ("all_reduce", "reduce_scatter", "reduce"):
         agreed += (row.in_bytes, row.dtype)
@@ -95,7 +95,7 @@ def _row(row: Collective, rank: int, family_number: int, families: Families) -> 
         agreed += (row.out_bytes,)
     elif row.kind == "broadcast":
         agreed += (max(row.in_bytes, row.out_bytes),)
-    return Row((family_number, COLLECTIVE, 0), agreed)
+    return CallRow((family_number, COLLECTIVE, 0), agreed)
 
 
 class Deadlock(ScriptError):

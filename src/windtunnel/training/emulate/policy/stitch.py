@@ -36,7 +36,7 @@ from windtunnel.training.emulate.policy.families import Family
 
 
 @dataclass(frozen=True)
-class World:
+class StitchedWorld:
     """All ranks: their classes, and for each class the calls of the steady step, which meet by number."""
 
     classes: Classes
@@ -55,7 +55,7 @@ class _Break:
     words: str
 
 
-def stitch(classes: Classes) -> World:
+def stitch(classes: Classes) -> StitchedWorld:
     """Check that all calls of all ranks meet, and return the world.
 
     Raises:
@@ -74,7 +74,7 @@ def stitch(classes: Classes) -> World:
             "the steps of the ranks do not line up (is optimizer.step() called equally often?):"
             f" {broken.words}"
         )
-    return World(classes, steady)
+    return StitchedWorld(classes, steady)
 
 
 def _doubt(classes: Classes) -> str:

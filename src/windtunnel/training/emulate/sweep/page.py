@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.base import atomic, units
 from windtunnel.training.emulate.sweep.folder import Row
-from windtunnel.training.emulate.sweep.result import Result, value_text
+from windtunnel.training.emulate.sweep.result import SweepResult, value_text
 
 GIB = 2.0**30
 GREEN, RED = "#1a7f37", "#b3261e"
@@ -25,7 +25,7 @@ tr.front { font-weight: 600; background: #f0f8f2 } .bad { color: #b3261e }
 """
 
 
-def write_page(path: Path, found: Result, title: str) -> None:
+def write_page(path: Path, found: SweepResult, title: str) -> None:
     """Write the page of a sweep, whole or not at all."""
     lead = f"{len(found.rows)} points, {len(found.failed)} failed."
     if found.done:
@@ -42,7 +42,7 @@ def write_page(path: Path, found: Result, title: str) -> None:
     atomic.replace(path, page, durable=True)
 
 
-def _plot(found: Result) -> str:
+def _plot(found: SweepResult) -> str:
     import plotly.graph_objects as plotly
 
     figure = plotly.Figure()
@@ -98,7 +98,7 @@ def _chosen(row: Row) -> str:
     return " ".join(f"{option} {value_text(value)}" for option, value in row["chosen"].items())
 
 
-def _hover(found: Result, row: Row) -> str:
+def _hover(found: SweepResult, row: Row) -> str:
     lines = [
         f"<b>{row['point']}: {escape(_chosen(row))}</b>", escape(row["cluster"]),
         f"iteration {units.seconds(row['iteration_time_s'])}",
@@ -110,7 +110,7 @@ def _hover(found: Result, row: Row) -> str:
     return "<br>".join(lines)
 
 
-def _table(found: Result, folder: Path) -> str:
+def _table(found: SweepResult, folder: Path) -> str:
     texts = ("cluster", "arguments", "run")
     heads = (
         "#",
@@ -130,7 +130,7 @@ def _table(found: Result, folder: Path) -> str:
     return f"<table><tr>{head}</tr>{''.join(_line(found, row, folder) for row in found.rows)}</table>"
 
 
-def _line(found: Result, row: Row, folder: Path) -> str:
+def _line(found: SweepResult, row: Row, folder: Path) -> str:
     what = f"<td>{row['point']}</td>" + "".join(
         f'<td class="text">{escape(words)}</td>' for words in (row["cluster"], _chosen(row))
     )

@@ -19,7 +19,7 @@ from windtunnel.training.emulate.sweep.folder import Row
 
 
 @dataclass(frozen=True)
-class Result:
+class SweepResult:
     """``rows``: outcomes in order of points, each with ``pareto``, true for those on the front.
 
     ``per_token``: whether points are compared by what a million tokens take and cost, which they are as soon
@@ -62,23 +62,23 @@ class Result:
         return f"{unit} for a million tokens" if self.cost_per_token else f"{unit} for an iteration"
 
 
-def result(rows: list[Row]) -> Result:
+def result(rows: list[Row]) -> SweepResult:
     """Compare the outcomes of a sweep by time, worst peak reserved memory and cost.
 
     A point that does not fit into memory is on no front, however fast it would be.
     """
     done = [row for row in rows if row["status"] == "done"]
     tokens = {row["tokens_per_iteration"] for row in done}
-    plain = Result(rows, len(tokens) > 1 and 0 not in tokens, done[0]["cost_unit"] if done else "price")
+    plain = SweepResult(rows, len(tokens) > 1 and 0 not in tokens, done[0]["cost_unit"] if done else "price")
     fitting = [row for row in done if row["fits"]]
     values = [(plain.time(row), row["peak_reserved_bytes"], plain.cost(row)) for row in fitting]
     front = pareto_front(np.array(values).reshape(-1, 3))
     best = {row["point"] for row, on_front in zip(fitting, front, strict=True) if on_front}
     marked = [row | {"pareto": row["point"] in best} for row in rows]
-    return Result(marked, plain.per_token, plain.cost_unit)
+    return SweepResult(marked, plain.per_token, plain.cost_unit)
 
 
-def as_json(found: Result, **more: Any) -> dict[str, Any]:
+def as_json(found: SweepResult, **more: Any) -> dict[str, Any]:
     """The result as one JSON object; every figure but ``wall_time_s`` is emulated."""
     return more | {
         "rows": found.rows,
@@ -103,7 +103,7 @@ def pareto_front(values: ArrayLike) -> NDArray[np.bool_]:
     return front
 
 
-def print_sweep(found: Result, console: Console, title: str) -> None:
+def print_sweep(found: SweepResult, console: Console, title: str) -> None:
     """Print the table of a sweep, and below it why points failed."""
     options = list(dict.fromkeys(option for row in found.rows for option in row["chosen"]))
     # Names of clusters are long: they stand above the table, and it says c1, c2.
@@ -149,12 +149,12 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def _cost_name(found: Result) -> str:
+def _cost_name(found: SweepResult) -> str:
     what = "dev-h" if found.cost_unit == "device-hours" else "cost"
     return f"{what}/Mtok" if found.cost_per_token else f"{what}/iter"
 
 
-def _figures(found: Result, row: Row) -> list[str]:
+def _figures(found: SweepResult, row: Row) -> list[str]:
     if row["status"] == "failed":
         return ["[red]failed[/]", *[units.NONE] * 5]
     return [

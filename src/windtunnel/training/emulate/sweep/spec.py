@@ -54,11 +54,11 @@ Whole = Annotated[int, Field(strict=True)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Spec(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class OptionsSpec(Spec):
+class OptionsSpec(_Strict):
     """As the options of ``windtunnel emulate``; ``reserve`` in MiB."""
 
     ranks: Annotated[str, BeforeValidator(_ranks)] = "auto"
@@ -72,7 +72,7 @@ class OptionsSpec(Spec):
     profile: str | None = None
 
 
-class SweepSpec(Spec):
+class SweepSpec(_Strict):
     name: str | None = None
     script: str
     args: Annotated[str | list[str], BeforeValidator(_words)] = ""
@@ -83,7 +83,7 @@ class SweepSpec(Spec):
     price_per_device_hour: Price | dict[str, Price] | None = None
 
 
-FIELDS: dict[tuple[str, ...], type[Spec]] = {(): SweepSpec, ("options",): OptionsSpec}
+FIELDS: dict[tuple[str, ...], type[BaseModel]] = {(): SweepSpec, ("options",): OptionsSpec}
 ACCEPTED = {
     "name": "text",
     "script": "the path of a training script, from the file's own folder",

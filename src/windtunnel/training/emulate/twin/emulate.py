@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cluster.model import Cluster
-from windtunnel.engines.replay import Result, Stalled, replay
+from windtunnel.engines.replay import ReplayResult, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Note, Slice
 from windtunnel.training.emulate.policy.calls import COLLECTIVE, Deadlock, at, call_words, ranks_words
-from windtunnel.training.emulate.policy.stitch import World
+from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait, collective_table, largest_waits
-from windtunnel.training.emulate.twin.job import CollectiveSeconds, Flight, Slow, build, slowness
+from windtunnel.training.emulate.twin.job import CollectiveSeconds, Slow, WorldJob, build, slowness
 from windtunnel.training.emulate.twin.program import StepProgram, step_program
 from windtunnel.training.emulate.twin.walk import Split, Walker, compute_spans
 
@@ -36,7 +36,7 @@ JITTER_NODES = 40_000_000
 
 
 @dataclass(frozen=True)
-class Costs:
+class WorldCosts:
     """What everything costs, class by class.
 
     ``operators[class]``: seconds of each row of the operator table. ``host_operators[class]``: host
@@ -70,17 +70,17 @@ class Timing:
     waits: list[Wait]
     simulated: int
     events: int
-    flight: Flight
-    result: Result
+    job: WorldJob
+    result: ReplayResult
     split: Split
     window: tuple[float, float]
     notes: list[Note] = field(default_factory=list)
 
 
 def replay_world(
-    world: World,
+    world: StitchedWorld,
     cluster: Cluster,
-    costs: Costs,
+    costs: WorldCosts,
     *,
     slow: Sequence[Slow] = (),
     jitter: float = 0.0,
@@ -109,33 +109,33 @@ def replay_world(
             )
             notes.append(Note(text))
     slower = slowness(slow, cluster, world.size)
-    flight = build(
+    job = build(
         world, cluster, programs, costs.collective, slower, jitter=jitter, seed=seed, every_rank=every_rank
     )
     try:
-        result = replay(flight.job)
+        result = replay(job.replay)
     except Stalled as stalled:
-        raise deadlock_of(flight, stalled) from None
+        raise deadlock_of(job, stalled) from None
 
-    ends = step_ends(flight, result)
+    ends = step_ends(job, result)
     begin, end = float(ends[:, -2].max()), float(ends[:, -1].max())
-    walker = Walker(flight, result)
-    colours = range(flight.job.ranks)
-    busy = np.array([_covered(*compute_spans(flight, result, c, *ends[c, -2:].tolist())) for c in colours])
+    walker = Walker(job, result)
+    colours = range(job.replay.ranks)
+    busy = np.array([_covered(*compute_spans(job, result, c, *ends[c, -2:].tolist())) for c in colours])
     last = np.flatnonzero(ends[:, -1] >= end * (1 - 1e-12))
     critical = int(last[np.argmax(busy[last])])
     split = walker.split(critical, begin, end)
     return Timing(
         iteration_time_s=end - begin,
-        rank_iteration_s=(ends[:, -1] - ends[:, -2])[flight.colour],
-        rank_busy_s=busy[flight.colour],
+        rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour],
+        rank_busy_s=busy[job.colour],
         critical_rank=split.rank,
         critical_path=dict(split.seconds),
-        collectives=collective_table(flight, result, split),
-        waits=largest_waits(flight, cluster, split, end - begin),
-        simulated=flight.job.ranks,
+        collectives=collective_table(job, result, split),
+        waits=largest_waits(job, cluster, split, end - begin),
+        simulated=job.replay.ranks,
         events=result.events,
-        flight=flight,
+        job=job,
         result=result,
         split=split,
         window=(begin, end),
@@ -143,7 +143,7 @@ def replay_world(
     )
 
 
-def compile_steps(world: World, cluster: Cluster, costs: Costs) -> list[StepProgram]:
+def compile_steps(world: StitchedWorld, cluster: Cluster, costs: WorldCosts) -> list[StepProgram]:
     """The steady step of each class as a program, at the given costs."""
     on_host = cluster.host.device.kind == "cpu"
     spare = cluster.host.cpu_cores > cluster.host.devices
@@ -171,11 +171,11 @@ def event_seconds(
     return seconds, host
 
 
-def step_ends(flight: Flight, result: Result) -> Floats:
+def step_ends(job: WorldJob, result: ReplayResult) -> Floats:
     """When each step of each simulated rank ends: [colours, copies]."""
-    copies = flight.programs[0].copies
-    ends = np.zeros((flight.job.ranks, copies))
-    for c in range(flight.job.ranks):
+    copies = job.programs[0].copies
+    ends = np.zeros((job.replay.ranks, copies))
+    for c in range(job.replay.ranks):
         stop = result.of(c)[1]
         if len(stop):
             ends[c] = np.maximum.accumulate(stop.reshape(copies, -1).max(axis=1))
@@ -186,7 +186,7 @@ def _covered(starts: Floats, stops: Floats) -> float:
     return float((stops - starts).sum())
 
 
-def deadlock_of(flight: Flight, stalled: Stalled) -> Deadlock:
+def deadlock_of(job: WorldJob, stalled: Stalled) -> Deadlock:
     """The deadlock that ``stalled`` is, told by one call that waits and where those it waits for stand."""
     rows = zip(stalled.rank.tolist(), stalled.join.tolist(), strict=True)
     where: dict[int, int] = {}
@@ -198,28 +198,28 @@ def deadlock_of(flight: Flight, stalled: Stalled) -> Deadlock:
         waiting = np.flatnonzero(stalled.join == stalled.pending[p])
         late = [rank for rank in missing if rank in where]
         if len(waiting) and late:
-            first = _stands(flight, stalled, int(waiting[0]))
-            second = _stands(flight, stalled, where[late[0]])
+            first = _stands(job, stalled, int(waiting[0]))
+            second = _stands(job, stalled, where[late[0]])
             return Deadlock(
                 f"the job would hang: {first}, while {second}, and neither comes to the other's call: calls"
                 " on one stream run in the order in which they are made, so all ranks must make them in one"
                 " order (or send and receive in one batch)"
             )
-    blocked = flight.leader[np.unique(stalled.rank)]
+    blocked = job.leader[np.unique(stalled.rank)]
     return Deadlock(f"the job would hang: {ranks_words(blocked.tolist())} wait for each other for ever")
 
 
-def _stands(flight: Flight, stalled: Stalled, k: int) -> str:
+def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     colour = int(stalled.rank[k])
-    row = flight.class_of(colour)
-    calls = flight.world.calls[row]
-    join = int(flight.programs[row].program.join[stalled.node[k]])
+    row = job.class_of(colour)
+    calls = job.world.calls[row]
+    join = int(job.programs[row].program.join[stalled.node[k]])
     call = join % len(calls.event)
     one = calls.collective(call)
     number, direction, distance = calls.rows[int(calls.row[call])].channel
-    family = flight.world.classes.families.families[number]
-    rank = int(flight.leader[colour])
-    alike = int((flight.colour == colour).sum()) - 1
+    family = job.world.classes.families.families[number]
+    rank = int(job.leader[colour])
+    alike = int((job.colour == colour).sum()) - 1
     words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(one)}"
     if direction != COLLECTIVE:
         group = family.members[family.group_of[rank]]

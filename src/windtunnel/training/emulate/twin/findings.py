@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.cluster.model import Cluster
-from windtunnel.engines.replay import Result
+from windtunnel.engines.replay import ReplayResult
 from windtunnel.training.emulate.graph import Collective, Phase
 from windtunnel.training.emulate.policy.calls import COLLECTIVE
-from windtunnel.training.emulate.twin.job import Flight
+from windtunnel.training.emulate.twin.job import WorldJob
 from windtunnel.training.emulate.twin.walk import Split
 
 
@@ -39,51 +39,51 @@ class CollectiveUse:
     exposed_seconds: float
 
 
-def collective_table(flight: Flight, result: Result, split: Split) -> list[CollectiveUse]:
+def collective_table(job: WorldJob, result: ReplayResult, split: Split) -> list[CollectiveUse]:
     """All distinct calls of the steady step, the most exposed first, then the longest in all."""
     exposed: dict[tuple[object, ...], float] = defaultdict(float)
     for (kind, row, node), seconds in split.reasons.items():
         if kind.startswith("communication:"):
-            exposed[_key(flight, row, int(flight.programs[row].program.join[node]))] += seconds
+            exposed[_key(job, row, int(job.programs[row].program.join[node]))] += seconds
     counts: dict[tuple[object, ...], int] = {}
     times: dict[tuple[object, ...], list[float]] = defaultdict(list)
     samples: dict[tuple[object, ...], tuple[int, int]] = {}
-    for c in range(flight.job.ranks):
-        row = flight.class_of(c)
-        program = flight.programs[row]
+    for c in range(job.replay.ranks):
+        row = job.class_of(c)
+        program = job.programs[row]
         start, stop = result.of(c)
         last_step = slice(len(start) - program.nodes, len(start))
         joins = np.flatnonzero(program.is_join[last_step])
         lasting = (stop - start)[last_step][joins].tolist()
         mine: dict[tuple[object, ...], int] = defaultdict(int)
         for call, seconds in enumerate(lasting):
-            key = _key(flight, row, call)
+            key = _key(job, row, call)
             mine[key] += 1
             times[key].append(seconds)
             samples.setdefault(key, (c, call))
         for key, count in mine.items():
             counts[key] = max(counts.get(key, 0), count)
     uses = [
-        _use(flight, *samples[key], counts[key], float(np.mean(times[key])), exposed.get(key, 0.0))
+        _use(job, *samples[key], counts[key], float(np.mean(times[key])), exposed.get(key, 0.0))
         for key in samples
     ]
     return sorted(uses, key=lambda use: (-use.exposed_seconds, -use.count * use.seconds_each))
 
 
-def _key(flight: Flight, row: int, call: int) -> tuple[object, ...]:
+def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
     """Calls of one kind: same family, direction, sizes, dtype, backend."""
-    calls = flight.world.calls[row]
+    calls = job.world.calls[row]
     one = calls.collective(call)
     family = calls.rows[int(calls.row[call])].channel[0]
     return (family, one.kind, one.in_bytes, one.out_bytes, one.dtype, one.backend)
 
 
-def _use(flight: Flight, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
-    calls = flight.world.calls[flight.class_of(c)]
+def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: float) -> CollectiveUse:
+    calls = job.world.calls[job.class_of(c)]
     one = calls.collective(call)
-    rank = int(flight.leader[c])
+    rank = int(job.leader[c])
     number, direction, distance = calls.rows[int(calls.row[call])].channel
-    family = flight.world.classes.families.families[number]
+    family = job.world.classes.families.families[number]
     ranks = tuple(family.members[family.group_of[rank]].tolist())
     if direction != COLLECTIVE:
         peer = ranks[(int(family.index_of[rank]) + distance) % family.size]
@@ -106,7 +106,7 @@ class Wait:
 
 
 def largest_waits(
-    flight: Flight, cluster: Cluster, split: Split, iteration: float, most: int = 3
+    job: WorldJob, cluster: Cluster, split: Split, iteration: float, most: int = 3
 ) -> list[Wait]:
     """At most ``most`` waits, the largest first."""
     found: dict[tuple[str, str], float] = defaultdict(float)
@@ -114,13 +114,13 @@ def largest_waits(
         if kind == "compute":
             continue
         if kind.startswith("communication:"):
-            found[_communication(flight, cluster, row, node)] += seconds
+            found[_communication(job, cluster, row, node)] += seconds
         elif kind == "launch":
             found[_LAUNCH] += seconds
         elif kind == "pipeline_bubble":
             found[_BUBBLE] += seconds
         elif kind == "imbalance":
-            found[_imbalance(flight, cluster, split)] += seconds
+            found[_imbalance(job, cluster, split)] += seconds
         else:
             found[_IDLE] += seconds
     ordered = sorted(found.items(), key=lambda item: -item[1])[:most]
@@ -145,28 +145,31 @@ _IDLE = (
 )
 
 
-def _imbalance(flight: Flight, cluster: Cluster, split: Split) -> tuple[str, str]:
+def _imbalance(job: WorldJob, cluster: Cluster, split: Split) -> tuple[str, str]:
     late = max(split.late, key=lambda colour: split.late[colour])
-    job = flight.job
-    rank = int(flight.leader[late])
+    ranks = job.replay
+    rank = int(job.leader[late])
     host = cluster.host_of(rank)
-    if job.compute_scale[late] > job.compute_scale.min() or job.issue_scale[late] > job.issue_scale.min():
+    if (
+        ranks.compute_scale[late] > ranks.compute_scale.min()
+        or ranks.issue_scale[late] > ranks.issue_scale.min()
+    ):
         return (f"rank {rank} on host {host}, which is slower than the others", f"Replace host {host}.")
-    name = flight.world.classes.classes[flight.class_of(late)].name
+    name = job.world.classes.classes[job.class_of(late)].name
     return (
         f"ranks {name}, which have more to compute",
         "Spread the work evenly: equal shards, equal sequence lengths, balanced experts.",
     )
 
 
-def _communication(flight: Flight, cluster: Cluster, row: int, node: int) -> tuple[str, str]:
-    program = flight.programs[row]
-    calls = flight.world.calls[row]
+def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tuple[str, str]:
+    program = job.programs[row]
+    calls = job.world.calls[row]
     call = int(program.program.join[node])
     one = calls.collective(call)
-    family = flight.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
+    family = job.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
-    members = family.members[family.group_of[flight.world.classes.classes[row].members[0]]]
+    members = family.members[family.group_of[job.world.classes.classes[row].members[0]]]
     crosses = cluster.placement(tuple(members.tolist())).hosts > 1
     during = "" if phase == "other" else f" in {phase}"
     what = f"exposed {one.kind} over {family.name} ({family.size} ranks){during}"

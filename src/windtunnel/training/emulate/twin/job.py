@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Placement
-from windtunnel.engines.replay import Job, colour
+from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
 from windtunnel.training.emulate.policy.calls import COLLECTIVE, RECV, SEND, Calls, Channel
-from windtunnel.training.emulate.policy.stitch import World
+from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 
 Longs = NDArray[np.int64]
@@ -51,16 +51,16 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Flight:
+class WorldJob:
     """A job, and how it maps to the world.
 
-    ``job``: one simulated rank a colour. ``colour[rank]``; ``leader[colour]``: its lowest rank;
+    ``replay``: one simulated rank a colour. ``colour[rank]``; ``leader[colour]``: its lowest rank;
     ``programs[class]``. ``join_call[j]``: the class and the number (in the class's steady calls) of one of
     the calls of join j. ``pipelined``: messages go between ranks of different classes.
     """
 
-    world: World
-    job: Job
+    world: StitchedWorld
+    replay: ReplayJob
     colour: Longs
     leader: Longs
     programs: list[StepProgram]
@@ -70,7 +70,7 @@ class Flight:
     @cached_property
     def members(self) -> tuple[Longs, Longs, Longs]:
         """For each join its members: (start of each join's in the other two, colours, nodes)."""
-        job = self.job
+        job = self.replay
         order = np.argsort(job.rank_join, kind="stable")
         ptr = np.concatenate([[0], np.cumsum(np.bincount(job.rank_join, minlength=len(job.join_size)))])
         owner = np.repeat(np.arange(job.ranks), np.diff(job.rank_join_ptr))
@@ -78,11 +78,11 @@ class Flight:
         return ptr, owner[order], nodes[order]
 
     def class_of(self, colour: int) -> int:
-        return int(self.job.rank_program[colour])
+        return int(self.replay.rank_program[colour])
 
 
 def build(
-    world: World,
+    world: StitchedWorld,
     cluster: Cluster,
     programs: list[StepProgram],
     collective_seconds: CollectiveSeconds,
@@ -91,7 +91,7 @@ def build(
     jitter: float = 0.0,
     seed: int = 0,
     every_rank: bool = False,
-) -> Flight:
+) -> WorldJob:
     """Make the job of ``world`` on ``cluster``.
 
     ``collective_seconds(row, group)``: seconds of a collective of ``group``; of a message, ``group`` is the
@@ -112,9 +112,9 @@ def build(
     joins = _Joins(world, colours, leader, crossings, collective_seconds, programs[0].copies)
     for c in range(len(leader)):
         joins.add(c)
-    return Flight(
+    return WorldJob(
         world=world,
-        job=Job(
+        replay=ReplayJob(
             programs=[program.program for program in programs],
             rank_program=classes.rank_class[leader].astype(np.int32),
             compute_scale=slow.compute[leader],
@@ -134,20 +134,20 @@ def build(
     )
 
 
-def _as_send(world: World, channel: Channel) -> Channel:
+def _as_send(world: StitchedWorld, channel: Channel) -> Channel:
     family, direction, distance = channel
     size = world.classes.families.families[family].size
     return (family, SEND, distance if direction == SEND else -distance % size)
 
 
-def _between_parts(world: World, send: Channel) -> bool:
+def _between_parts(world: StitchedWorld, send: Channel) -> bool:
     members = world.classes.families.families[send[0]].members
     row = world.classes.rank_class
     return bool((row[members] != row[np.roll(members, -send[2], axis=1)]).any())
 
 
 def _crossings(
-    world: World, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
+    world: StitchedWorld, cluster: Cluster, channels: Sequence[Channel], slow: Slowness
 ) -> dict[Channel, Crossing]:
     found: dict[tuple[int, ...], tuple[Placement, float]] = {}
 
@@ -182,7 +182,9 @@ def _crossings(
     return result
 
 
-def _colours(world: World, keys: list[Longs], shared: Sequence[Channel], sends: Sequence[Channel]) -> Longs:
+def _colours(
+    world: StitchedWorld, keys: list[Longs], shared: Sequence[Channel], sends: Sequence[Channel]
+) -> Longs:
     """Refine the ranks' keys over the groups of all channels and the pairs of all messages."""
     everyone = np.arange(world.size)
     slots: list[Longs] = [everyone]  # a group of each rank's own, also used where it is outside a family
@@ -210,7 +212,7 @@ class _Joins:
 
     def __init__(
         self,
-        world: World,
+        world: StitchedWorld,
         colours: Longs,
         leader: Longs,
         crossings: dict[Channel, Crossing],

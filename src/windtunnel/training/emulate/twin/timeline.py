@@ -24,8 +24,8 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
     names: dict[str, int] = {}
     tracks: list[Track] = []
     for rank in ranks:
-        colour = int(timing.flight.colour[rank])
-        program = timing.flight.programs[timing.flight.class_of(colour)]
+        colour = int(timing.job.colour[rank])
+        program = timing.job.programs[timing.job.class_of(colour)]
         for queue in range(len(program.streams)):
             track = _track(timing, rank, colour, queue, names)
             if len(track.start):
@@ -34,8 +34,8 @@ def timeline(timing: Timing, ranks: Sequence[int]) -> Timeline:
 
 
 def _track(timing: Timing, rank: int, colour: int, queue: int, names: dict[str, int]) -> Track:
-    flight, result = timing.flight, timing.result
-    program = flight.programs[flight.class_of(colour)]
+    job, result = timing.job, timing.result
+    program = job.programs[job.class_of(colour)]
     begin, end = timing.window
     start, stop = result.of(colour)
     ready = result.ready[result.rank_ptr[colour] : result.rank_ptr[colour + 1]]
@@ -63,12 +63,12 @@ def _track(timing: Timing, rank: int, colour: int, queue: int, names: dict[str, 
 
 
 def _name(timing: Timing, colour: int, node: int) -> str:
-    row = timing.flight.class_of(colour)
-    program = timing.flight.programs[row]
+    row = timing.job.class_of(colour)
+    program = timing.job.programs[row]
     if program.is_join[node]:
-        calls = timing.flight.world.calls[row]
+        calls = timing.job.world.calls[row]
         call = int(program.program.join[node]) % len(calls.event)
-        family = timing.flight.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
+        family = timing.job.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
         return f"{calls.collective(call).kind} {family.name}"
     event = program.slice.events[program.event[node % program.nodes]]
     if event["kind"] == EventKind.OP:

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay import Result
+from windtunnel.engines.replay import ReplayResult
 from windtunnel.training.emulate.graph import COMM_STREAM
-from windtunnel.training.emulate.twin.job import Flight
+from windtunnel.training.emulate.twin.job import WorldJob
 from windtunnel.training.emulate.twin.program import StepProgram
 
 Floats = NDArray[np.float64]
@@ -65,16 +65,16 @@ def intervals(starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
 
 
 def compute_spans(
-    flight: Flight, result: Result, colour: int, begin: float, end: float
+    job: WorldJob, result: ReplayResult, colour: int, begin: float, end: float
 ) -> tuple[Floats, Floats]:
     """When the rank's compute streams (on a CPU its host) run operators, within [begin, end]; disjoint."""
-    program = flight.programs[flight.class_of(colour)]
+    program = job.programs[job.class_of(colour)]
     start, stop = result.of(colour)
     computes = program.computes & ~np.isin(
         program.program.queue, [queue for queue, name in enumerate(program.streams) if name >= COMM_STREAM]
     )
     on_host = program.program.queue == 0
-    issue = program.program.issue * flight.job.issue_scale[colour]
+    issue = program.program.issue * job.replay.issue_scale[colour]
     starts = np.where(on_host, start + issue, start)[computes]
     starts, stops = np.maximum(starts, begin), np.minimum(stop[computes], end)
     return intervals(starts[stops > starts], stops[stops > starts])
@@ -83,20 +83,20 @@ def compute_spans(
 class Walker:
     """Walks back through the times of a replay."""
 
-    def __init__(self, flight: Flight, result: Result) -> None:
-        self.flight, self.result = flight, result
+    def __init__(self, job: WorldJob, result: ReplayResult) -> None:
+        self.job, self.result = job, result
         self.ready = result.ready
 
     def split(self, colour: int, begin: float, end: float) -> Split:
         """The split of [begin, end] of one simulated rank. The kinds add up to ``end - begin``."""
-        split = Split(int(self.flight.leader[colour]))
-        starts, stops = compute_spans(self.flight, self.result, colour, begin, end)
+        split = Split(int(self.job.leader[colour]))
+        starts, stops = compute_spans(self.job, self.result, colour, begin, end)
         split.add("compute", -1, -1, float((stops - starts).sum()))
         starts, stops = self._transfers_in_place(split, colour, starts, stops, begin, end)
 
-        program = self.flight.programs[self.flight.class_of(colour)]
+        program = self.job.programs[self.job.class_of(colour)]
         start, stop = self.result.of(colour)
-        issue = program.program.issue * self.flight.job.issue_scale[colour]
+        issue = program.program.issue * self.job.replay.issue_scale[colour]
         nodes = np.flatnonzero(program.computes | program.in_place)
         begins = np.where((program.program.queue == 0) & program.computes, start + issue, start)[nodes]
         order = np.argsort(begins, kind="stable")
@@ -122,8 +122,8 @@ class Walker:
         self, split: Split, colour: int, starts: Floats, stops: Floats, begin: float, end: float
     ) -> tuple[Floats, Floats]:
         """Count the transfers on the compute streams themselves where nothing computes; join their spans."""
-        row = self.flight.class_of(colour)
-        program = self.flight.programs[row]
+        row = self.job.class_of(colour)
+        program = self.job.programs[row]
         start, stop = self.result.of(colour)
         nodes = np.flatnonzero(program.in_place & (stop > begin) & (start < end) & (stop > start))
         nodes = nodes[np.argsort(start[nodes], kind="stable")]
@@ -165,8 +165,8 @@ class _Walk:
 
     def _move(self, colour: int) -> None:
         self.colour = colour
-        self.row = self.walker.flight.class_of(colour)
-        self.program: StepProgram = self.walker.flight.programs[self.row]
+        self.row = self.walker.job.class_of(colour)
+        self.program: StepProgram = self.walker.job.programs[self.row]
         self.base = int(self.walker.result.rank_ptr[colour])
 
     def spend(self, kind: str, node: int, begin: float) -> None:
@@ -215,7 +215,7 @@ class _Walk:
 
     def issue(self, node: int) -> float:
         """What issuing ``node`` cost the host of this rank."""
-        return float(self.program.program.issue[node] * self.walker.flight.job.issue_scale[self.colour])
+        return float(self.program.program.issue[node] * self.walker.job.replay.issue_scale[self.colour])
 
     def _run_kind(self, node: int) -> str:
         if not self.program.computes[node]:
@@ -223,22 +223,22 @@ class _Walk:
         return "imbalance" if self.abroad else "compute"
 
     def transfer_kind(self, node: int) -> str:
-        flight = self.walker.flight
-        calls = flight.world.calls[self.row]
+        job = self.walker.job
+        calls = job.world.calls[self.row]
         family = calls.rows[int(calls.row[self._call(node)])].channel[0]
-        return f"communication:{flight.world.classes.families.families[family].name}"
+        return f"communication:{job.world.classes.families.families[family].name}"
 
     def _call(self, node: int) -> int:
         """The number of a join node's call among the class's calls of one step."""
-        calls = len(self.walker.flight.world.calls[self.row].event)
+        calls = len(self.walker.job.world.calls[self.row].event)
         return int(self.program.program.join[node]) % calls
 
     def _late(self, node: int) -> int:
         """Move to the member of the join that came last. A pipeline's bubble is not looked into."""
-        flight = self.walker.flight
-        job = flight.job
-        join = int(job.rank_join[job.rank_join_ptr[self.colour] + self.program.program.join[node]])
-        ptr, colours, nodes = flight.members
+        job = self.walker.job
+        ranks = job.replay
+        join = int(ranks.rank_join[ranks.rank_join_ptr[self.colour] + self.program.program.join[node]])
+        ptr, colours, nodes = job.members
         members = range(int(ptr[join]), int(ptr[join + 1]))
         late = next(
             member
@@ -246,7 +246,7 @@ class _Walk:
             if self.walker.ready[self.walker.result.rank_ptr[colours[member]] + nodes[member]] == self.at
         )
         other = int(colours[late])
-        if flight.pipelined and flight.class_of(other) != self.row:
+        if job.pipelined and job.class_of(other) != self.row:
             self.spend("pipeline_bubble", node, self.low)
             return node
         self.abroad = self.abroad or other != self.colour

@@ -38,7 +38,7 @@ from windtunnel.training.emulate.twin.costs.parameters import (
 )
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 LL, LL128, SIMPLE = 0, 1, 2
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -100,7 +100,7 @@ def collective_cost(
     *,
     backend: str = "nccl",
     sharing: float = 1.0,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
 ) -> CollectiveCost:
     """The cost of one collective of ``kind`` over ``nbytes`` (see the module) by the ranks of ``placement``.
@@ -293,7 +293,7 @@ def point_to_point_cost(
     *,
     backend: str = "nccl",
     sharing: float = 1.0,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
 ) -> CollectiveCost:
     """The cost of one message of ``nbytes`` between the two ranks of ``placement``, from the moment that both
@@ -321,7 +321,7 @@ def collective_seconds(
     collective: Collective,
     group: Group,
     cluster: Cluster,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
     rank: int = -1,
 ) -> float:
@@ -353,11 +353,11 @@ def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> Placement:
 
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 def gloo_seconds(
-    kind: str, nbytes: float, placement: Placement, profile: Profile | None, params: GlooParameters
+    kind: str, nbytes: float, placement: Placement, profile: DeviceProfile | None, params: GlooParameters
 ) -> float:
     """Seconds of one collective over ``nbytes`` (`collectives` says of what) by all ranks of ``placement``.
 

@@ -18,7 +18,7 @@ The *host* thread spends time on issuing an event, the reason why small jobs are
 host runs ahead of the device and only its own speed limits how fast operators are issued. On a device of
 kind "cpu" the host thread runs the operators itself: their measured time already holds the dispatch from
 Python, and what comes on top is the autograd graph, modules and hooks, measured as so many seconds for each
-operator in each phase (``Profile.host_overhead``).
+operator in each phase (``DeviceProfile.host_overhead``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import counted_flops, moved_bytes, stored_bytes
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class OpCost:
 
 
 def cost_of(
-    op: Operator, device: Device, profile: Profile | None = None, params: CostParameters = DEFAULT
+    op: Operator, device: Device, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT
 ) -> OpCost:
     """The cost of ``op`` on ``device``.
 
@@ -86,7 +86,7 @@ def _is_empty(op: Operator) -> bool:
 def fuse(
     ops: Sequence[Operator],
     device: Device,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
     regions: Sequence[int] | None = None,
 ) -> list[OpCost]:
@@ -112,7 +112,7 @@ def fuse(
 
 
 def operator_seconds(
-    slice_: Slice, cluster: Cluster, profile: Profile | None = None, params: CostParameters = DEFAULT
+    slice_: Slice, cluster: Cluster, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of each row of a slice's operator table, float64[len(slice_.operators)].
 
@@ -205,14 +205,14 @@ def regions_of(slice_: Slice, events: np.ndarray[tuple[int], np.dtype[np.void]])
 
 
 if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import Profile
+    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 def host_seconds(
     kind: EventKind,
     phase: Phase,
     device: Device,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
     *,
     view: bool = False,
@@ -252,7 +252,7 @@ def host_seconds(
 def host_table(
     operators: list[Operator],
     device: Device,
-    profile: Profile | None = None,
+    profile: DeviceProfile | None = None,
     params: CostParameters = DEFAULT,
 ) -> tuple[
     np.ndarray[tuple[int, int], np.dtype[np.float64]], np.ndarray[tuple[int, int], np.dtype[np.float64]]

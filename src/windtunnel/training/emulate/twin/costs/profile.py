@@ -43,7 +43,7 @@ Series = list[tuple[tuple[float, ...], Operator, float]]
 
 
 @dataclass
-class Profile:
+class DeviceProfile:
     """Measurements of one device.
 
     ``operators``: (operator, seconds of one call). ``host_overhead``: seconds for each operator by phase
@@ -120,7 +120,7 @@ def _dtype(op: Operator) -> str:
     return tensor.dtype if tensor else ""
 
 
-def save_profile(profile: Profile, path: Path) -> None:
+def save_profile(profile: DeviceProfile, path: Path) -> None:
     """Write ``profile``, whole or not at all; one operator a line."""
     head = {
         "version": VERSION,
@@ -135,7 +135,7 @@ def save_profile(profile: Profile, path: Path) -> None:
     atomic.replace(path, json.dumps(head)[:-1] + ',\n"operators": [\n' + lines + "\n]}\n")
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> DeviceProfile:
     """Read a profile. Raises `UserError` when the file is not one."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
@@ -143,7 +143,7 @@ def read_profile(path: Path) -> Profile:
             raise UserError(
                 f"{path}: field version is {data['version']}, accepted is {VERSION}; calibrate again"
             )
-        return Profile(
+        return DeviceProfile(
             device=data["device"],
             operators=[(decode(*row[:-1]), float(row[-1])) for row in data["operators"]],
             host_overhead={key: float(value) for key, value in data["host_overhead"].items()},
@@ -156,7 +156,7 @@ def read_profile(path: Path) -> Profile:
         ) from error
 
 
-def find_profile(device: str) -> Profile | None:
+def find_profile(device: str) -> DeviceProfile | None:
     """The profile of ``device``: the user's own, else the shipped one, else None."""
     for folder in (paths.profiles(), SHIPPED):
         path = folder / f"{device}.json"
