@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -20,12 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import HostError, UserError
 
 PART = ".part-"
 """What a name begins with while its file is not whole."""
 BLOCK = 8 << 20
 """Bytes that are read at once."""
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 
 
 class ObjectError(HostError):
@@ -43,8 +48,15 @@ def told(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        more = "; no space is left, and what was there before is unharmed" if full else ""
+        more = "; what was stored before is unharmed" if full else ""
         raise ObjectError(f"{what}: {error}{more}") from error
+
+
+def checked(name: str) -> str:
+    """``name``, or an `ObjectError`: it comes from elsewhere, and becomes the name of a file."""
+    if not _NAME.fullmatch(name) or name.endswith(atomic.PART):
+        raise ObjectError(f"{name!r} cannot name a file")
+    return name
 
 
 class Files(Protocol):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from image_making import content, image, manifest
 
-from windtunnel.agents.sandbox.live.images import ImageError, Manifests, PageStore
+from windtunnel.agents.sandbox.live.images import Manifests, PageStore
+from windtunnel.store.objects import ObjectError
 
 CALLS = ("write", "fsync", "rename", "link", "unlink", "mkdir", "open")
 DIED = 77
@@ -184,7 +185,7 @@ def test_a_full_disk_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(ImageError, match=r"image b cannot be kept: .*No space left"):
+    with pytest.raises(ObjectError, match=r"image b cannot be kept: .*No space left"):
         store.keep("b", tmp_path / "b")
     monkeypatch.undo()
     assert store.ids() == ["a"]
@@ -203,7 +204,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        with pytest.raises(ImageError, match="image b cannot be kept"):
+        with pytest.raises(ObjectError, match="image b cannot be kept"):
             store.keep("b", tmp_path / "b")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -227,11 +228,11 @@ def test_a_file_system_that_is_full(tmp_path: Path) -> None:
     try:
         store = PageStore(small / "store", keep_raw=0)
         store.keep("a", tmp_path / "a")
-        with pytest.raises(ImageError, match="No space left"):
+        with pytest.raises(ObjectError, match="No space left"):
             store.keep("b", tmp_path / "b")
         assert store.ids() == ["a"]
         assert store.verify("a") == []
-        with pytest.raises(ImageError, match="No space left"):
+        with pytest.raises(ObjectError, match="No space left"):
             for number in range(4):
                 store.materialise("a", small / f"out{number}")
         assert content(small / "out0") == content(tmp_path / "a")

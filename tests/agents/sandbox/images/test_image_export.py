@@ -17,15 +17,14 @@ import pytest
 from image_making import FolderPool, content, image, manifest
 
 from windtunnel.agents.sandbox.live.images import (
-    ImageError,
     Manifests,
     PageStore,
     export_checkpoint,
     import_checkpoint,
 )
-from windtunnel.agents.sandbox.live.images.chunks import BLOCK, LEAST, MOST, Cutter
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects import LocalFiles, ObjectError
 
 IDS = ("20260101-000000-a", "20260101-000001-b")
 
@@ -129,7 +128,7 @@ def test_only_what_is_missing_is_sent(here: Side, url: str) -> None:
     assert sum(before.values()) > 6_000_000
     assert sum(size for name, size in added.items() if name.startswith("/packs")) < 4096 + 4000
     # the first folder's time and the last file differ: the pieces with these, and no other
-    assert len([name for name in added if name.startswith("/pieces")]) <= 2
+    assert len([name for name in added if name.startswith("/chunks")]) <= 2
 
 
 def test_pages_of_other_sandboxes_are_not_sent(here: Side, tmp_path: Path) -> None:
@@ -184,15 +183,14 @@ def test_damage_at_the_place_is_named_and_nothing_is_taken_in(here: Side, tmp_pa
     here.export(here.manifests.load(IDS[0]), str(place))
     there = Side(tmp_path / "there")
     for path, what in damaged(place):
-        if path.name == "complete" and what == "gone":
+        if path.parent.name == "checkpoints" and what == "gone":
             with pytest.raises(UserError, match="holds no complete checkpoint"):
                 there.take_in(str(place))
         else:
-            named = "contents.json" if path.name == "complete" else path.name
-            with pytest.raises(ImageError) as raised:
+            with pytest.raises(ObjectError) as raised:
                 there.take_in(str(place))
             assert f"{place}/" in str(raised.value)
-            assert named in str(raised.value)
+            assert path.name in str(raised.value)
         assert there.is_empty()
         assert list((there.folder / "pages" / "work").iterdir()) == []
     assert there.take_in(str(place)).box == "copy"
@@ -212,32 +210,32 @@ def test_what_is_damaged_there_is_not_built_upon(here: Side, tmp_path: Path) -> 
 def test_an_export_that_breaks_off_is_no_checkpoint(
     here: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "place"
-    from windtunnel.agents.sandbox.live.images.remote import Remote
-
-    real = Remote.write
+    real = LocalFiles._write
     total = stop = 0
 
-    def counted(self: Remote, path: str, data: bytes) -> None:
+    def counted(self: LocalFiles, name: str, blocks: Any) -> None:
         nonlocal total
         total += 1
         if total == stop:
-            raise ImageError(f"{path} cannot be written: the line is dead")
-        real(self, path, data)
+            raise OSError(f"{name} cannot be written: the line is dead")
+        real(self, name, blocks)
 
-    monkeypatch.setattr(Remote, "write", counted)
+    monkeypatch.setattr(LocalFiles, "_write", counted)
     there = Side(tmp_path / "there")
     here.export(here.manifests.load(IDS[1]), str(tmp_path / "whole"))
-    for at in range(1, total + 1):
+    places = [str(tmp_path / f"place{at}") for at in range(1, total + 1)]
+    assert len(places) > 8
+    for at, place in enumerate(places, 1):
         total, stop = 0, at
-        with pytest.raises(ImageError, match="the line is dead"):
-            here.export(here.manifests.load(IDS[0]), str(place))
+        with pytest.raises(ObjectError, match="the line is dead"):
+            here.export(here.manifests.load(IDS[0]), place)
         with pytest.raises(UserError, match="no complete checkpoint"):
-            there.take_in(str(place))
+            there.take_in(place)
     stop = 0
-    here.export(here.manifests.load(IDS[0]), str(place))
-    got = there.take_in(str(place))
-    assert there.pages.verify(got.id) == []
+    for place in (places[0], places[len(places) // 2], places[-1]):
+        here.export(here.manifests.load(IDS[0]), place)
+        got = there.take_in(place)
+        assert there.pages.verify(got.id) == []
 
 
 def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) -> None:
@@ -245,7 +243,7 @@ def test_a_failure_of_this_host_undoes_the_import(here: Side, tmp_path: Path) ->
     there = Side(tmp_path / "there")
     shutil.rmtree(there.folder / "checkpoints")
     (there.folder / "checkpoints").write_text("in the way")
-    with pytest.raises(ImageError, match="cannot be written"):
+    with pytest.raises(ObjectError, match="cannot be written"):
         there.take_in(str(tmp_path / "place"))
     assert there.pool.snapshots() == there.pages.ids() == []
 
@@ -259,25 +257,5 @@ def test_urls_that_cannot_be_used(here: Side, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         here.take_in(str(tmp_path / "nothing"))
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ImageError, match=r"file/.* cannot be"):
+    with pytest.raises(ObjectError, match=r"cannot be exported: .*Not a directory: .*file/"):
         here.export(here.manifests.load(IDS[0]), str(tmp_path / "file"))
-
-
-def pieces_of(data: bytes, step: int) -> list[bytes]:
-    found: list[bytes] = []
-    cutter = Cutter(found.append)
-    for at in range(0, len(data), step):
-        cutter.write(data[at : at + step])
-    cutter.finish()
-    return found
-
-
-def test_pieces_depend_on_the_bytes_alone_and_meet_again_after_an_insertion() -> None:
-    data: Any = np.random.default_rng(3).bytes(20 * 2**20 + 100)
-    found = pieces_of(data, 10_240)
-    assert b"".join(found) == data
-    assert found == pieces_of(data, 999_983)
-    assert all(LEAST * BLOCK <= len(piece) <= MOST * BLOCK for piece in found[:-2])
-    moved = pieces_of(data[: 5 * 2**20] + b"n" * BLOCK * 3 + data[5 * 2**20 :], 10_240)
-    assert sum(len(piece) for piece in set(moved) - set(found)) <= 2 * MOST * BLOCK
-    assert len(pieces_of(bytes(9 * 2**20), 512)) == 5

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import content, image, made, page
 
-from windtunnel.agents.sandbox.live.images import ImageError, PageStore
+from windtunnel.agents.sandbox.live.images import PageStore
+from windtunnel.store.objects import ObjectError
 
 seeds = st.lists(st.integers(0, 6), max_size=12)
 sizes = st.sampled_from([0, 1, 4095, 4096, 4097, 9000])
@@ -85,18 +86,18 @@ def test_an_image_larger_than_a_window(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     store = PageStore(tmp_path / "store")
     store.keep("a", image(tmp_path / "a", 1))
-    with pytest.raises(ImageError, match="already"):
+    with pytest.raises(ObjectError, match="already"):
         store.keep("a", tmp_path / "a")
-    with pytest.raises(ImageError, match="no image b"):
+    with pytest.raises(ObjectError, match="no image b"):
         store.materialise("b", tmp_path / "out")
-    with pytest.raises(ImageError, match="not empty"):
+    with pytest.raises(ObjectError, match="not empty"):
         store.materialise("a", tmp_path / "a")
-    with pytest.raises(ImageError, match="cannot name"):
+    with pytest.raises(ObjectError, match="cannot name"):
         store.keep("../a", tmp_path / "a")
     (tmp_path / "a" / "link").symlink_to("/etc/passwd")
-    with pytest.raises(ImageError, match="link is no plain file"):
+    with pytest.raises(ObjectError, match="link is no plain file"):
         store.keep("b", tmp_path / "a")
-    with pytest.raises(ImageError):
+    with pytest.raises(ObjectError):
         store.keep("b", tmp_path / "nothing")
     assert store.ids() == ["a"]
     assert content(tmp_path / "a").keys() >= {"pages-1.img"}
@@ -119,7 +120,7 @@ def test_no_flipped_bit_passes(which: str, place: float, bit: int) -> None:
         for id, right in (("a", first), ("b", second)):
             try:
                 store.materialise(id, root / f"out-{id}")
-            except ImageError as error:
+            except ObjectError as error:
                 assert path.stem in str(error) or f"{path.name.split('.')[0]}.image" in str(error)
                 assert not (root / f"out-{id}").exists()
                 assert store.verify(id)
@@ -135,11 +136,11 @@ def test_a_truncated_or_missing_pack_is_named(tmp_path: Path, left: int) -> None
     (path,) = (tmp_path / "store" / "images").glob("a.*.pack")
     os.truncate(path, left)
     for id in ("a", "b"):
-        with pytest.raises(ImageError, match=r"a\.(image|.*pack)"):
+        with pytest.raises(ObjectError, match=r"a\.(image|.*pack)"):
             store.materialise(id, tmp_path / "out")
         assert store.verify(id)
     path.unlink()
-    with pytest.raises(ImageError, match=r"a\..*pack is missing"):
+    with pytest.raises(ObjectError, match=r"a\..*pack is missing"):
         store.materialise("b", tmp_path / "out")
     # a damaged pack is not built upon
     (tmp_path / "store" / "images" / "a.image").unlink()
@@ -272,7 +273,7 @@ def test_nothing_is_collected_while_a_needed_recipe_is_damaged(tmp_path: Path) -
     path = tmp_path / "store" / "images" / "b.image"
     os.truncate(path, path.stat().st_size - 1)
     store.drop("a")
-    with pytest.raises(ImageError, match=r"b\.image"):
+    with pytest.raises(ObjectError, match=r"b\.image"):
         store.collect(["b"])
     assert len(list(path.parent.glob("a.*.pack"))) == 1
     store.drop("b")

@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import manifest
 
-from windtunnel.agents.sandbox.live.images import ImageError, Manifests, TurnLog, new_id, plain
-from windtunnel.agents.sandbox.live.images.manifests import from_bytes, to_bytes
+from windtunnel.agents.sandbox.live.images import Manifests, TurnLog, new_id
+from windtunnel.agents.sandbox.live.images.manifests import _KIND as KIND
+from windtunnel.agents.sandbox.live.images.manifests import VERSION
 from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
+from windtunnel.store.objects import ObjectError
+from windtunnel.store.objects.manifest import seal, unseal
 
 
 @settings(max_examples=50, deadline=None)
@@ -23,10 +27,10 @@ from windtunnel.base.errors import UserError
 def test_every_field_comes_back(one: Manifest) -> None:
     if float("inf") > one.created > float("-inf"):
         try:
-            data = to_bytes(one)
+            data = seal(KIND, VERSION, one)
         except ValueError:  # not a number has no JSON
             return
-        assert from_bytes(data, "here") == one
+        assert unseal(Manifest, KIND, VERSION, data, "here") == one
 
 
 def test_a_manifest_is_written_once(tmp_path: Path) -> None:
@@ -34,13 +38,13 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
     one = manifest()
     manifests.write(one)
     assert manifests.load(one.id) == Manifests(tmp_path / "m").find(one.id) == one
-    with pytest.raises(ImageError, match="already"):
+    with pytest.raises(ObjectError, match="already"):
         manifests.write(replace(one, turn=9))
     assert manifests.load(one.id) == one
     manifests.remove(one.id)
     manifests.remove(one.id)
     assert manifests.all() == ([], [])
-    with pytest.raises(ImageError, match="is missing"):
+    with pytest.raises(ObjectError, match="is missing"):
         manifests.load(one.id)
 
 
@@ -58,7 +62,7 @@ def test_no_changed_byte_passes(tmp_path: Path) -> None:
         assert str(path) in problems[0]
     for size in range(0, len(data) - 1, 50):
         path.write_bytes(data[:size])
-        with pytest.raises(ImageError, match="damaged"):
+        with pytest.raises(ObjectError, match="damaged"):
             manifests.load("a")
 
 
@@ -66,8 +70,8 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     manifests = Manifests(tmp_path)
     manifests.write(manifest("a"))
     path = tmp_path / "a" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(ImageError, match="has format 2; this version of windtunnel reads up to 1"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(ObjectError, match="has version 2; version 1 is read"):
         manifests.load("a")
 
 
@@ -75,9 +79,9 @@ def test_a_manifest_under_another_name_or_with_odd_fields(tmp_path: Path) -> Non
     manifests = Manifests(tmp_path)
     manifests.write(manifest("a"))
     (tmp_path / "a").rename(tmp_path / "b")
-    with pytest.raises(ImageError, match="another checkpoint, a"):
+    with pytest.raises(ObjectError, match="another checkpoint, a"):
         manifests.load("b")
-    value = plain.to_plain(manifest("c"))
+    value = to_plain(manifest("c"))
     for changed, told in (
         ({**value, "colour": 1}, "field colour"),
         ({key: one for key, one in value.items() if key != "turn"}, "field turn"),
@@ -85,8 +89,8 @@ def test_a_manifest_under_another_name_or_with_odd_fields(tmp_path: Path) -> Non
         ({**value, "turn_class": "most"}, "MOST"),
         ({**value, "spec": {**value["spec"], "network": "wifi"}}, "network is 'wifi'"),
     ):
-        with pytest.raises(ImageError, match=told):
-            from_bytes(plain.sealed("manifest", 1, changed), "here")
+        with pytest.raises(ObjectError, match=told):
+            unseal(Manifest, KIND, VERSION, seal(KIND, VERSION, changed), "here")
 
 
 def test_find_by_prefix(tmp_path: Path) -> None:

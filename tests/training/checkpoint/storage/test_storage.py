@@ -327,5 +327,5 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ObjectError, match=r"shard rank0 of step 1: .*Not a directory: .*file/"):
         put(str(tmp_path / "file"), 1, "rank0", b"x")
     assert steps(str(tmp_path / "nothing here")) == []
-    with pytest.raises(ValueError, match="cannot be the name"):
+    with pytest.raises(ObjectError, match="cannot name a file"):
         put(str(tmp_path), 1, "../rank0", b"x")

@@ -28,7 +28,6 @@ from windtunnel.agents.sandbox.live.context import Parts, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.files import PoolError
-from windtunnel.agents.sandbox.live.images import ImageError
 from windtunnel.agents.sandbox.live.inspect import InspectError
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
 from windtunnel.agents.sandbox.live.quiesce import settle
@@ -43,6 +42,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import Keep
 from windtunnel.agents.sandbox.views import Event
+from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
 """Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
@@ -50,7 +50,7 @@ OUTSIDE = (
     "connections to other machines",
     "what was done outside the sandbox (the journal of effects has it)",
 )
-FAULTS = (CriuError, PoolError, ImageError, MachineError, InspectError, OSError)
+FAULTS = (CriuError, PoolError, ObjectError, MachineError, InspectError, OSError)
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import xxhash
 
 from windtunnel.store.objects import chunks
-from windtunnel.store.objects.files import Files, ObjectError, open_files, read_if_there, told
+from windtunnel.store.objects.files import Files, ObjectError, checked, open_files, read_if_there, told
 from windtunnel.store.objects.manifest import checksum as check
 from windtunnel.store.objects.manifest import seal, unseal
 from windtunnel.training.checkpoint.policy.restore import StoredShard, StoredStep, needed_shards
@@ -37,7 +37,6 @@ SHARD_KIND, STEP_KIND = "shard of a checkpoint", "step of a checkpoint"
 VERSION = 1
 TRANSFERS = 4
 _STEP = re.compile(r"(\d+)-(\d+)")
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def write_shard(
     """
     files = open_files(url)
     folder = step_folder(step, generation)
-    _named(shard)
+    checked(shard)
     with told(f"shard {shard} of step {step}"):
         whole = xxhash.xxh3_128()
         written = _write_pieces(files, data, level, transfers, whole.update)
@@ -158,7 +157,7 @@ def complete_step(
             entries.append(ShardEntry(shard, one.nbytes, one.checksum, one.layout, check(text)))
         given = dict(layouts or {})
         for digest, blob in given.items():
-            _named(digest)
+            checked(digest)
             text = check(blob).encode() + b"\n" + blob
             files.write(f"{folder}/{digest}{LAYOUT}", text)
         files.settle()
@@ -234,7 +233,7 @@ def layout(url: str | Files, digest: str) -> bytes:
     Raises:
         ObjectError: it is missing or damaged.
     """
-    _named(digest)
+    checked(digest)
     files = open_files(url)
     damaged = f"layout {digest} is missing"
     with told(f"layout {digest}"):
@@ -342,8 +341,3 @@ def _write_missing(
 def step_folder(step: int, generation: int) -> str:
     """Where all of a step lies."""
     return f"{STEPS}/{step:012d}-{generation}"
-
-
-def _named(name: str) -> None:
-    if not _NAME.fullmatch(name) or name.startswith("."):
-        raise ValueError(f"{name!r} cannot be the name of a file")

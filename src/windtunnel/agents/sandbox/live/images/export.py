@@ -2,197 +2,271 @@
 
 Layout below the URL:
 
-- ``packs/<name>.pack``: new pages of one process image and its recipe (see ``packs``);
-- ``pieces/<2 digits>/<sha256>.zst``: a piece of a stream of files (see ``chunks``), named by its plain bytes;
-- ``checkpoints/<id>/manifest.json``: as in the home folder (see ``manifests``);
-- ``checkpoints/<id>/contents.json``: the SHA-256 of the manifest, and name, size and SHA-256 of every pack
-  and piece that the checkpoint needs, sealed with a checksum;
-- ``checkpoints/<id>/complete``: the SHA-256 of ``contents.json``, written last. Without it there is no
-  checkpoint.
+- ``packs/<name>.pack``: new pages of one process image and its recipe (see `packs`);
+- ``chunks/...``: pieces of streams of files, by content (see `store.objects.chunks`);
+- ``checkpoints/<id>.json``: the manifest, and names of all packs and chunks that the checkpoint needs, sealed
+  and written last. Without it there is no checkpoint.
 
-What complete checkpoints already brought there is not sent again. Pages of other sandboxes are never sent:
-a pack is made for the export, and holds only pages of this image.
+What is there already is not sent again. Pages of other sandboxes are never sent: a pack is made for the
+export, and holds only pages of this image. An import fetches and checks everything before any of it is
+visible: a place that lacks an object, or has a wrong one, leaves the host as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import re
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from windtunnel.agents.sandbox.live.images import intake, plain
-from windtunnel.agents.sandbox.live.images.chunks import Cutter
-from windtunnel.agents.sandbox.live.images.fault import ImageError
+from windtunnel.agents.sandbox.live.images import intake, outlet
 from windtunnel.agents.sandbox.live.images.intake import Known
-from windtunnel.agents.sandbox.live.images.manifests import to_bytes
-from windtunnel.agents.sandbox.live.images.packs import Pack, compress, opened
-from windtunnel.agents.sandbox.live.images.remote import Remote
+from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
+from windtunnel.agents.sandbox.live.images.packs import LEVEL, Pack, opened
 from windtunnel.agents.sandbox.live.images.store import PageStore
 from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.base.errors import UserError
+from windtunnel.store.objects import chunks
+from windtunnel.store.objects.files import BLOCK, Files, ObjectError, open_files, told
+from windtunnel.store.objects.manifest import seal, unseal
 
-FORMAT = 1
+VERSION = 1
 TRANSFERS = 8
+FOLDER, SUFFIX = "checkpoints", ".json"
+_KIND = "exported checkpoint of a sandbox"
+_PACK = re.compile(r"packs/[A-Za-z0-9][A-Za-z0-9._-]*\.pack")
 
 
-class Sender(Protocol):
-    """What of the pool of files an export needs."""
+class Pool(Protocol):
+    """What of the pool of files an export and an import need."""
+
+    kind: str
 
     def send(self, snapshot: str, out: BinaryIO) -> None: ...
 
+    def receive(self, snapshot: str, source: BinaryIO) -> None: ...
+
+    def drop_snapshot(self, snapshot: str) -> None: ...
+
 
 @dataclass(frozen=True)
-class Piece:
-    """An object that a checkpoint needs. ``bytes`` and ``check`` (SHA-256) are of the object as it lies."""
+class PackFile:
+    """A pack that a checkpoint needs: its size and its SHA-256."""
 
     name: str
     bytes: int
-    check: str
+    sha256: str
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a checkpoint consists of. ``files``: the pieces of the stream of files, in order; ``packs``: the
-    first is that of its image."""
+class Exported:
+    """A checkpoint. ``packs``: the first is that of its image; ``files``: the chunks of the stream of files,
+    in order."""
 
-    manifest: str
-    packs: tuple[Piece, ...]
-    files: tuple[Piece, ...]
+    manifest: Manifest
+    packs: tuple[PackFile, ...]
+    files: tuple[str, ...]
 
 
-def export_checkpoint(manifest: Manifest, *, pool: Sender, pages: PageStore, url: str) -> None:
+def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: str) -> None:
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
-    remote = Remote(url)
-    if remote.exists(f"checkpoints/{manifest.id}/complete"):
-        return
-    packs: dict[str, Piece] = {}
-    pieces: dict[str, Piece] = {}
-    for id in complete(remote):
-        # one that is damaged spoils no other: what only it could tell is sent again
-        with contextlib.suppress(ImageError):
-            held = contents(remote, id)
-            packs.update((piece.name, piece) for piece in held.packs)
-            pieces.update((piece.name, piece) for piece in held.files)
-    try:
+    place = open_files(url)
+    with told(f"checkpoint {manifest.id} cannot be exported"):
+        if manifest.id in _complete(place):
+            return
         with ThreadPoolExecutor(TRANSFERS, "windtunnel-export") as jobs, pages.scratch() as work:
-            image = _image(manifest, pages, remote, packs, work, jobs) if manifest.image else ()
-            files = _files(manifest, pool, remote, pieces, jobs) if manifest.files else ()
-    except OSError as error:
-        raise ImageError(f"checkpoint {manifest.id} cannot be exported: {error}") from error
-    whole = to_bytes(manifest)
-    told = Contents(hashlib.sha256(whole).hexdigest(), image, files)
-    sealed = plain.sealed("contents", FORMAT, plain.to_plain(told))
-    folder = f"checkpoints/{manifest.id}"
-    remote.write(f"{folder}/manifest.json", whole)
-    remote.write(f"{folder}/contents.json", sealed)
-    if remote.local:
-        # the system may keep written files in memory; the marker must not reach the disk before them
-        os.sync()
-    remote.write(f"{folder}/complete", hashlib.sha256(sealed).hexdigest().encode())
-    if remote.local:
-        os.sync()
+            packs = _send_image(manifest.image.id, pages, place, work, jobs) if manifest.image else ()
+            files = _send_files(manifest.files.id, pool, place, jobs) if manifest.files else ()
+        # the names of what it needs are durable before its own is
+        place.settle()
+        place.write(_name(manifest.id), seal(_KIND, VERSION, Exported(manifest, packs, files)))
+        place.settle()
 
 
-def complete(remote: Remote) -> list[str]:
+def import_checkpoint(url: str, *, pool: Pool, pages: PageStore, manifests: Manifests, name: str) -> Manifest:
+    """Take the checkpoint at ``url`` in, as the first one of sandbox ``name``; returns its new manifest.
+
+    ``url`` may end in ``#`` and an id, or the beginning of one; without it the newest one there is meant.
+    """
+    url, _, wanted = url.partition("#")
+    place = open_files(url)
+    with told(f"the checkpoint {wanted or 'at'} {url} cannot be imported"), pages.scratch() as work:
+        found = _exported(place, _chosen(place, wanted))
+        files = work / "files"
+        with files.open("wb") as out:
+            for piece in chunks.get_all(place, found.files, TRANSFERS):
+                out.write(piece)
+        if found.packs:
+            for _ in chunks.in_order(lambda pack: _fetch(place, pack, work), found.packs, TRANSFERS):
+                pass
+            _put_together(work, _local(work, found.packs[0]))
+        return _publish(found.manifest, files, work / "images", pool, pages, manifests, name)
+
+
+def _complete(place: Files) -> list[str]:
     """Ids of the checkpoints that are whole at a place."""
-    return [id for id in remote.folders("checkpoints") if remote.exists(f"checkpoints/{id}/complete")]
+    return [name.removesuffix(SUFFIX) for name in place.names(FOLDER) if name.endswith(SUFFIX)]
 
 
-def contents(remote: Remote, id: str) -> Contents:
-    """What a complete checkpoint consists of, checked."""
-    where = f"checkpoints/{id}/contents.json"
-    data = remote.read(where)
-    if remote.read(f"checkpoints/{id}/complete").decode(errors="replace") != hashlib.sha256(data).hexdigest():
-        raise ImageError(f"{remote.name(where)} is damaged: it does not match its checksum")
-    value = plain.unsealed("contents", FORMAT, data, remote.name(where))
-    try:
-        return plain.from_plain(Contents, value)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ImageError(f"{remote.name(where)} is damaged: {error}") from None
+def _name(id: str) -> str:
+    return f"{FOLDER}/{id}{SUFFIX}"
 
 
-def _image(
-    manifest: Manifest,
-    pages: PageStore,
-    remote: Remote,
-    held: dict[str, Piece],
-    work: Path,
-    jobs: ThreadPoolExecutor,
-) -> tuple[Piece, ...]:
+def _exported(place: Files, id: str) -> Exported:
+    """What a checkpoint there consists of, checked. Names become paths, so they are accepted only in the form
+    that an export gives them."""
+    where = f"{place.url}/{_name(id)}"
+    found = unseal(Exported, _KIND, VERSION, place.read(_name(id)), where)
+    odd = [pack.name for pack in found.packs if not _PACK.fullmatch(pack.name)]
+    if odd:
+        raise ObjectError(f"{where} names {odd[0]!r}")
+    own = found.manifest
+    if own.id != id or bool(own.image) != bool(found.packs) or bool(own.files) != bool(found.files):
+        raise ObjectError(f"{where} does not fit its manifest")
+    return found
+
+
+def _chosen(place: Files, wanted: str) -> str:
+    ids = [id for id in _complete(place) if id.startswith(wanted)]
+    if not ids:
+        raise UserError(f"import: {place.url} holds no complete checkpoint{f' {wanted}' if wanted else ''}")
+    if wanted and wanted not in ids and len(ids) > 1:
+        raise UserError(f"import: checkpoint {wanted!r} is ambiguous: {', '.join(ids[:5])}")
+    return wanted if wanted in ids else ids[-1]
+
+
+def _send_image(
+    id: str, pages: PageStore, place: Files, work: Path, jobs: ThreadPoolExecutor
+) -> tuple[PackFile, ...]:
     """Send the pages that are not there yet, and the recipe; returns all packs of the image."""
-    assert manifest.image is not None
+    held: dict[str, PackFile] = {}
+    for other in _complete(place):
+        # one that is damaged spoils no other: what only it could tell is sent again
+        with contextlib.suppress(ObjectError):
+            held.update((pack.name, pack) for pack in _exported(place, other).packs)
     known = Known(0)
-    for piece in held.values():
-        with contextlib.suppress(ImageError), _remote_pack(remote, piece) as pack:
-            index = pack.index()
-            known.add(_stem(piece.name), index.digests.tobytes(), index.numbers.tolist())
+    for pack in held.values():
+        with contextlib.suppress(ObjectError, FileNotFoundError):
+            index = _remote_pack(place, pack).index()
+            known.add(_stem(pack), index.digests.tobytes(), index.numbers.tolist())
     images, made = work / "images", work / "made"
     made.mkdir()
-    pages.materialise(manifest.image.id, images)
-    intake.keep(made, manifest.image.id, images, known, None, jobs)
+    pages.materialise(id, images)
+    intake.keep(made, id, images, known, None, jobs)
     (path,) = made.glob("*.pack")
-    with opened(path) as pack:
-        recipe = pack.recipe()
-    name = f"packs/{path.name}"
-    remote.upload(path, name)
-    own = Piece(name, path.stat().st_size, _sha256(path))
-    return (own, *(held[f"packs/{other}.pack"] for other in recipe.packs[1:]))
-
-
-def _remote_pack(remote: Remote, piece: Piece) -> Pack:
-    if remote.size(piece.name) != piece.bytes:
-        raise ImageError(f"{remote.name(piece.name)} is cut short")
-    name = remote.name(piece.name)
-    return Pack(name, piece.bytes, lambda at, length: remote.read(piece.name, at, length), lambda: None)
-
-
-def _files(
-    manifest: Manifest, pool: Sender, remote: Remote, held: dict[str, Piece], jobs: ThreadPoolExecutor
-) -> tuple[Piece, ...]:
-    """Send the pieces of the stream of files that are not there yet; returns all of them, in order."""
-    assert manifest.files is not None
-    pieces: list[str] = []
-    waiting: deque[Future[Piece]] = deque()
-
-    def take(data: bytes) -> None:
-        digest = hashlib.sha256(data).hexdigest()
-        name = f"pieces/{digest[:2]}/{digest}.zst"
-        pieces.append(name)
-        if name in held or name in asked:
-            return
-        asked.add(name)
-        waiting.append(jobs.submit(_send, remote, name, data))
-        if len(waiting) > 2 * TRANSFERS:
-            done()
-
-    def done() -> None:
-        piece = waiting.popleft().result()
-        held[piece.name] = piece
-
-    asked: set[str] = set()
-    out = Cutter(take)
-    pool.send(manifest.files.id, cast(BinaryIO, out))
-    out.finish()
-    while waiting:
-        done()
-    return tuple(held[name] for name in pieces)
-
-
-def _send(remote: Remote, name: str, data: bytes) -> Piece:
-    packed = compress(data)
-    remote.write(name, packed)
-    return Piece(name, len(packed), hashlib.sha256(packed).hexdigest())
-
-
-def _stem(name: str) -> str:
-    return name.removeprefix("packs/").removesuffix(".pack")
-
-
-def _sha256(path: Path) -> str:
+    with opened(path) as one:
+        recipe = one.recipe()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        own = PackFile(
+            f"packs/{path.name}", path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        )
+    place.upload(own.name, path)
+    others = [held[f"packs/{other}.pack"] for other in recipe.packs[1:]]
+    for pack in others:
+        place.rely(pack.name)
+    return (own, *others)
+
+
+def _remote_pack(place: Files, pack: PackFile) -> Pack:
+    if place.size(pack.name) != pack.bytes:
+        raise ObjectError(f"{place.url}/{pack.name} is cut short")
+    return Pack(
+        f"{place.url}/{pack.name}",
+        pack.bytes,
+        lambda at, length: place.read(pack.name, at, length),
+        lambda: None,
+    )
+
+
+def _send_files(snapshot: str, pool: Pool, place: Files, jobs: ThreadPoolExecutor) -> tuple[str, ...]:
+    """Send the pieces of the stream of files that are not there yet; returns the names of all, in order."""
+    names: list[str] = []
+    waiting: deque[Future[str]] = deque()
+
+    def take(piece: bytes) -> None:
+        waiting.append(jobs.submit(chunks.put, place, piece, LEVEL))
+        if len(waiting) > 2 * TRANSFERS:
+            names.append(waiting.popleft().result())
+
+    out = chunks.Cutter(take)
+    pool.send(snapshot, cast(BinaryIO, out))
+    out.finish()
+    return (*names, *[job.result() for job in waiting])
+
+
+def _stem(pack: PackFile) -> str:
+    return pack.name.removeprefix("packs/").removesuffix(".pack")
+
+
+def _local(work: Path, pack: PackFile) -> Path:
+    return work / f"{_stem(pack)}.pack"
+
+
+def _fetch(place: Files, pack: PackFile, work: Path) -> None:
+    found = hashlib.sha256()
+    with _local(work, pack).open("wb") as out:
+        for at in range(0, pack.bytes, BLOCK):
+            part = place.read(pack.name, at, min(BLOCK, pack.bytes - at))
+            found.update(part)
+            out.write(part)
+    if found.hexdigest() != pack.sha256:
+        raise ObjectError(f"{place.url}/{pack.name} is damaged: it does not match its checksum")
+
+
+def _put_together(work: Path, own: Path) -> None:
+    """The process image from its packs, which checks every page."""
+    with opened(own) as pack:
+        recipe = pack.recipe()
+    (work / "images").mkdir()
+    with ThreadPoolExecutor(TRANSFERS) as jobs:
+        outlet.write(work, recipe, work / "images", jobs)
+
+
+def _publish(
+    old: Manifest,
+    stream: Path,
+    images: Path,
+    pool: Pool,
+    pages: PageStore,
+    manifests: Manifests,
+    name: str,
+) -> Manifest:
+    """Put files and image where they belong and write the manifest; on a failure all is undone."""
+    id = new_id()
+    # parts that were older than the checkpoint stay told apart from it: a restore replays shells over them
+    image = old.image and replace(old.image, id=id if old.image.id == old.id else f"{id}-image")
+    files = old.files and replace(
+        old.files, id=id if old.files.id == old.id else f"{id}-files", kind=pool.kind, bytes_new=0
+    )
+    try:
+        if files is not None:
+            with stream.open("rb") as source:
+                pool.receive(files.id, source)
+        if image is not None:
+            kept = pages.keep(image.id, images)
+            image = replace(image, bytes_raw=kept.bytes_raw, bytes_new=kept.bytes_new)
+        manifest = replace(
+            old,
+            id=id,
+            box=name,
+            parent=None,
+            spec=replace(old.spec, name=name),
+            files=files,
+            image=image,
+            pinned=False,
+        )
+        manifests.write(manifest)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            if files is not None:
+                pool.drop_snapshot(files.id)
+        with contextlib.suppress(Exception):
+            if image is not None:
+                pages.drop(image.id)
+        raise
+    return manifest

@@ -1,46 +1,34 @@
-"""Manifests on the disk: one JSON file a checkpoint, written once, checked whenever it is read.
+"""Manifests of checkpoints and the log of turns on the disk, sealed and checked whenever they are read.
 
-``<folder>/<id>/manifest.json`` is an object with ``format`` (1), ``manifest`` (all fields of
-``model.Manifest``) and ``check`` (BLAKE2b of the canonical bytes of ``manifest``: keys sorted, no blanks).
-The file appears whole, by a link, and is never replaced: a checkpoint exists from the moment it is there.
+``<folder>/<id>/manifest.json`` is a `model.Manifest` in the form of `store.objects.manifest`. It appears
+whole, by a link, and is never replaced: a checkpoint exists from the moment it is there. The log has a line
+of the same form for each turn, and is only ever appended to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import time
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.images import plain
-from windtunnel.agents.sandbox.live.images.fault import ImageError, checked_id
-from windtunnel.agents.sandbox.model import Manifest
-from windtunnel.base.atomic import sync_folder, write_new
+from windtunnel.agents.sandbox.model import Manifest, Turn
+from windtunnel.base.atomic import sync_folder, write_all, write_new
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects.files import ObjectError, checked, told
+from windtunnel.store.objects.manifest import seal, unseal
 
-FORMAT = 1
+VERSION = 1
 NAME = "manifest.json"
+_KIND, _TURN = "manifest of a sandbox", "turn of a sandbox"
 
 
 def new_id() -> str:
     """An id for a checkpoint: sorts by time (UTC, seconds), and is unique."""
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
-
-
-def to_bytes(manifest: Manifest) -> bytes:
-    """The content of a manifest's file."""
-    return plain.sealed("manifest", FORMAT, plain.to_plain(manifest))
-
-
-def from_bytes(data: bytes, where: str) -> Manifest:
-    """The manifest in ``data``; ImageError, naming ``where``, when it is not exactly what was written."""
-    value = plain.unsealed("manifest", FORMAT, data, where)
-    try:
-        return plain.from_plain(Manifest, value)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ImageError(f"{where} is no manifest: {error}") from None
 
 
 class Manifests:
@@ -56,27 +44,26 @@ class Manifests:
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
             sync_folder(self._folder)
-            write_new(path, to_bytes(manifest), mode=0o600)
+            write_new(path, seal(_KIND, VERSION, manifest), mode=0o600)
         except FileExistsError:
-            raise ImageError(
+            raise ObjectError(
                 f"there is a manifest {manifest.id} already, and one is never replaced"
             ) from None
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
-            raise ImageError(f"manifest {path} cannot be written: {error}") from error
+            raise ObjectError(f"manifest {path} cannot be written: {error}") from error
 
     def load(self, id: str) -> Manifest:
         path = self._path(id)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise ImageError(f"checkpoint {id} is not there: {path} is missing") from None
-        except OSError as error:
-            raise ImageError(f"manifest {path} cannot be read: {error}") from error
-        manifest = from_bytes(data, str(path))
+        with told(f"manifest {path} cannot be read"):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                raise ObjectError(f"checkpoint {id} is not there: {path} is missing") from None
+        manifest = unseal(Manifest, _KIND, VERSION, data, str(path))
         if manifest.id != id:
-            raise ImageError(f"{path} is the manifest of another checkpoint, {manifest.id}")
+            raise ObjectError(f"{path} is the manifest of another checkpoint, {manifest.id}")
         return manifest
 
     def find(self, prefix: str) -> Manifest:
@@ -97,7 +84,7 @@ class Manifests:
         for id in self._ids():
             try:
                 good.append(self.load(id))
-            except ImageError as error:
+            except ObjectError as error:
                 problems.append(str(error))
         return good, problems
 
@@ -110,9 +97,55 @@ class Manifests:
         shutil.rmtree(path.parent, ignore_errors=True)
 
     def _path(self, id: str) -> Path:
-        return self._folder / checked_id(id) / NAME
+        return self._folder / checked(id) / NAME
 
     def _ids(self) -> list[str]:
         return sorted(
             entry.name for entry in os.scandir(self._folder) if os.path.exists(os.path.join(entry.path, NAME))
         )
+
+
+class TurnLog:
+    """The log in ``file``. ``problems`` says, after each ``read``, which lines could not be used and why.
+
+    ``sync``: a turn is on the disk when ``append`` returns; otherwise the system may write it later, and a
+    crash of the host may lose the last ones (the checkpoints that cover them are safe in any case).
+    """
+
+    def __init__(self, file: Path, *, sync: bool = False) -> None:
+        self._path = file
+        self._sync = sync
+        self.problems: tuple[str, ...] = ()
+
+    def append(self, turn: Turn) -> None:
+        """Add a turn. A last line that a crash has torn is closed first, so that it spoils no other."""
+        line = seal(_TURN, VERSION, turn)
+        with told(f"the log {self._path} cannot be written"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                size = os.fstat(file).st_size
+                torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+                write_all(file, b"\n" + line if torn else line)
+                if self._sync:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+
+    def read(self) -> list[Turn]:
+        """All turns that can be read, in the order in which they were appended."""
+        data = b""
+        with told(f"the log {self._path} cannot be read"), contextlib.suppress(FileNotFoundError):
+            data = self._path.read_bytes()
+        turns, problems = [], []
+        *lines, rest = data.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                turns.append(unseal(Turn, _TURN, VERSION, line + b"\n", f"{self._path} line {number}"))
+            except ObjectError as error:
+                problems.append(str(error))
+        if rest:
+            problems.append(f"{self._path}: the last line was cut off by a crash and is left out")
+        self.problems = tuple(problems)
+        return turns

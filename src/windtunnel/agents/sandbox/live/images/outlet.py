@@ -11,19 +11,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.agents.sandbox.live.images.fault import ImageError
-from windtunnel.agents.sandbox.live.images.packs import ZERO, Index, Pack, Places, Recipe, opened
-from windtunnel.agents.sandbox.live.images.pages import (
+from windtunnel.agents.sandbox.live.images.packs import (
     DIGEST,
     PAGE,
+    ZERO,
+    Index,
+    Pack,
     Pages,
+    Places,
+    Recipe,
     digests,
     files_in,
+    opened,
     page_count,
     windows,
     zeros,
 )
 from windtunnel.base.atomic import write_all
+from windtunnel.store.objects.files import ObjectError
 
 _TOGETHER = 1024
 """Pages that are put together in memory before they are written."""
@@ -40,7 +45,9 @@ class _Packs:
         if number not in self._open:
             names = self._recipe.packs
             if number >= len(names):
-                raise ImageError(f"the recipe of image {self._recipe.id} names pack {number} of {len(names)}")
+                raise ObjectError(
+                    f"the recipe of image {self._recipe.id} names pack {number} of {len(names)}"
+                )
             pack = self._stack.enter_context(opened(self._folder / f"{names[number]}.pack"))
             self._open[number] = (pack, pack.index())
         return self._open[number]
@@ -90,13 +97,13 @@ def problems(folder: Path, recipe: Recipe, jobs: Executor) -> list[str]:
             places = recipe.places[recipe.places >> np.uint64(32) == one]
             try:
                 todo = list(packs.jobs(places))
-            except (ImageError, OSError) as error:
+            except (ObjectError, OSError) as error:
                 found.append(str(error))
                 continue
             for pack, index, frame, _, rows in todo:
                 try:
                     pack.pages(index, frame, rows)
-                except (ImageError, OSError) as error:
+                except (ObjectError, OSError) as error:
                     found.append(str(error))
     return found
 

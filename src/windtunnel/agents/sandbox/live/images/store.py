@@ -6,7 +6,7 @@ which ``collect`` removes. Readers and writers of new images share a file lock; 
 removes and rewrites packs, holds it alone.
 
 A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
-images also stay as they were written (see ``raw``), within ``keep_raw`` bytes.
+images also stay as they were written (see `RawImages`), within ``keep_raw`` bytes.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -24,13 +25,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.images import intake, outlet, sweep
-from windtunnel.agents.sandbox.live.images.fault import ImageError, checked_id
+from windtunnel.agents.sandbox.live.images import intake, outlet
 from windtunnel.agents.sandbox.live.images.intake import Known
 from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
-from windtunnel.agents.sandbox.live.images.raw import RawImages
+from windtunnel.base.atomic import PART
+from windtunnel.store.objects.files import ObjectError, checked, told
 
 IMAGE, PACK = ".image", ".pack"
+
+Marks = dict[str, tuple[int, int]]
+"""Size and time of change (ns) of each file of an image."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,17 @@ class PageStore:
     """The images in ``folder``. Any method may be called from several threads and processes at once."""
 
     def __init__(self, folder: Path, *, keep_raw: int = 2 * 2**30, workers: int | None = None) -> None:
-        self._folder = folder / "images"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (folder / "raw").mkdir(exist_ok=True)
-            self._lock_path = folder / "lock"
+        self._folder, self._work = folder / "images", folder / "work"
+        self._lock_path = folder / "lock"
+        with told(f"the page store {folder} cannot be opened"):
+            for one in (self._folder, self._work, folder / "raw"):
+                one.mkdir(parents=True, exist_ok=True)
             self._lock_path.touch()
             self._raw = RawImages(folder / "raw", keep_raw)
-            self._work = folder / "work"
-            self._work.mkdir(exist_ok=True)
             for path in list(self._work.iterdir()):
                 # what a process that is gone has left
                 if not Path("/proc", path.name.split("-")[0]).exists():
                     shutil.rmtree(path, ignore_errors=True)
-        except OSError as error:
-            raise ImageError(f"the page store {folder} cannot be opened: {error}") from error
         self._jobs = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), "windtunnel-pages")
         self._young: set[str] = set()
         self._known: Known | None = None
@@ -80,20 +80,18 @@ class PageStore:
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
         """
-        path = self._path(checked_id(id))
+        path = self._path(checked(id))
         if path.exists():
-            raise ImageError(f"there is an image {id} already, and an image is never replaced")
+            raise ObjectError(f"there is an image {id} already, and an image is never replaced")
         with self._held(fcntl.LOCK_SH):
             known = self._load()
             base = None
             folder = self._raw.trusted(like) if like else None
             if folder is not None:
-                with contextlib.suppress(ImageError), opened(self._path(like)) as pack:
+                with contextlib.suppress(ObjectError), opened(self._path(like)) as pack:
                     base = (folder, pack.recipe())
-            try:
+            with told(f"image {id} cannot be kept"):
                 kept = intake.keep(self._folder, id, images, known, base, self._jobs)
-            except OSError as error:
-                raise ImageError(f"image {id} cannot be kept: {error}") from error
             self._young.add(id)
             with contextlib.suppress(OSError):
                 self._raw.put(id, images)
@@ -102,37 +100,32 @@ class PageStore:
     def materialise(self, id: str, into: Path) -> None:
         """Write the files of an image into the folder ``into``, which must be empty or not there yet.
 
-        Every byte is one that was kept, or ImageError names what is damaged and nothing is left in ``into``.
+        Every byte is one that was kept, or ObjectError names what is damaged and nothing is left in ``into``.
         The files may share their bytes with a cache, so they must not be written to.
         """
-        with self._held(fcntl.LOCK_SH):
+        with self._held(fcntl.LOCK_SH), told(f"image {id} cannot be written to {into}"):
             recipe = self.recipe(id)
             made = not into.exists()
-            try:
-                into.mkdir(parents=True, exist_ok=True)
-                if any(into.iterdir()):
-                    raise ImageError(f"the folder {into} for image {id} is not empty")
-            except OSError as error:
-                raise ImageError(f"image {id} cannot be written to {into}: {error}") from error
+            into.mkdir(parents=True, exist_ok=True)
+            if any(into.iterdir()):
+                raise ObjectError(f"the folder {into} for image {id} is not empty")
             try:
                 self._recheck(recipe)
                 if not self._raw.give(id, into):
                     outlet.write(self._folder, recipe, into, self._jobs)
                     self._raw.put(id, into)
-            except (OSError, ImageError) as error:
+            except (OSError, ObjectError):
                 for file in into.iterdir():
                     file.unlink()
                 if made:
                     into.rmdir()
-                if isinstance(error, ImageError):
-                    raise
-                raise ImageError(f"image {id} cannot be written to {into}: {error}") from error
+                raise
 
     def recipe(self, id: str) -> Recipe:
         """How an image is put together."""
-        path = self._path(checked_id(id))
+        path = self._path(checked(id))
         if not path.exists():
-            raise ImageError(f"there is no image {id}")
+            raise ObjectError(f"there is no image {id}")
         with opened(path) as pack:
             return pack.recipe()
 
@@ -143,7 +136,7 @@ class PageStore:
         """Forget an image, if there is one. Its bytes go when ``collect`` finds that no other needs them."""
         self._young.discard(id)
         with contextlib.suppress(FileNotFoundError):
-            self._path(checked_id(id)).unlink()
+            self._path(checked(id)).unlink()
         self._raw.forget(id)
 
     def collect(self, needed: Iterable[str]) -> int:
@@ -157,11 +150,9 @@ class PageStore:
             for id in self.ids():
                 if id not in wanted:
                     self.drop(id)
-            try:
+            with told("the page store cannot be collected"):
                 self._advance()
-                freed = sweep.sweep(self._folder)
-            except OSError as error:
-                raise ImageError(f"the page store cannot be collected: {error}") from error
+                freed = intake.sweep(self._folder)
             self._raw.forget_all_but(set(self.ids()))
             return freed
 
@@ -170,7 +161,7 @@ class PageStore:
         with self._held(fcntl.LOCK_SH):
             try:
                 return outlet.problems(self._folder, self.recipe(id), self._jobs)
-            except ImageError as error:
+            except ObjectError as error:
                 return [str(error)]
 
     def stats(self) -> StoreStats:
@@ -184,17 +175,15 @@ class PageStore:
                 elif entry.name.endswith(IMAGE):
                     new[entry.name.removesuffix(IMAGE)] = size
         for id in new:
-            with contextlib.suppress(ImageError):
+            with contextlib.suppress(ObjectError):
                 logical += sum(size for _, size in self.recipe(id).files)
         return StoreStats(unique, logical, new)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder for the time being, on the disk of the store."""
-        try:
+        with told("the page store has no room to work in"):
             folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._work))
-        except OSError as error:
-            raise ImageError(f"the page store has no room to work in: {error}") from error
         try:
             yield folder
         finally:
@@ -208,7 +197,7 @@ class PageStore:
         folder = self._raw.untrusted(recipe.id)
         if folder is None:
             return
-        with contextlib.suppress(ImageError, OSError):
+        with contextlib.suppress(ObjectError, OSError):
             if outlet.matches(self._folder, recipe, folder):
                 self._raw.trust(recipe.id)
                 return
@@ -238,3 +227,112 @@ class PageStore:
             if self._known is None or self._known.epoch != epoch:
                 self._known = intake.load(self._folder, epoch)
             return self._known
+
+
+class RawImages:
+    """The newest images as CRIU wrote them, so that a restore or a fork soon after costs links, not reads.
+
+    An image is taken in, and given out, by hard links. What this process has put here it trusts as long as
+    size and time of change of every file stay the same; what it finds from before has to be checked by the
+    store first, since after a crash of the host files that were never synced may hold anything. The cache may
+    be deleted at any time; its oldest images go when they hold more than ``limit`` bytes.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._known: dict[str, Marks] = {}
+        self._sizes: dict[str, int] = {}
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+            if path.name.endswith(PART):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                self._sizes[path.name] = sum(file.stat().st_size for file in path.iterdir())
+
+    def put(self, id: str, images: Path) -> None:
+        """Take the files of ``images`` in; silently not, when links cannot be made there."""
+        marks = _marks(images)
+        size = sum(length for length, _ in marks.values())
+        if size > self._limit:
+            return
+        temporary = self._folder / f"{id}.{secrets.token_hex(4)}{PART}"
+        try:
+            temporary.mkdir(mode=0o700)
+            for name in marks:
+                os.link(images / name, temporary / name)
+            temporary.rename(self._folder / id)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            return
+        with self._lock:
+            self._known[id] = marks
+            self._sizes[id] = size
+            over = sum(self._sizes.values()) - self._limit
+            old = []
+            for name, held in self._sizes.items():
+                if over <= 0:
+                    break
+                old.append(name)
+                over -= held
+        for name in old:
+            self.forget(name)
+
+    def trust(self, id: str) -> None:
+        """The store has checked this image."""
+        with contextlib.suppress(OSError):
+            marks = _marks(self._folder / id)
+            with self._lock:
+                self._known[id] = marks
+
+    def trusted(self, id: str) -> Path | None:
+        """The folder of an image that is known to be right; one that somebody changed is removed."""
+        folder, known = self._folder / id, self._known.get(id)
+        if known is None:
+            return None
+        with contextlib.suppress(OSError):
+            if _marks(folder) == known:
+                return folder
+        self.forget(id)
+        return None
+
+    def untrusted(self, id: str) -> Path | None:
+        """The folder of an image that was found here and not checked yet."""
+        folder = self._folder / id
+        return folder if id not in self._known and folder.is_dir() else None
+
+    def forget(self, id: str) -> None:
+        with self._lock:
+            self._known.pop(id, None)
+            self._sizes.pop(id, None)
+        shutil.rmtree(self._folder / id, ignore_errors=True)
+
+    def forget_all_but(self, ids: set[str]) -> None:
+        for path in list(self._folder.iterdir()):
+            if path.name not in ids and not path.name.endswith(PART):
+                self.forget(path.name)
+
+    def give(self, id: str, into: Path) -> bool:
+        """Link the files of an image into ``into``; False, with nothing left, when it is not to be had."""
+        folder = self.trusted(id)
+        if folder is None:
+            return False
+        names = sorted(self._known.get(id, ()))
+        try:
+            for name in names:
+                os.link(folder / name, into / name)
+        except OSError:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    (into / name).unlink()
+            return False
+        return True
+
+
+def _marks(folder: Path) -> Marks:
+    marks: Marks = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            found = entry.stat(follow_symlinks=False)
+            marks[entry.name] = (found.st_size, found.st_mtime_ns)
+    return marks
