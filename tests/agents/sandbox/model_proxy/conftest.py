@@ -1,3 +1,3 @@
-from model_bench import bench, coordinator, model
+from model_bench import bench, model, proxy
 
-__all__ = ["bench", "coordinator", "model"]
+__all__ = ["bench", "model", "proxy"]

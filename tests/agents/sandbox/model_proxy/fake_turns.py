@@ -1,4 +1,4 @@
-"""A sandbox for tests of the coordinator: turns end when the test says so."""
+"""A sandbox for tests of the model proxy: turns end when the test says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator between clients and a fake model, on sockets of this machine."""
+"""A model proxy between clients and a fake model, on sockets of this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fake_turns import FakeBox
 
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
-    Coordinator,
-    CoordinatorEvent,
+    ModelProxy,
+    ProxyEvent,
     conversation_file,
 )
 from windtunnel.agents.sandbox.live.place import Home
@@ -72,24 +72,24 @@ class Asked(threading.Thread):
 
 
 class Bench:
-    """Coordinator, model, sandboxes, and what was told."""
+    """ModelProxy, model, sandboxes, and what was told."""
 
     def __init__(self, home: Home, model: FakeModel) -> None:
         self.home, self.model = home, model
-        self.events: list[CoordinatorEvent] = []
-        self.coordinators: list[Coordinator] = []
+        self.events: list[ProxyEvent] = []
+        self.proxies: list[ModelProxy] = []
         self.ports: dict[str, int] = {}
 
-    def coordinator(self, **options: Any) -> Coordinator:
+    def proxy(self, **options: Any) -> ModelProxy:
         options.setdefault("bounds", Bounds(ending=1.0))
-        made = Coordinator(self.home, on_event=self.events.append, trust_env=False, **options)
-        self.coordinators.append(made)
+        made = ModelProxy(self.home, on_event=self.events.append, trust_env=False, **options)
+        self.proxies.append(made)
         return made
 
-    def serve(self, coordinator: Coordinator, box: FakeBox, **options: Any) -> FakeBox:
+    def serve(self, proxy: ModelProxy, box: FakeBox, **options: Any) -> FakeBox:
         listener = socket.create_server(("127.0.0.1", 0))
         self.ports[box.name] = listener.getsockname()[1]
-        coordinator.serve(box, options.pop("upstream", self.model.url), listener=listener, **options)
+        proxy.serve(box, options.pop("upstream", self.model.url), listener=listener, **options)
         return box
 
     def url(self, box: FakeBox, path: str = "/v1/chat/completions") -> str:
@@ -138,10 +138,10 @@ def model() -> Iterator[FakeModel]:
 def bench(tmp_path: Path, model: FakeModel) -> Iterator[Bench]:
     made = Bench(Home(tmp_path), model)
     yield made
-    for coordinator in made.coordinators:
-        coordinator.close()
+    for proxy in made.proxies:
+        proxy.close()
 
 
 @pytest.fixture
-def coordinator(bench: Bench) -> Coordinator:
-    return bench.coordinator()
+def proxy(bench: Bench) -> ModelProxy:
+    return bench.proxy()

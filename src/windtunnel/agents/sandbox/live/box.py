@@ -386,7 +386,7 @@ class Box:
             turns=manifest.turn if manifest else self._record.turns,
         )
         self.watch()
-        self._parts.proxy.serve(self)
+        self._parts.proxy.serve(self, self.spec, machine.externals.netns)
 
     def watch(self) -> None:
         """Have the inspector look at it from now on; what was before is covered by the newest checkpoint."""

@@ -12,7 +12,7 @@ from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
 from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy
+from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
 from windtunnel.agents.sandbox.views import Event
@@ -35,7 +35,7 @@ class Parts:
     policy: PolicyName
     in_use: list[str]
     """Checkpoints that are being made or restored, once for each: nothing of them may be dropped."""
-    proxy: ModelProxy
+    proxy: HostProxy
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.live import capabilities_probe, without_root
@@ -36,7 +36,8 @@ from windtunnel.agents.sandbox.live.files import LeftOut, PoolError, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Machine, rootless
-from windtunnel.agents.sandbox.live.model_proxy.attach import ModelProxy, with_address
+from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
+from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
@@ -54,9 +55,6 @@ from windtunnel.agents.sandbox.policy import (
 )
 from windtunnel.agents.sandbox.views import BoxInfo, Event, GcReport
 from windtunnel.base.errors import UserError
-
-if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.live.model_proxy import CoordinatorEvent
 
 
 class Host:
@@ -80,7 +78,7 @@ class Host:
         inspector_kind: Literal["auto", "ebpf", "fanotify", "activity"] = "auto",
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
-        on_request: Callable[[CoordinatorEvent], None] | None = None,
+        on_request: Callable[[ProxyEvent], None] | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = rootless.rootless()
@@ -117,7 +115,7 @@ class Host:
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
-                proxy=ModelProxy(self.home, on_request),
+                proxy=HostProxy(self.home, on_request),
                 report=self._report,
                 no_images=without_root.NO_IMAGES if self._rootless else "CRIU is missing",
             )
@@ -367,7 +365,7 @@ class Host:
                 box = Box(self.parts, record, machine, doubt="nobody watched while the host was away")
                 box.watch()
                 machine.cgroup.thaw()
-                self.parts.proxy.serve(box)
+                self.parts.proxy.serve(box, box.spec, machine.externals.netns)
             else:
                 box = Box(self.parts, record, None)
                 Machine.clear(self.home, name)

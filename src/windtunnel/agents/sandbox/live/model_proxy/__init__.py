@@ -1,6 +1,6 @@
 """The model proxy: turn boundaries, the gate, and replay, for agents that know nothing of it.
 
-``Coordinator`` is what a host uses. ``classify`` says which requests end a turn, ``gate`` holds replies,
+``ModelProxy`` is what a host uses. ``classify`` says which requests end a turn, ``gate`` holds replies,
 ``conversation`` records them, ``effect_gate`` keeps effects outside from happening twice.
 """
 
@@ -10,13 +10,13 @@ from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectService
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Classified,
-    CoordinatorEvent,
     Failed,
+    ProxyEvent,
     Replayed,
     TurnServed,
     Upstream,
 )
-from windtunnel.agents.sandbox.live.model_proxy.server import Coordinator, conversation_file
+from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy, conversation_file
 
 __all__ = [
     "AGENTS",
@@ -24,10 +24,10 @@ __all__ = [
     "Bounds",
     "Classified",
     "Conversation",
-    "Coordinator",
-    "CoordinatorEvent",
     "EffectService",
     "Failed",
+    "ModelProxy",
+    "ProxyEvent",
     "Replayed",
     "TurnServed",
     "Upstream",

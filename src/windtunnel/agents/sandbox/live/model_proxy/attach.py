@@ -12,17 +12,15 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.machine import listen_inside
+from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning
+from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Spec
 from windtunnel.base.errors import UserError
-
-if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.live.box import Box
-    from windtunnel.agents.sandbox.live.model_proxy import Coordinator, CoordinatorEvent
 
 PORT = 7080
 JOURNAL = "effects.sqlite"
@@ -44,13 +42,13 @@ def with_address(spec: Spec) -> Spec:
     return replace(spec, environment={**addresses, **spec.environment})
 
 
-class ModelProxy:
-    """Starts a coordinator when a sandbox needs one. All methods do nothing for sandboxes that need none."""
+class HostProxy:
+    """Starts the model proxy when a sandbox needs one; does nothing for sandboxes that need none."""
 
-    def __init__(self, home: Home, on_event: Callable[[CoordinatorEvent], None] | None = None) -> None:
+    def __init__(self, home: Home, on_event: Callable[[ProxyEvent], None] | None = None) -> None:
         self._home = home
         self._on_event = on_event or (lambda event: None)
-        self._coordinator: Coordinator | None = None
+        self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
         self._served: set[str] = set()
         self._lock = threading.Lock()
@@ -61,30 +59,26 @@ class ModelProxy:
         with self._lock:
             return self._opened_journal()
 
-    def coordinator(self) -> Coordinator:
-        """The coordinator, started now if it was not yet."""
-        from windtunnel.agents.sandbox.live.model_proxy import Coordinator
-
+    def proxy(self) -> ModelProxy:
+        """The model proxy, started now if it was not yet."""
         with self._lock:
-            if self._coordinator is None:
-                self._coordinator = Coordinator(
-                    self._home, on_event=self._on_event, journal=self._opened_journal()
-                )
-            return self._coordinator
+            if self._proxy is None:
+                self._proxy = ModelProxy(self._home, on_event=self._on_event, journal=self._opened_journal())
+            return self._proxy
 
-    def serve(self, box: Box) -> None:
-        """Be the model API of a sandbox that has just begun to run, or to run again.
+    def serve(self, box: Turning, spec: Spec, netns: Path) -> None:
+        """Be the model API of a sandbox that has just begun to run, or to run again, in that namespace.
 
         Requests that were at the model when it died go on: their replies answer the agent when it asks again.
         """
-        if box.spec.network != "proxy":
+        if spec.network != "proxy":
             return
-        listener = listen_inside(box.machine().externals.netns, PORT)
+        listener = listen_inside(netns, PORT)
         try:
             if box.name in self._served:
-                self.coordinator().listen(box.name, listener)
+                self.proxy().listen(box.name, listener)
             else:
-                self.coordinator().serve(box, box.spec.proxy_upstream, listener=listener)
+                self.proxy().serve(box, spec.proxy_upstream, listener=listener)
         except BaseException:
             listener.close()
             raise
@@ -92,9 +86,9 @@ class ModelProxy:
 
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
-        if name in self._served and self._coordinator is not None:
+        if name in self._served and self._proxy is not None:
             self._served.discard(name)
-            self._coordinator.forget(name)
+            self._proxy.forget(name)
         if (self._home.path / JOURNAL).exists():
             self.journal.retire(name)
 
@@ -103,25 +97,25 @@ class ModelProxy:
         the record, except where somebody rolled back ``on_purpose`` and wants another answer."""
         if spec.network != "proxy":
             return
-        coordinator = self.coordinator()
-        (coordinator.rolled_back if on_purpose else coordinator.restored)(spec.name, turn)
+        proxy = self.proxy()
+        (proxy.rolled_back if on_purpose else proxy.restored)(spec.name, turn)
 
     def forked(self, source: str, spec: Spec, turn: int) -> None:
         """Before a fork of ``source`` runs: it has the conversation up to ``turn``."""
         if spec.network == "proxy":
-            self.coordinator().forked(source, spec.name, turn)
+            self.proxy().forked(source, spec.name, turn)
         elif self._journal is not None:
             self._journal.fork(source, spec.name, turn)
 
     def close(self) -> None:
         """Answer what is under way, then end."""
         with self._lock:
-            if self._coordinator is not None:
+            if self._proxy is not None:
                 with contextlib.suppress(TimeoutError):
-                    self._coordinator.close()
+                    self._proxy.close()
             if self._journal is not None:
                 self._journal.close()
-            self._coordinator = self._journal = None
+            self._proxy = self._journal = None
             self._served.clear()
 
     def _opened_journal(self) -> Journal:

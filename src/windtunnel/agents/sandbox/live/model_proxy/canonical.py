@@ -1,4 +1,4 @@
-"""A model request as the coordinator understands it: what it asks, in a form that a repeat has too.
+"""A model request as the model proxy understands it: what it asks, in a form that a repeat has too.
 
 Two requests are the same when their canonical forms are: JSON with sorted keys and without what changes from
 one sending to the next though the question stays (cache marks, user ids, streaming options, a billing line in

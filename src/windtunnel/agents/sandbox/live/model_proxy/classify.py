@@ -9,7 +9,7 @@ well-known agents.
 In doubt a request is *main*: a checkpoint too many costs a little, one too few loses the turn's boundary.
 
 Pure: what is known of a sandbox's loops goes in, a verdict and the new knowledge come out.
-Source: Crab (arXiv 2604.28138), section 3, coordinator; the rules are ours.
+Source: Crab (arXiv 2604.28138), section 3 (its coordinator); the rules are ours.
 """
 
 from __future__ import annotations

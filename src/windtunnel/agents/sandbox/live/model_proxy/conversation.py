@@ -84,7 +84,7 @@ class Conversation:
         self._file.execute("PRAGMA synchronous=NORMAL")
         self._file.executescript(SCHEMA)
         with self._file:
-            # what was in flight when the last coordinator ended will not be answered any more
+            # what was in flight when the last model proxy ended will not be answered any more
             self._file.execute("DELETE FROM records WHERE status = 0")
         state = dict(self._file.execute("SELECT name, value FROM state").fetchall())
         self.incarnation = int(state.get("incarnation", 0))

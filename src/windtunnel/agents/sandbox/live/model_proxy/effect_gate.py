@@ -188,9 +188,9 @@ class EffectGate:
 def checked(services: Mapping[str, EffectService], journal: Journal | None) -> dict[str, EffectService]:
     """``services``, or UserError."""
     if services and journal is None:
-        raise UserError("coordinator: services with effects need a journal")
+        raise UserError("model proxy: services with effects need a journal")
     for name, service in services.items():
         if not name or "/" in name or "?" in name:
-            raise UserError(f"coordinator: service {name!r} is not accepted; its name becomes part of a path")
+            raise UserError(f"model proxy: service {name!r} is not accepted; its name becomes part of a path")
         Upstream(service.url)
     return dict(services)

@@ -1,4 +1,4 @@
-"""What the coordinator is told to do, and what it tells."""
+"""What the model proxy is told to do, and what it tells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Checkpointing(Protocol):
 
 
 class Turning(Protocol):
-    """What the coordinator needs of a sandbox."""
+    """What the model proxy needs of a sandbox."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Turning(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one coordinator takes on, in bytes, requests and seconds.
+    """What one model proxy takes on, in bytes, requests and seconds.
 
     ``gate``: how long a reply is held for its checkpoint. ``connect`` and ``silence``: how long the model
     service may take to be reached, and to send nothing in the middle. ``sending``: how long a client may take
@@ -61,7 +61,7 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value <= 0:
-                raise UserError(f"coordinator: bound {name} is {value}; it must be more than 0")
+                raise UserError(f"model proxy: bound {name} is {value}; it must be more than 0")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Upstream:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or not self.url.split("://")[1]:
-            raise UserError(f"coordinator: upstream {self.url!r} is not accepted; give http(s)://host[/path]")
+            raise UserError(f"model proxy: upstream {self.url!r} is not accepted; give http(s)://host[/path]")
 
 
 @dataclass(frozen=True)
@@ -121,4 +121,4 @@ class Failed:
     what: str
 
 
-CoordinatorEvent = Classified | TurnServed | Replayed | Failed
+ProxyEvent = Classified | TurnServed | Replayed | Failed

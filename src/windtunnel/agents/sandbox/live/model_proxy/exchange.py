@@ -79,7 +79,7 @@ class Exchange:
         except UpstreamFault as fault:
             self._fail(fault)
         except BaseException:
-            self._fail(UpstreamFault(503, "ending", "the coordinator is ending"))
+            self._fail(UpstreamFault(503, "ending", "the model proxy is ending"))
             raise
         finally:
             self._end()

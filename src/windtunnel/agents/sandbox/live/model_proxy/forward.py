@@ -1,4 +1,4 @@
-"""To the service behind the coordinator and back: addresses, headers, and what went wrong in words."""
+"""To the service behind the model proxy and back: addresses, headers, and what went wrong in words."""
 
 from __future__ import annotations
 

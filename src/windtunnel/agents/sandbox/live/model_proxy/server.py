@@ -1,4 +1,4 @@
-"""The coordinator: one event loop in a thread of its own, with a listening socket for each sandbox.
+"""The model proxy: one event loop in a thread of its own, with a listening socket for each sandbox.
 
 A sandbox reaches it by a socket that the host made inside the sandbox's network namespace, or under
 ``/box/<name>/`` on a port that all share. Its methods may be called from any thread; they return when what
@@ -27,19 +27,19 @@ from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation
 from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectGate, EffectService, checked
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
-    CoordinatorEvent,
     Failed,
     OnFailure,
+    ProxyEvent,
     Turning,
     Upstream,
 )
 from windtunnel.agents.sandbox.live.model_proxy.forward import timeouts
-from windtunnel.agents.sandbox.live.model_proxy.session import Lane
+from windtunnel.agents.sandbox.live.model_proxy.session import AgentSession
 from windtunnel.agents.sandbox.live.model_proxy.wire import Gone, Refused, read_asking, send_fault
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.base.errors import UserError
 
-LOG = logging.getLogger("windtunnel.sandbox.coordinator")
+LOG = logging.getLogger("windtunnel.sandbox.model_proxy")
 SHARED = re.compile(r"/box/([^/?]+)(/.*)?")
 ENDING_SECONDS = 10.0
 T = TypeVar("T")
@@ -50,11 +50,11 @@ def conversation_file(home: Home, box: str) -> Path:
     return home.box(box) / "conversation.sqlite"
 
 
-class Coordinator:
+class ModelProxy:
     """The model proxy of a host's sandboxes.
 
     ``journal``: needed for sandboxes that act on services outside through the proxy. ``on_event`` is called
-    on the coordinator's own thread and must not block. ``trust_env``: use the host's proxy settings to reach
+    on the model proxy's own thread and must not block. ``trust_env``: use the host's proxy settings to reach
     the model service.
     """
 
@@ -64,7 +64,7 @@ class Coordinator:
         *,
         bounds: Bounds | None = None,
         on_failure: OnFailure = "deliver",
-        on_event: Callable[[CoordinatorEvent], None] = lambda event: None,
+        on_event: Callable[[ProxyEvent], None] = lambda event: None,
         journal: Journal | None = None,
         trust_env: bool = True,
     ) -> None:
@@ -74,12 +74,12 @@ class Coordinator:
         self._on_event = on_event
         self._journal = journal
         self._effects = EffectGate(journal, self._bounds, trust_env=trust_env) if journal else None
-        self._lanes: dict[str, Lane] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._servers: dict[str, tuple[uvicorn.Server, asyncio.Task[None]]] = {}
         self._open = 0
         self._closed = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="model-proxy", daemon=True)
         self._thread.start()
         self._client = self._call(self._new_client(trust_env))
 
@@ -96,19 +96,19 @@ class Coordinator:
         rules: AgentRules | None = None,
         services: Mapping[str, EffectService] | None = None,
     ) -> None:
-        """Be the model API of a sandbox, on ``listener`` (which is the coordinator's from then on) and on the
+        """Be the model API of a sandbox, on ``listener`` (which is the model proxy's from then on) and on the
         shared port. ``agent``: whose rules tell helper requests apart, unless ``rules`` are given."""
         if rules is None and agent not in AGENTS:
-            raise UserError(f"coordinator: agent {agent!r} is not known; known are {', '.join(AGENTS)}")
+            raise UserError(f"model proxy: agent {agent!r} is not known; known are {', '.join(AGENTS)}")
         where = Upstream(upstream) if isinstance(upstream, str) else upstream
         declared = checked(services or {}, self._journal)
         conversation = self._conversation(box.name)
 
         async def begin() -> None:
-            if box.name in self._lanes:
+            if box.name in self._sessions:
                 conversation.close()
-                raise UserError(f"coordinator: sandbox {box.name!r} is served already")
-            self._lanes[box.name] = Lane(
+                raise UserError(f"model proxy: sandbox {box.name!r} is served already")
+            self._sessions[box.name] = AgentSession(
                 box,
                 where,
                 conversation,
@@ -130,9 +130,9 @@ class Coordinator:
 
         async def change() -> None:
             await self._hang_up(name)
-            if name not in self._lanes:
+            if name not in self._sessions:
                 listener.close()
-                raise UserError(f"coordinator: sandbox {name!r} is not served")
+                raise UserError(f"model proxy: sandbox {name!r} is not served")
             await self._listen(listener, name)
 
         self._call(change())
@@ -141,9 +141,9 @@ class Coordinator:
         """Serve a sandbox no more. Its record stays."""
 
         async def end() -> None:
-            lane = self._lanes.pop(name, None)
-            if lane is not None:
-                await lane.close()
+            session = self._sessions.pop(name, None)
+            if session is not None:
+                await session.close()
             await self._hang_up(name)
 
         self._call(end())
@@ -160,14 +160,14 @@ class Coordinator:
 
     def forked(self, source: str, name: str, turn: int, *, fast_forward: bool = False) -> None:
         """To be called before ``serve`` of a fork: it has the conversation of ``source`` up to ``turn``."""
-        if name in self._lanes:
-            raise UserError(f"coordinator: sandbox {name!r} is served already")
+        if name in self._sessions:
+            raise UserError(f"model proxy: sandbox {name!r} is served already")
         there = conversation_file(self._home, name)
         if there.exists():
-            raise UserError(f"coordinator: sandbox {name!r} has a conversation already")
-        lane = self._lanes.get(source)
-        if lane is not None:
-            self._call(lane.copy_to(there))
+            raise UserError(f"model proxy: sandbox {name!r} has a conversation already")
+        session = self._sessions.get(source)
+        if session is not None:
+            self._call(session.copy_to(there))
         else:
             with contextlib.closing(self._conversation(source)) as conversation:
                 conversation.copy_to(there)
@@ -185,7 +185,7 @@ class Coordinator:
             listener.listen(1024)
         except OSError as error:
             listener.close()
-            raise UserError(f"coordinator: cannot listen on {host}:{port}: {error.strerror}") from error
+            raise UserError(f"model proxy: cannot listen on {host}:{port}: {error.strerror}") from error
         where = listener.getsockname()
         self._call(self._listen(listener, ""))
         return str(where[0]), int(where[1])
@@ -202,7 +202,7 @@ class Coordinator:
             deadline = self._loop.time() + self._bounds.ending
             while self._open and self._loop.time() < deadline:
                 await asyncio.sleep(0.02)
-            await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+            await asyncio.gather(*(session.close() for session in self._sessions.values()))
             await asyncio.gather(*(self._hang_up(name) for name in list(self._servers)))
             await self._client.aclose()
             await self._loop.shutdown_default_executor()
@@ -218,7 +218,7 @@ class Coordinator:
             self._thread.join()
             self._loop.close()
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self) -> ModelProxy:
         return self
 
     def __exit__(self, *fault: object) -> None:
@@ -231,9 +231,9 @@ class Coordinator:
         return Conversation(conversation_file(self._home, name))
 
     def _begin_anew(self, name: str, turn: int, *, replay: bool) -> None:
-        lane = self._lanes.get(name)
-        if lane is not None:
-            self._call(lane.restored(turn) if replay else lane.rolled_back(turn))
+        session = self._sessions.get(name)
+        if session is not None:
+            self._call(session.restored(turn) if replay else session.rolled_back(turn))
         elif conversation_file(self._home, name).exists():
             with contextlib.closing(self._conversation(name)) as conversation:
                 (conversation.restored if replay else conversation.rolled_back)(turn)
@@ -287,11 +287,11 @@ class Coordinator:
                 await send_fault(send, 404, "not_found", "requests are made under /box/<name>/")
                 return
             name, path = found[1], found[2] or "/"
-        lane = self._lanes.get(name)
-        if lane is None:
+        session = self._sessions.get(name)
+        if session is None:
             await send_fault(send, 404, "unknown_sandbox", f"no sandbox {name!r} is served here")
             return
-        if self._open >= self._bounds.open_total or lane.open >= self._bounds.open_box:
+        if self._open >= self._bounds.open_total or session.open >= self._bounds.open_box:
             await send_fault(send, 503, "overloaded", "too many requests are under way")
             return
         started = False
@@ -302,9 +302,9 @@ class Coordinator:
             await send(message)
 
         self._open += 1
-        lane.open += 1
+        session.open += 1
         try:
-            await lane.answer(await read_asking(scope, path, receive, self._bounds), receive, noticed)
+            await session.answer(await read_asking(scope, path, receive, self._bounds), receive, noticed)
         except Refused as refusal:
             self._tell(Failed(name, "", str(refusal)))
             if not started:
@@ -313,9 +313,9 @@ class Coordinator:
             return
         finally:
             self._open -= 1
-            lane.open -= 1
+            session.open -= 1
 
-    def _tell(self, event: CoordinatorEvent) -> None:
+    def _tell(self, event: ProxyEvent) -> None:
         if isinstance(event, Failed):
             LOG.warning("sandbox %s: %s", event.box, event.what)
         try:
@@ -327,7 +327,7 @@ class Coordinator:
         """Run ``work`` on the loop and wait for it."""
         if self._closed:
             work.close()
-            raise UserError("coordinator: it is closed")
+            raise UserError("model proxy: it is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

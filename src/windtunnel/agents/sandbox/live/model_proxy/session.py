@@ -1,4 +1,4 @@
-"""What the coordinator does for one sandbox: judge its requests, answer them, end its turns.
+"""What the model proxy does for one sandbox: judge its requests, answer them, end its turns.
 
 A request of the main loop is sent to the model at once, or found in the record; in the same moment the turn
 ends and its checkpoint starts. Its reply passes the gate when both are done. Everything else (helpers,
@@ -28,9 +28,9 @@ from windtunnel.agents.sandbox.live.model_proxy.effect_gate import HARMLESS, PRE
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Classified,
-    CoordinatorEvent,
     Failed,
     OnFailure,
+    ProxyEvent,
     Replayed,
     Turning,
     TurnServed,
@@ -59,7 +59,7 @@ READ_ON_LOOP = 64 * 1024
 """Bytes of a body up to which reading it is quicker than starting a thread for it."""
 
 
-class Lane:
+class AgentSession:
     """One sandbox's way to its model. Lives on the event loop."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Lane:
         rules: AgentRules,
         bounds: Bounds,
         on_failure: OnFailure,
-        tell: Callable[[CoordinatorEvent], None],
+        tell: Callable[[ProxyEvent], None],
         effects: EffectGate | None,
         services: Mapping[str, EffectService],
     ) -> None:

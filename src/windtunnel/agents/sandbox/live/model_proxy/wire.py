@@ -1,4 +1,4 @@
-"""The side of the coordinator that agents talk to: requests in, replies out, in ASGI's words."""
+"""The side of the model proxy that agents talk to: requests in, replies out, in ASGI's words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.live.model_proxy.forward import Asking, fault_bod
 
 
 class Refused(Exception):
-    """The request is answered by the coordinator itself, with an error."""
+    """The request is answered by the model proxy itself, with an error."""
 
     def __init__(self, status: int, kind: str, words: str) -> None:
         super().__init__(words)
@@ -28,10 +28,10 @@ class Gone(Exception):
 
 
 class Ending(Refused):
-    """The coordinator ends before the reply could be given; asked again, its successor will give it."""
+    """The model proxy ends before the reply could be given; asked again, its successor will give it."""
 
     def __init__(self) -> None:
-        super().__init__(503, "ending", "the coordinator is ending; ask again")
+        super().__init__(503, "ending", "the model proxy is ending; ask again")
 
 
 async def read_asking(scope: Scope, path: str, receive: Receive, bounds: Bounds) -> Asking:

@@ -13,7 +13,7 @@ from fake_turns import FakeBox
 from model_bench import Bench, chat
 
 from windtunnel.agents.sandbox.live.effects import Journal
-from windtunnel.agents.sandbox.live.model_proxy import Coordinator, EffectService
+from windtunnel.agents.sandbox.live.model_proxy import EffectService, ModelProxy
 from windtunnel.base.errors import UserError
 
 
@@ -36,10 +36,10 @@ class Payer:
 
     def __init__(self, bench: Bench, journal: Journal, service: FakeModel, **options: Any) -> None:
         self.bench = bench
-        self.coordinator: Coordinator = bench.coordinator(journal=journal)
+        self.proxy: ModelProxy = bench.proxy(journal=journal)
         self.box = FakeBox()
         self.services = {"bank": EffectService(service.url, {"Authorization": "Bearer real"}, **options)}
-        bench.serve(self.coordinator, self.box, services=self.services)
+        bench.serve(self.proxy, self.box, services=self.services)
 
     def pay(self, amount: int, box: FakeBox | None = None, **headers: str) -> httpx.Response:
         with httpx.Client(trust_env=False, timeout=20) as client:
@@ -50,7 +50,7 @@ class Payer:
         self.bench.ask(self.box, chat(f"turn {self.box.turns + 1}")).reply()
 
     def back_to(self, turn: int, *, on_purpose: bool = False) -> None:
-        (self.coordinator.rolled_back if on_purpose else self.coordinator.restored)(self.box.name, turn)
+        (self.proxy.rolled_back if on_purpose else self.proxy.restored)(self.box.name, turn)
         self.box.back_to(turn)
 
 
@@ -142,9 +142,9 @@ def test_service_that_cannot_be_reached_did_nothing(
     bench: Bench, journal: Journal, service: FakeModel
 ) -> None:
     payer = Payer(bench, journal, service)
-    coordinator = payer.coordinator
-    coordinator.forget("one")
-    bench.serve(coordinator, payer.box, services={"bank": EffectService("http://127.0.0.1:9")})
+    proxy = payer.proxy
+    proxy.forget("one")
+    bench.serve(proxy, payer.box, services={"bank": EffectService("http://127.0.0.1:9")})
     assert payer.pay(5).status_code == 502
     assert [effect.state for effect in journal.effects("one")] == ["failed"]
 
@@ -155,11 +155,11 @@ def test_forks_pay_for_themselves_and_share_what_was_before(payer: Payer, servic
     after = payer.pay(2).content
     fork = FakeBox("fork")
     fork.back_to(1)
-    payer.coordinator.forked("one", "fork", 1)
-    payer.bench.serve(payer.coordinator, fork, services=payer.services)
+    payer.proxy.forked("one", "fork", 1)
+    payer.bench.serve(payer.proxy, fork, services=payer.services)
     assert payer.pay(2, fork).content != after
     assert len(service.calls) == 3
-    payer.coordinator.restored("fork", 0)
+    payer.proxy.restored("fork", 0)
     assert payer.pay(1, fork).content == before
     assert len(service.calls) == 3
 
@@ -177,24 +177,24 @@ def test_reading_is_no_effect_and_other_services_are_unknown(
     assert journal.effects("one") == []
 
 
-def test_turn_of_an_effect_and_restart_of_the_coordinator(
+def test_turn_of_an_effect_and_restart_of_the_proxy(
     payer: Payer, service: FakeModel, journal: Journal
 ) -> None:
     payer.end_turn()
     first = payer.pay(5).content
     payer.end_turn()
     assert [effect.turn for effect in journal.effects("one")] == [2]
-    payer.coordinator.close()
-    payer.bench.coordinators.remove(payer.coordinator)
-    payer.coordinator = payer.bench.coordinator(journal=journal)
-    payer.coordinator.restored("one", 1)
-    payer.bench.serve(payer.coordinator, payer.box, services=payer.services)
+    payer.proxy.close()
+    payer.bench.proxies.remove(payer.proxy)
+    payer.proxy = payer.bench.proxy(journal=journal)
+    payer.proxy.restored("one", 1)
+    payer.bench.serve(payer.proxy, payer.box, services=payer.services)
     assert payer.pay(5).content == first
     assert len(service.calls) == 1
 
 
 def test_services_need_a_journal_and_a_plain_name(bench: Bench, payer: Payer) -> None:
     with pytest.raises(UserError, match="need a journal"):
-        bench.coordinator().serve(FakeBox("two"), "http://x", services=payer.services)
+        bench.proxy().serve(FakeBox("two"), "http://x", services=payer.services)
     with pytest.raises(UserError, match="service 'a/b' is not accepted"):
-        payer.coordinator.serve(FakeBox("two"), "http://x", services={"a/b": EffectService("http://x")})
+        payer.proxy.serve(FakeBox("two"), "http://x", services={"a/b": EffectService("http://x")})

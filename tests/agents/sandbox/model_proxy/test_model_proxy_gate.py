@@ -12,16 +12,14 @@ from model_bench import Asked, Bench, chat, eventually
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     Classified,
-    Coordinator,
     Failed,
+    ModelProxy,
     TurnServed,
 )
 
 
-def test_request_goes_out_at_once_and_reply_is_held_until_safe(
-    bench: Bench, coordinator: Coordinator
-) -> None:
-    box = bench.serve(coordinator, FakeBox(instant=False))
+def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
     bench.model.wait_for(calls=1)
     pending = box.pending(1)
@@ -34,9 +32,9 @@ def test_request_goes_out_at_once_and_reply_is_held_until_safe(
     assert box.requests == [served.request]
 
 
-def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, coordinator: Coordinator) -> None:
+def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: ModelProxy) -> None:
     bench.model.plan.answer.clear()
-    box = bench.serve(coordinator, FakeBox(instant=False))
+    box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
     pending = box.pending(1)
     bench.model.wait_for(calls=1)
@@ -53,11 +51,9 @@ def _checkpoint_threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_stream_is_buffered_then_passed_on_as_it_comes(
-    bench: Bench, coordinator: Coordinator, path: str
-) -> None:
+def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: ModelProxy, path: str) -> None:
     bench.model.plan.events = threading.Semaphore(1)
-    box = bench.serve(coordinator, FakeBox(instant=False))
+    box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go", stream=True), path)
     parts = events(1, path)
     assert box.pending(1).promoted.wait(20)
@@ -73,8 +69,8 @@ def test_stream_is_buffered_then_passed_on_as_it_comes(
     assert asked.headers["content-type"] == "text/event-stream"
 
 
-def test_helpers_and_the_rest_pass_ungated(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox(instant=False), agent="claude-code")
+def test_helpers_and_the_rest_pass_ungated(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False), agent="claude-code")
     held = bench.ask(box, chat("go"))
     box.pending(1)
     title = {"model": "small", "messages": [{"role": "user", "content": "Generate a title for this chat"}]}
@@ -91,9 +87,9 @@ def test_helpers_and_the_rest_pass_ungated(bench: Bench, coordinator: Coordinato
 
 
 def test_newer_safe_checkpoint_releases_older_turns_and_never_the_reverse(
-    bench: Bench, coordinator: Coordinator
+    bench: Bench, proxy: ModelProxy
 ) -> None:
-    box = bench.serve(coordinator, FakeBox(instant=False))
+    box = bench.serve(proxy, FakeBox(instant=False))
     first, second, third = asked_in_order(bench, box, 3)
     box.pending(1).finish()
     first.reply()
@@ -112,8 +108,8 @@ def asked_in_order(bench: Bench, box: FakeBox, count: int) -> list[Asked]:
     return asked
 
 
-def test_failed_checkpoint_is_told_in_a_header(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox(instant=False))
+def test_failed_checkpoint_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
     box.pending(1).finish(OSError("the disk\nis full"))
     assert asked.reply() == answer(1, "/v1/chat/completions")
@@ -123,8 +119,8 @@ def test_failed_checkpoint_is_told_in_a_header(bench: Bench, coordinator: Coordi
 
 @pytest.mark.parametrize("fault", [None, OSError("still full")])
 def test_failed_checkpoint_is_tried_once_more_in_full(bench: Bench, fault: OSError | None) -> None:
-    coordinator = bench.coordinator(on_failure="retry")
-    box = bench.serve(coordinator, FakeBox(instant=False))
+    proxy = bench.proxy(on_failure="retry")
+    box = bench.serve(proxy, FakeBox(instant=False))
     box.full_error = fault
     asked = bench.ask(box, chat("go"))
     box.pending(1).finish(OSError("the disk is full"))
@@ -136,8 +132,8 @@ def test_failed_checkpoint_is_tried_once_more_in_full(bench: Bench, fault: OSErr
     )
 
 
-def test_turn_that_cannot_be_ended_does_not_hold_the_reply(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_turn_that_cannot_be_ended_does_not_hold_the_reply(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     box.error = RuntimeError("sandbox one is dead")
     asked = bench.ask(box, chat("go"))
     asked.reply()
@@ -145,12 +141,12 @@ def test_turn_that_cannot_be_ended_does_not_hold_the_reply(bench: Bench, coordin
 
 
 def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
-    coordinator = bench.coordinator(bounds=Bounds(gate=0.2, ending=1.0))
-    slow = bench.serve(coordinator, FakeBox("slow", instant=False))
+    proxy = bench.proxy(bounds=Bounds(gate=0.2, ending=1.0))
+    slow = bench.serve(proxy, FakeBox("slow", instant=False))
     asked = bench.ask(slow, chat("go"))
     asked.reply()
     assert "not done after 0.2 s" in asked.headers["x-windtunnel-checkpoint"]
-    stuck = bench.serve(coordinator, FakeBox("stuck"))
+    stuck = bench.serve(proxy, FakeBox("stuck"))
     stuck.unblocked.clear()
     for number in range(3):
         asked = bench.ask(stuck, chat(f"task {number}"))
@@ -163,10 +159,10 @@ def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 529])
 def test_errors_of_the_service_are_passed_on_and_not_recorded(
-    bench: Bench, coordinator: Coordinator, status: int
+    bench: Bench, proxy: ModelProxy, status: int
 ) -> None:
     bench.model.plan.status = status
-    box = bench.serve(coordinator, FakeBox())
+    box = bench.serve(proxy, FakeBox())
     asked = bench.ask(box, chat("go"))
     assert asked.reply() == answer(1, "", status)
     assert asked.status == status
@@ -176,8 +172,8 @@ def test_errors_of_the_service_are_passed_on_and_not_recorded(
     assert box.turns == 1, "the repeat belongs to the turn that has ended"
 
 
-def test_service_that_is_down(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox(), upstream="http://127.0.0.1:9")
+def test_service_that_is_down(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(), upstream="http://127.0.0.1:9")
     asked = bench.ask(box, chat("go"))
     assert b"cannot be reached" in asked.reply()
     assert asked.status == 502
@@ -185,11 +181,11 @@ def test_service_that_is_down(bench: Bench, coordinator: Coordinator) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
-def test_stream_that_breaks_off_is_seen_to(bench: Bench, coordinator: Coordinator, sent: int) -> None:
+def test_stream_that_breaks_off_is_seen_to(bench: Bench, proxy: ModelProxy, sent: int) -> None:
     """Even after its closing event: what is not recorded must not be acted on."""
     bench.model.plan = Plan(break_after=sent)
     bench.model.plan.answer.set()
-    box = bench.serve(coordinator, FakeBox())
+    box = bench.serve(proxy, FakeBox())
     asked = bench.ask(box, chat("go", stream=True))
     with pytest.raises(Exception, match=r"incomplete chunked read|peer closed"):
         asked.reply()
@@ -199,8 +195,8 @@ def test_stream_that_breaks_off_is_seen_to(bench: Bench, coordinator: Coordinato
     assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(2, ""))
 
 
-def test_eight_sandboxes_at_once(bench: Bench, coordinator: Coordinator) -> None:
-    boxes = [bench.serve(coordinator, FakeBox(f"box{n}", instant=False)) for n in range(8)]
+def test_eight_sandboxes_at_once(bench: Bench, proxy: ModelProxy) -> None:
+    boxes = [bench.serve(proxy, FakeBox(f"box{n}", instant=False)) for n in range(8)]
     for turn in range(1, 4):
         talk = [text for past in range(1, turn) for text in (f"task {past}", f"step {past}")]
         asked = {box.name: bench.ask(box, chat(box.name, *talk[1:], f"task {turn}")) for box in boxes}

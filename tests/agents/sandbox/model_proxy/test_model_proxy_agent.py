@@ -1,4 +1,4 @@
-"""The coding agent of the examples, a real process with a real shell, behind the coordinator."""
+"""The coding agent of the examples, a real process with a real shell, behind the model proxy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from fake_turns import FakeBox
 from model_bench import Bench
 
-from windtunnel.agents.sandbox.live.model_proxy import Coordinator, Replayed
+from windtunnel.agents.sandbox.live.model_proxy import ModelProxy, Replayed
 
 AGENTS = Path(__file__).parents[4] / "examples" / "agents"
 
@@ -66,9 +66,9 @@ def agent(bench: Bench, box: FakeBox) -> str:
 
 
 def test_agent_ends_its_turns_and_is_replayed(
-    bench: Bench, coordinator: Coordinator, scripted: Any, tmp_path: Path
+    bench: Bench, proxy: ModelProxy, scripted: Any, tmp_path: Path
 ) -> None:
-    box = bench.serve(coordinator, FakeBox(), upstream=f"http://127.0.0.1:{scripted.server_port}/v1")
+    box = bench.serve(proxy, FakeBox(), upstream=f"http://127.0.0.1:{scripted.server_port}/v1")
     told = agent(bench, box)
     assert told.splitlines()[-1] == "Done."
     assert f"one\n{tmp_path}\nyes\n[exit status 0]" in told
@@ -76,7 +76,7 @@ def test_agent_ends_its_turns_and_is_replayed(
     assert box.turns == 5
     assert scripted.asked == 5
     (tmp_path / "notes").unlink()
-    coordinator.restored(box.name, 0)
+    proxy.restored(box.name, 0)
     box.back_to(0)
     assert agent(bench, box) == told
     assert scripted.asked == 5, "the second life asked the model for nothing"

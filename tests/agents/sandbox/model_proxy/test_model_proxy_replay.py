@@ -14,8 +14,8 @@ from model_bench import Bench, chat, eventually, recorded
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     Conversation,
-    Coordinator,
     Failed,
+    ModelProxy,
     Replayed,
     TurnServed,
     conversation_file,
@@ -38,12 +38,10 @@ def next_request(replies: list[bytes], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_restored_sandbox_is_answered_byte_for_byte(
-    bench: Bench, coordinator: Coordinator, stream: bool
-) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_restored_sandbox_is_answered_byte_for_byte(bench: Bench, proxy: ModelProxy, stream: bool) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 4, stream=stream)
-    coordinator.restored(box.name, 2)
+    proxy.restored(box.name, 2)
     box.back_to(2)
     again = bench.ask(box, next_request(replies[:1], stream=stream))
     assert again.reply() == replies[1], "the reply to the request that the checkpoint had in flight"
@@ -57,10 +55,10 @@ def test_restored_sandbox_is_answered_byte_for_byte(
     assert len(bench.told(Replayed)) == 2
 
 
-def test_replayed_reply_waits_for_the_new_checkpoint(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_replayed_reply_waits_for_the_new_checkpoint(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 2)
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     box.back_to(1)
     box.instant = False
     again = bench.ask(box, next_request(replies[:1]))
@@ -71,18 +69,18 @@ def test_replayed_reply_waits_for_the_new_checkpoint(bench: Bench, coordinator: 
     assert len(bench.model.calls) == 2
 
 
-def test_other_request_after_a_restore_asks_the_model(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_other_request_after_a_restore_asks_the_model(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 3)
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     assert bench.ask(box, next_request([b"something else"])).reply() == answer(4, PATH)
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     assert bench.ask(box, next_request(replies[:1])).reply() == replies[1], "the old branch is still known"
     assert bench.ask(box, next_request([b"something else"])).reply() == answer(4, PATH)
 
 
-def test_volatile_fields_do_not_make_another_request(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_volatile_fields_do_not_make_another_request(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     one = {
         "model": "big",
         "system": [
@@ -104,33 +102,33 @@ def test_volatile_fields_do_not_make_another_request(bench: Bench, coordinator: 
         "metadata": {"user_id": "b"},
     }
     reply = bench.ask(box, one, "/v1/messages?beta=true").reply()
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     assert bench.ask(box, two, "/v1/messages?beta=true").reply() == reply
     assert len(bench.model.calls) == 1
 
 
-def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, coordinator: Coordinator) -> None:
+def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: ModelProxy) -> None:
     bench.model.plan.events = threading.Semaphore(1)
-    box = bench.serve(coordinator, FakeBox())
+    box = bench.serve(proxy, FakeBox())
     first = bench.ask(box, chat("go", stream=True))
     first.until(events(1, PATH)[0])
     first.leave.set()
     bench.model.plan.events.release(2)
     first.join(20)
     eventually(lambda: recorded(bench, box) == [200])
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(1, PATH))
     assert len(bench.model.calls) == 1
 
 
-def test_repeat_attaches_to_the_request_under_way(bench: Bench, coordinator: Coordinator) -> None:
+def test_repeat_attaches_to_the_request_under_way(bench: Bench, proxy: ModelProxy) -> None:
     bench.model.plan.events = threading.Semaphore(1)
-    box = bench.serve(coordinator, FakeBox())
+    box = bench.serve(proxy, FakeBox())
     first = bench.ask(box, chat("go", stream=True))
     first.until(events(1, PATH)[0])
     second = bench.ask(box, chat("go", stream=True))
     second.until(events(1, PATH)[0])
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     third = bench.ask(box, chat("go", stream=True))
     third.until(events(1, PATH)[0])
     bench.model.plan.events.release(2)
@@ -140,19 +138,19 @@ def test_repeat_attaches_to_the_request_under_way(bench: Bench, coordinator: Coo
     assert [event.attached for event in bench.told(Replayed)] == [True, True]
 
 
-def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     two = [bench.ask(box, chat("go")).reply() for _ in range(2)]
     assert two == [answer(1, PATH), answer(2, PATH)]
-    coordinator.restored(box.name, 0)
+    proxy.restored(box.name, 0)
     assert [bench.ask(box, chat("go")).reply() for _ in range(3)] == [*two, answer(3, PATH)]
 
 
-def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox(instant=False))
+def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
     dying = bench.ask(box, chat("go"))
     assert box.pending(1).promoted.wait(20)
-    coordinator.restored(box.name, 0)
+    proxy.restored(box.name, 0)
     box.back_to(0)
     dying.reply()
     assert "restored meanwhile" in dying.headers["x-windtunnel-checkpoint"]
@@ -165,66 +163,66 @@ def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, coordina
     again.reply()
 
 
-def test_rollback_on_purpose_asks_anew(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_rollback_on_purpose_asks_anew(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 4)
-    coordinator.rolled_back(box.name, 2)
+    proxy.rolled_back(box.name, 2)
     box.back_to(2)
     assert bench.ask(box, next_request([])).reply() == replies[0], "before the turn: as it was"
     other = bench.ask(box, next_request(replies[:1])).reply()
     assert other == answer(5, PATH)
-    coordinator.restored(box.name, 2)
+    proxy.restored(box.name, 2)
     assert bench.ask(box, next_request(replies[:1])).reply() == other, (
         "a crash later returns to the new branch"
     )
     assert len(bench.model.calls) == 5
 
 
-def test_rollback_that_fast_forwards(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_rollback_that_fast_forwards(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 4)
-    coordinator.rolled_back(box.name, 2, fast_forward=True)
+    proxy.rolled_back(box.name, 2, fast_forward=True)
     assert talk(bench, box, 4) == replies
     assert len(bench.model.calls) == 4
 
 
-def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, coordinator: Coordinator) -> None:
+def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, proxy: ModelProxy) -> None:
     bench.model.plan.answer.clear()
-    box = bench.serve(coordinator, FakeBox())
+    box = bench.serve(proxy, FakeBox())
     old = bench.ask(box, chat("go"))
     bench.model.wait_for(1)
     eventually(lambda: box.turns == 1)
-    coordinator.rolled_back(box.name, 1)
+    proxy.rolled_back(box.name, 1)
     new = bench.ask(box, chat("go"))
     bench.model.wait_for(2)
     bench.model.plan.answer.set()
     assert {old.reply(), new.reply()} == {answer(1, PATH), answer(2, PATH)}
-    coordinator.restored(box.name, 1)
+    proxy.restored(box.name, 1)
     assert bench.ask(box, chat("go")).reply() == new.reply()
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
-def test_forks_share_what_was_said_before(bench: Bench, coordinator: Coordinator, fast_forward: bool) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_forks_share_what_was_said_before(bench: Bench, proxy: ModelProxy, fast_forward: bool) -> None:
+    box = bench.serve(proxy, FakeBox())
     replies = talk(bench, box, 3)
     fork = FakeBox("fork")
     fork.back_to(2)
-    coordinator.forked(box.name, fork.name, 2, fast_forward=fast_forward)
-    bench.serve(coordinator, fork)
+    proxy.forked(box.name, fork.name, 2, fast_forward=fast_forward)
+    bench.serve(proxy, fork)
     got = bench.ask(fork, next_request(replies[:1])).reply()
     assert got == (replies[1] if fast_forward else answer(4, PATH))
     assert bench.ask(fork, next_request([])).reply() == replies[0]
-    coordinator.restored(box.name, 2)
+    proxy.restored(box.name, 2)
     assert bench.ask(box, next_request(replies[:1])).reply() == replies[1], "the source has its own record"
 
 
-def test_record_outlives_the_coordinator(bench: Bench) -> None:
-    before = bench.coordinator()
+def test_record_outlives_the_proxy(bench: Bench) -> None:
+    before = bench.proxy()
     box = bench.serve(before, FakeBox())
     replies = talk(bench, box, 3)
     before.close()
-    bench.coordinators.remove(before)
-    after = bench.coordinator()
+    bench.proxies.remove(before)
+    after = bench.proxy()
     after.restored(box.name, 2)
     bench.serve(after, box)
     assert bench.ask(box, next_request(replies[:1])).reply() == replies[1]
@@ -234,8 +232,8 @@ def test_record_outlives_the_coordinator(bench: Bench) -> None:
     assert box.turns == turns, "which loop is the main one is remembered"
 
 
-def test_keys_are_neither_recorded_nor_told(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_keys_are_neither_recorded_nor_told(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     secret = {"authorization": "Bearer hidden-key-1", "x-api-key": "hidden-key-2"}
     bench.ask(box, chat("go"), **secret).reply()
     bench.model.plan = Plan(break_after=0)
@@ -250,10 +248,10 @@ def test_keys_are_neither_recorded_nor_told(bench: Bench, coordinator: Coordinat
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
 
 
-def test_record_holds_each_message_once(bench: Bench, coordinator: Coordinator) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_record_holds_each_message_once(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     talk(bench, box, 5)
-    coordinator.forget(box.name)
+    proxy.forget(box.name)
     conversation = Conversation(conversation_file(bench.home, box.name))
     entries = conversation.entries()
     asked = conversation.asked(entries[-1].request)
@@ -265,10 +263,8 @@ def test_record_holds_each_message_once(bench: Bench, coordinator: Coordinator) 
     conversation.close()
 
 
-def test_record_that_cannot_be_written_does_not_stop_the_agent(
-    bench: Bench, coordinator: Coordinator
-) -> None:
-    box = bench.serve(coordinator, FakeBox())
+def test_record_that_cannot_be_written_does_not_stop_the_agent(bench: Bench, proxy: ModelProxy) -> None:
+    box = bench.serve(proxy, FakeBox())
     with sqlite3.connect(conversation_file(bench.home, box.name)) as file:
         file.execute("DROP TABLE records")
     assert bench.ask(box, chat("go")).reply() == answer(1, PATH)
@@ -276,8 +272,8 @@ def test_record_that_cannot_be_written_does_not_stop_the_agent(
 
 
 def test_reply_larger_than_the_bound_is_refused(bench: Bench) -> None:
-    coordinator = bench.coordinator(bounds=Bounds(reply=10, ending=1.0))
-    box = bench.serve(coordinator, FakeBox())
+    proxy = bench.proxy(bounds=Bounds(reply=10, ending=1.0))
+    box = bench.serve(proxy, FakeBox())
     with pytest.raises(Exception, match=r"closed|incomplete|larger"):
         bench.ask(box, chat("go")).reply()
     assert any("larger than 10 bytes" in event.what for event in bench.told(Failed))
