@@ -76,15 +76,15 @@ def checked(host: Any) -> None:
     """What must hold after every fault: nothing stands still, each checkpoint has all its parts, and a
     collection leaves nothing to collect."""
     assert frozen(host.home.path) == []
-    manifests, _ = host.parts.manifests.all()
+    manifests, _ = host.context.manifests.all()
     host.gc()
     report = host.gc(dry_run=True)
     assert report.leftovers == (), report
     assert list((host.home.path / "dumps").glob("*")) == []
-    left, _ = host.parts.manifests.all()
+    left, _ = host.context.manifests.all()
     assert {one.id for one in left} >= {info.tip for info in host.boxes()} - {""}
     assert len(left) <= len(manifests)
-    snapshots, images = set(host.parts.pool.snapshots()), set(host.parts.pages.ids())
+    snapshots, images = set(host.context.pool.snapshots()), set(host.context.pages.ids())
     of_files = {one.files.id for one in left if one.files}
     of_images = {one.image.id for one in left if one.image}
     # an id that is needed keeps both parts of that name

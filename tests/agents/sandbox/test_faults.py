@@ -45,7 +45,7 @@ def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(own_home: Path) -> No
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
         assert box.run(COUNT).stdout == b"1\n"
-        root = host.parts.pool.mount("a")
+        root = host.context.pool.mount("a")
         filling = fill(root / "workspace")
         with pytest.raises(SandboxError, match="full"):
             for _ in range(50):
@@ -158,7 +158,7 @@ def test_damaged_manifests(own_home: Path) -> None:
         with pytest.raises(Exception, match=ids[0]):
             box.rollback(ids[0])
         host.gc()
-        assert {ids[0], ids[1], ids[2]} <= set(host.parts.pool.snapshots())
+        assert {ids[0], ids[1], ids[2]} <= set(host.context.pool.snapshots())
         box.restore()
         assert box.run("echo $X; cat /workspace/f").stdout == b"2\n2\n"
         assert "b" not in {info.name for info in host.boxes()}
@@ -171,7 +171,7 @@ def test_damaged_manifests(own_home: Path) -> None:
 @pytest.fixture
 def misbehaving(host: Any, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """From the call on, the host's CRIU runs some lines of shell first; it is itself again after the test."""
-    parts, real = host.parts, host.parts.criu
+    parts, real = host.context, host.context.criu
 
     def misbehave(lines: str) -> None:
         path = wrapped_criu(tmp_path, real.path, lines)
@@ -190,16 +190,16 @@ def test_criu_killed_in_the_middle_of_a_dump(
     good = box.tip
     misbehaving('setsid sleep 0.02 & $real "$@" & c=$!; sleep 0.005; kill -9 $c; kill -9 $$')
     turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
-    manifest = host.parts.manifests.load(box.tip)
+    manifest = host.context.manifests.load(box.tip)
     assert manifest.files is not None and manifest.image is None
     assert manifest.covered == ("files", "state of shell main")
     assert manifest.not_covered[0].startswith("processes and their memory: ")
     assert any("no image of the processes" in event.detail for event in events)
     assert frozen(host.home.path) == [] and box.info().status == "running"
-    object.__setattr__(host.parts, "criu", type(host.parts.criu)(_real(), host.parts.criu.version))
+    object.__setattr__(host.context, "criu", type(host.context.criu)(_real(), host.context.criu.version))
     line = turn(box, "true")
     assert (line.turn_class is TurnClass.FULL and "holds no process image" in line.reasons[0]) or line.reasons
-    assert host.parts.manifests.load(box.tip).image is not None
+    assert host.context.manifests.load(box.tip).image is not None
     assert box.run(COUNT).stdout == b"2\n"
     box.rollback(good)
     assert box.run(f"echo $X; {COUNT}").stdout == b"1\n1\n"
@@ -283,7 +283,7 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
         "cd /tmp; X=1; python3 /workspace/odd.py </dev/null >/dev/null 2>&1 & "
         "until [ -e /workspace/up ]; do sleep 0.01; done",
     )
-    manifest = host.parts.manifests.load(box.tip)
+    manifest = host.context.manifests.load(box.tip)
     assert manifest.image is None
     assert "odd.py" in manifest.not_covered[0] and "73 MB" in manifest.not_covered[0], manifest.not_covered
     # a turn that does nothing does not make a checkpoint without processes look whole
@@ -296,7 +296,7 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
     assert box.run("pwd; echo $X; ls /workspace").stdout == b"/tmp\n1\nodd.py\nup\n"
     assert any("sleep 98765" in line for line in box.info().processes)
     turn(box, "true")
-    manifest = host.parts.manifests.load(box.tip)
+    manifest = host.context.manifests.load(box.tip)
     assert manifest.image is not None and "sleep 98765" in " ".join(manifest.image.processes)
     assert not any("memory" in words for words in manifest.not_covered)
     checked(host)
@@ -388,7 +388,7 @@ def test_large_sparse_deleted_and_shared(make: Callable[..., Any], host: Any) ->
         "exec 9<> /workspace/gone; echo held >&9; rm /workspace/gone",
     )
     turn(box, "head -c 30M /dev/urandom > /dev/shm/a; sum=$(md5sum < /dev/shm/a)")
-    manifest = host.parts.manifests.load(box.tip)
+    manifest = host.context.manifests.load(box.tip)
     assert manifest.image is not None, manifest.not_covered
     box.restore()
     shown = box.run(

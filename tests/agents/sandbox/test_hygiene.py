@@ -43,7 +43,7 @@ from windtunnel.base import atomic
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
-Pool, Pages, Manifests = type(host.parts.pool), type(host.parts.pages), type(host.parts.manifests)
+Pool, Pages, Manifests = type(host.context.pool), type(host.context.pages), type(host.context.manifests)
 if setup:
     box = host.create(Spec(name))
     box.run(setup)
@@ -116,7 +116,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"2\n2\n1\n"
         turn(box, "X=3")
         newer = box.tip
-        assert host.parts.manifests.load(newer).image is not None, host.parts.manifests.load(newer)
+        assert host.context.manifests.load(newer).image is not None, host.context.manifests.load(newer)
         box.restore()
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"3\n2\n2\n"
         box.rollback(good)
@@ -232,9 +232,9 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
                 box.rollback(pinned)
         newest = [manifest.id for manifest in box.log()[0] if manifest.box == "a"][-3:]
         told = host.gc(dry_run=True)
-        before = {manifest.id for manifest in host.parts.manifests.all()[0]}
+        before = {manifest.id for manifest in host.context.manifests.all()[0]}
         done = host.gc()
-        after = {manifest.id for manifest in host.parts.manifests.all()[0]}
+        after = {manifest.id for manifest in host.context.manifests.all()[0]}
         assert set(told.checkpoints) == set(done.checkpoints) == before - after
         assert {labelled, pinned, box.tip, *newest} <= after
         assert fork is not None
@@ -430,7 +430,7 @@ def test_a_collection_spares_what_is_being_made(
     """A checkpoint that begins and ends in the middle of a collection keeps all of its parts."""
     box = make()
     turn(box, f"{COUNTER}; X=1")
-    pool = type(host.parts.pool)
+    pool = type(host.context.pool)
     collect = pool.collect
 
     def late(self: Any, *given: Any) -> Any:

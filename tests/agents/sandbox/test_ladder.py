@@ -58,7 +58,7 @@ def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
         for command, weakest in TURNS:
             line = turn(box, command)
             assert line.turn_class >= weakest, (command, line)
-        manifest = host.parts.manifests.load(box.tip)
+        manifest = host.context.manifests.load(box.tip)
         assert manifest.files is not None and manifest.files.kind == pool
         assert manifest.covered[0] == "files" and manifest.covered[-1] == "state of shell main"
         if criu:
@@ -107,16 +107,16 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"1\n"
         assert turn(box, "X=2").turn_class is TurnClass.FULL
-        weak = host.parts.manifests.load(box.tip)
+        weak = host.context.manifests.load(box.tip)
         assert weak.image is None and "processes and their memory" in weak.not_covered[0]
         turn(box, "X=3")
-        weak = host.parts.manifests.load(box.tip)
+        weak = host.context.manifests.load(box.tip)
         assert weak.image is None and "processes and their memory" in weak.not_covered[0]
     with Host(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"2\n"
         assert turn(box, "true").turn_class is TurnClass.FULL
-        manifest = host.parts.manifests.load(box.tip)
+        manifest = host.context.manifests.load(box.tip)
         assert manifest.image is not None and manifest.not_covered == whole_words(host, whole)
         dies(box)
         box.restore()
@@ -126,14 +126,14 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         assert box.run("echo $X").stdout == b"3\n"
         # what runs now is not the image's: the next turn has to keep it
         turn(box, COUNTER)
-        assert host.parts.manifests.load(box.tip).image is not None
+        assert host.context.manifests.load(box.tip).image is not None
         box.rollback(whole)
         assert box.run(f"echo $X; {COUNT}").stdout == b"1\n1\n"
         checked(host)
 
 
 def whole_words(host: Any, checkpoint: str) -> tuple[str, ...]:
-    return tuple(host.parts.manifests.load(checkpoint).not_covered)
+    return tuple(host.context.manifests.load(checkpoint).not_covered)
 
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch:
     monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
     told: list[Any] = []
     with hosts.Host(own_home, on_event=told.append) as host:
-        assert host.parts.pool.kind == "copy" and host.parts.criu is None
+        assert host.context.pool.kind == "copy" and host.context.criu is None
         box = host.create(Spec("a"))
         assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
         box.restore()

@@ -75,7 +75,7 @@ def calibrate(
     with _own_host(home) as host:
         basics = _basics(host, repeats, progress)
         seen = _sizes(host, grid, repeats, basics, progress)
-        pool, inspector = host.parts.pool.kind, host.parts.inspector
+        pool, inspector = host.context.pool.kind, host.context.inspector
     costs, errors = fitted(basics, seen)
     profile = Profile(
         costs=costs,

@@ -26,11 +26,11 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     """
     from windtunnel.agents.sandbox.live.criu import doctor as examine
     from windtunnel.agents.sandbox.live.criu import ladder
-    from windtunnel.agents.sandbox.live.leftovers import remains
     from windtunnel.agents.sandbox.live.place import Home
+    from windtunnel.agents.sandbox.live.record import leftovers
 
     found = examine()
-    left = remains(Home(home_of(context))) if "://" not in (context.obj or "") else []
+    left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
     if as_json:
         print_json({"facilities": found, "leftovers": left})
         return

@@ -345,7 +345,7 @@ def tidy(home: Path) -> None:
             host.remove(box.name)
         host.gc()
         assert not any(group.pids() for group in groups)
-        assert host.parts.pool.snapshots() == []
+        assert host.context.pool.snapshots() == []
     at = Home(home)
     assert list(at.boxes.iterdir()) == []
     assert list((at.pool / "live").iterdir()) == []

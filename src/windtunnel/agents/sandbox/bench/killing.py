@@ -176,7 +176,7 @@ class _Run:
 
     def _damage(self) -> list[str]:
         """Manifests that cannot be read, and images of this sandbox with damaged pages."""
-        parts = self.host.parts
+        parts = self.host.context
         manifests, problems = parts.manifests.all()
         if problems:
             # a sandbox beside this one may just have been removed

@@ -79,12 +79,12 @@ class Runc:
 @contextlib.contextmanager
 def _container(program: Path, home: Path, host: Host) -> Iterator[Runc]:
     """A container on a root of the host's pool, whose server answers; removed at the end."""
-    assert host.parts.criu is not None
+    assert host.context.criu is not None
     folder = home / "runc"
     (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "criu").symlink_to(host.parts.criu.path)
+    (folder / "bin" / "criu").symlink_to(host.context.criu.path)
     runc = Runc(program, folder, {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"})
-    pool, root_name = host.parts.pool, "runc"
+    pool, root_name = host.context.pool, "runc"
     pool.create(root_name, pool.import_image("host"))
     try:
         root = pool.mount(root_name)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.checkpoint import quiesce
 from windtunnel.agents.sandbox.live.context import SandboxDied
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.machine import MachineError
-from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.model import Manifest, Spec, Turn, TurnResult
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
@@ -84,7 +84,7 @@ class Seat:
     def watch(self) -> Observation:
         """All that can be seen from the host without running anything inside, for the referee."""
         machine = self.box.machine()
-        settle(machine.shells())
+        quiesce(machine.shells())
         pids = {pid: _command(pid) for pid in machine.cgroup.pids()}
         seen = observe(
             self,

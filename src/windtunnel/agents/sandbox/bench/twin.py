@@ -50,7 +50,7 @@ def _observed(home: Path, policy: PolicyName, traces: Sequence[Trace]) -> Observ
     with opened(home, policy=policy) as host:
         jobs = [partial(_recorded, host, trace, start) for trace in traces]
         boxes = side_by_side(jobs, len(traces), start.give_up)
-        workers = host.parts.engine.workers
+        workers = host.context.engine.workers
     return ObservedRun(os.cpu_count() or 1, workers, policy, tuple(boxes))
 
 

@@ -21,12 +21,11 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from windtunnel.agents.sandbox.live import record as records
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, take
-from windtunnel.agents.sandbox.live.context import Parts, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
+from windtunnel.agents.sandbox.live.context import Context, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import TurnLog, new_id
 from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
-from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
 from windtunnel.agents.sandbox.model import (
@@ -50,16 +49,16 @@ from windtunnel.base.errors import UserError
 class Box:
     """A sandbox of a host. Made by ``Host``; every method may be called from any thread."""
 
-    def __init__(self, parts: Parts, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
-        self._parts = parts
+    def __init__(self, context: Context, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
+        self._context = context
         self._record = record
         self._machine = machine
         self._doubt = doubt
-        self._decider = parts.decider(record.spec.name)
+        self._decider = context.decider(record.spec.name)
         self._lock = threading.RLock()
         self._pending: Pending | None = None
-        self._tip: Manifest | None = parts.manifests.load(record.tip) if record.tip else None
-        self._log = TurnLog(parts.home.box(record.spec.name) / "turns.jsonl")
+        self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
+        self._log = TurnLog(context.home.box(record.spec.name) / "turns.jsonl")
         self._turn_began = 0.0
 
     # --- what it is
@@ -140,7 +139,7 @@ class Box:
         # not under the lock: an agent that runs in this command ends its turns through the model proxy
         result = machine.run(text, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
         if result.ended == "sandbox-died":
-            self._parts.report(Event("died", self.name, text[:80]))
+            self._context.report(Event("died", self.name, text[:80]))
         return result
 
     def put(self, path: str, data: bytes | BinaryIO, mode: int = 0o644) -> None:
@@ -150,8 +149,8 @@ class Box:
             machine = self.machine()
             self._begin()
             machine.put(path, data, mode)
-            if self._parts.inspector is not None:
-                self._parts.inspector.touched(self.name, path)
+            if self._context.inspector is not None:
+                self._context.inspector.touched(self.name, path)
 
     def get(self, path: str) -> bytes:
         """The bytes of a regular file of the sandbox; links are followed inside of it only."""
@@ -202,7 +201,7 @@ class Box:
                     request=request,
                 )
                 self._log.append(turn)
-                self._parts.report(
+                self._context.report(
                     Event("turn", self.name, f"{number}: {keep.turn_class.word}", turn.seconds)
                 )
                 return turn
@@ -218,7 +217,7 @@ class Box:
                         line(None, f"checkpoint failed: {error}")
                     raise
 
-            self._pending = self._parts.engine.submit(self.name, work, urgent=urgent)
+            self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
 
     def wait(self, timeout: float | None = None) -> None:
@@ -262,7 +261,7 @@ class Box:
                 made = manifest.id if manifest else ""
                 return Turn(number, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
 
-            self._parts.engine.submit(self.name, work, urgent=True).wait()
+            self._context.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
             return self._tip
 
@@ -277,11 +276,11 @@ class Box:
     def _instead(self, damaged: Manifest) -> str:
         """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
         known = {manifest.id: manifest for manifest in self.log()[0]}
-        snapshots = set(self._parts.pool.snapshots())
+        snapshots = set(self._context.pool.snapshots())
         at = known.get(damaged.parent or "")
         while at is not None:
             whole = at.files is not None and at.files.id in snapshots
-            if whole and (at.image is None or not self._parts.pages.verify(at.image.id)):
+            if whole and (at.image is None or not self._context.pages.verify(at.image.id)):
                 return f"checkpoint {at.id}, from turn {at.turn}, is whole"
             at = known.get(at.parent or "")
         return "no checkpoint before it is whole"
@@ -301,21 +300,21 @@ class Box:
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
             self.halt()
-            self._parts.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
+            self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
-                machine, report = bring_back(self._parts, self._decider, self.spec, manifest, lazy=lazy)
+                machine, report = bring_back(self._context, self._decider, self.spec, manifest, lazy=lazy)
             except SandboxError as error:
                 self._save(status="dead", pid=0, started=0)
                 raise SandboxError(f"{error}; {self._instead(manifest)}") from error
             if manifest.box != self.name:
                 machine.freshen(self.spec.hostname or self.name)
             self.adopt(machine, manifest)
-            self._parts.report(Event("restored", self.name, manifest.id, report.seconds))
+            self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report
 
     def log(self) -> tuple[list[Manifest], list[Turn]]:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
-        found, _ = self._parts.manifests.all()
+        found, _ = self._context.manifests.all()
         known = {manifest.id: manifest for manifest in found}
         chain = {manifest.id for manifest in found if manifest.box == self.name}
         for start in (*chain, self._record.base):
@@ -336,7 +335,7 @@ class Box:
         second = self._own(newer) if newer else None
         if first.files is None or (second is not None and second.files is None):
             raise UserError(f"diff: checkpoint {older if first.files is None else newer} holds no files")
-        pool = self._parts.pool
+        pool = self._context.pool
         if second is None:
             files = pool.changed(first.files.id, None, box=self.name)
             after = list(self.machine().commands())
@@ -356,19 +355,19 @@ class Box:
                 self._gate()
             self.halt()
             self._save(status="stopped", pid=0, started=0)
-            self._parts.report(Event("stopped", self.name))
+            self._context.report(Event("stopped", self.name))
 
     # --- for the host
 
     def halt(self) -> None:
         """Kill whatever is left of it, and let go of its root."""
-        if self._parts.inspector is not None:
-            self._parts.inspector.unwatch(self.name)
+        if self._context.inspector is not None:
+            self._context.inspector.unwatch(self.name)
         machine, self._machine = self._machine, None
         if machine is not None:
             machine.stop()
-        Machine.clear(self._parts.home, self.name)
-        self._parts.pool.unmount(self.name)
+        Machine.clear(self._context.home, self.name)
+        self._context.pool.unmount(self.name)
 
     def adopt(self, machine: Machine, manifest: Manifest | None, *, doubt: str = "") -> None:
         """Go on with ``machine``, which is in the state of ``manifest``."""
@@ -386,14 +385,14 @@ class Box:
             turns=manifest.turn if manifest else self._record.turns,
         )
         self.watch()
-        self._parts.proxy.serve(self, self.spec, machine.externals.netns)
+        self._context.proxy.serve(self, self.spec, machine.externals.netns)
 
     def watch(self) -> None:
         """Have the inspector look at it from now on; what was before is covered by the newest checkpoint."""
-        inspector, machine = self._parts.inspector, self._machine
+        inspector, machine = self._context.inspector, self._machine
         if inspector is None or machine is None:
             return
-        pool, name = self._parts.pool, self.name
+        pool, name = self._context.pool, self.name
         inspector.watch(
             name,
             cgroup=machine.cgroup.path,
@@ -419,14 +418,14 @@ class Box:
         try:
             pending.wait()
         except (SandboxError, *FAULTS) as error:
-            self._parts.report(Event("failed", self.name, str(error)))
+            self._context.report(Event("failed", self.name, str(error)))
 
     def _begin(self) -> None:
         if not self._turn_began:
             self._turn_began = time.time()
 
     def _own(self, checkpoint: str) -> Manifest:
-        manifest = self._parts.manifests.find(checkpoint)
+        manifest = self._context.manifests.find(checkpoint)
         if manifest.id not in {one.id for one in self.log()[0]}:
             raise UserError(
                 f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
@@ -444,9 +443,9 @@ class Box:
         most: TurnClass = TurnClass.FULL,
     ) -> Look:
         """What the policy has to know; what the sandbox did, only where the answer can depend on it."""
-        parts, tip = self._parts, self._tip
+        context, tip = self._context, self._tip
         image = tip.image if tip else None
-        reads = parts.policy in READS_EFFECTS and tip is not None and not full
+        reads = context.policy in READS_EFFECTS and tip is not None and not full
         return Look(
             occasion=occasion,
             effects=self._effects(machine, tip, occasion) if reads and tip is not None else None,
@@ -456,22 +455,22 @@ class Box:
             has_parent=tip is not None,
             has_files=tip is not None and tip.files is not None,
             has_image=image is not None,
-            images_possible=parts.criu is not None,
-            no_images=parts.no_images,
+            images_possible=context.criu is not None,
+            no_images=context.no_images,
             full=full,
             named=named,
             most=most,
             memory=machine.cgroup.usage()[1],
             processes=len(machine.cgroup.pids()),
-            rules=parts.rules,
+            rules=context.rules,
         )
 
     def _effects(self, machine: Machine, tip: Manifest, occasion: Occasion) -> Effects:
-        busy = () if occasion is Occasion.FROZEN else settle(machine.shells())
+        busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
         effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
-        if self._parts.inspector is not None:
+        if self._context.inspector is not None:
             try:
-                effects = self._parts.inspector.effects(self.name)
+                effects = self._context.inspector.effects(self.name)
             except FAULTS as error:
                 effects = Effects(doubts=(Doubt(Part.PROCESSES, f"the inspector failed: {error}"),))
         doubts = (Doubt(Part.PROCESSES, self._doubt),) if self._doubt else ()
@@ -506,18 +505,18 @@ class Box:
             label=label,
             pinned=pin,
         )
-        self._parts.in_use.append(order.id)
+        self._context.in_use.append(order.id)
         try:
-            manifest = take(self._parts, machine, order)
+            manifest = take(self._context, machine, order)
         except SandboxError as error:
             self._doubt = f"the last checkpoint failed: {error}"
             raise
         finally:
-            self._parts.in_use.remove(order.id)
+            self._context.in_use.remove(order.id)
         self._doubt = ""
         self._tip = manifest
         self._save(tip=manifest.id)
-        self._parts.report(
+        self._context.report(
             Event(
                 "checkpoint", self.name, f"{manifest.id} {manifest.turn_class.word}", manifest.total_seconds
             )
@@ -527,7 +526,7 @@ class Box:
     def _save(self, **changes: object) -> None:
         self._record = replace(self._record, **changes)  # type: ignore[arg-type]
         try:
-            records.write(self._parts.home.box(self.name), self._record)
+            records.write(self._context.home.box(self.name), self._record)
         except OSError as error:
             raise SandboxError(
                 f"the record of sandbox {self.name} could not be written: {error.strerror}"

@@ -1,15 +1,26 @@
-"""On which rungs of the ladder a host of root's stands, and what it lacks, in words.
+"""What a host can do, and what it lacks, in words.
 
-Snapshots or copies of files, process images or none, and three ways to look at a turn: whatever is missing,
-a host opens with the next rung below, and says so once.
+Snapshots or copies of files, process images or none, and three ways to look at a turn: whatever is missing to
+root, a host opens with what is next below, and says so once. An ordinary user's host copies, compares, and
+has no process images.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 from windtunnel.agents.sandbox.live.criu import Criu
+from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.files import Pool, loop
 from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
+from windtunnel.agents.sandbox.live.machine import Group, rootless
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base.errors import UserError
+
+NO_IMAGES = "they are not kept without root"
+"""Why an ordinary user's host keeps no processes."""
 
 
 def inspector_for(kind: str, pool: Pool) -> Inspector:
@@ -39,3 +50,31 @@ def lacking(
     if best_inspector and inspector is not None and inspector.kind != "ebpf":
         words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
     return words
+
+
+def admit(home: Home, pool_kind: str, inspector_kind: str) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``, or not of these kinds."""
+    rootless.demand()
+    for what, kind, accepted in (
+        ("pool", pool_kind, ("auto", "copy")),
+        ("inspector", inspector_kind, ("auto",)),
+    ):
+        if kind not in accepted:
+            raise UserError(
+                f"sandbox: {what} kind {kind!r} is not accepted without root; use {' or '.join(accepted)}"
+            )
+    nearest = home.path
+    while not os.path.exists(nearest):  # false, too, where this user may not look
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK | os.X_OK) or (
+        nearest == home.path and nearest.stat().st_uid != os.geteuid()
+    ):
+        raise UserError(
+            f"sandbox: home {home.path} cannot be used by user {os.geteuid()}; name a folder of your own "
+            "(WINDTUNNEL_SANDBOX_HOME)"
+        )
+
+
+def diff_inspector(home: Home, changed: Callable[[str], list[FileChange]]) -> DiffInspector:
+    """What judges turns without root. ``changed``: what differs from a sandbox's newest snapshot."""
+    return DiffInspector(lambda box: Group(home, box).pids(), changed)

@@ -18,19 +18,20 @@ processes one state.
 from __future__ import annotations
 
 import contextlib
+import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from windtunnel.agents.sandbox.live.context import Parts, SandboxError
+from windtunnel.agents.sandbox.live.context import Context, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.files import PoolError
 from windtunnel.agents.sandbox.live.inspect import InspectError
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
-from windtunnel.agents.sandbox.live.quiesce import settle
 from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
@@ -53,6 +54,8 @@ OUTSIDE = (
 FAULTS = (CriuError, PoolError, ObjectError, MachineError, InspectError, OSError)
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
+WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
+"""What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
 
 
 @dataclass(frozen=True)
@@ -91,40 +94,40 @@ def frozen(cgroup: Cgroup | Group) -> Iterator[_Freeze]:
         freeze.seconds = time.monotonic() - begin
 
 
-def take(parts: Parts, machine: Machine, order: Order) -> Manifest:
+def take(context: Context, machine: Machine, order: Order) -> Manifest:
     """Make the checkpoint that ``order`` asks for.
 
     A process that CRIU cannot dump does not stop the rest: files and shells are kept, and the manifest says
     what is not. Raises SandboxError when not even that was possible; nothing is left of the attempt then.
     """
     try:
-        return _take(parts, machine, order)
+        return _take(context, machine, order)
     except FAULTS as error:
-        drop_made(parts, order.id)
+        drop_made(context, order.id)
         raise SandboxError(f"checkpoint of sandbox {order.spec.name}: {error}") from error
 
 
-def _take(parts: Parts, machine: Machine, order: Order) -> Manifest:
+def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     begin = time.monotonic()
     name = order.spec.name
-    settle(machine.shells())
+    quiesce(machine.shells())
     shells = machine.shell_states()
     keep, parent = order.keep, order.parent
     files, image = (parent.files, parent.image) if parent else (None, None)
     freeze = 0.0
     if keep.made is TurnClass.FILES:
-        keep, files, freeze = _files(parts, machine, order)
+        keep, files, freeze = _files(context, machine, order)
     if keep.made is TurnClass.FULL:
         seen: dict[int, str] = {}
         try:
-            files, image, freeze = _full(parts, machine, order, seen)
+            files, image, freeze = _full(context, machine, order, seen)
         except CriuError as error:
-            parts.report(Event("failed", name, f"no image of the processes: {error}"))
+            context.report(Event("failed", name, f"no image of the processes: {error}"))
             gone = _ended(machine, seen)
             if gone:
-                parts.report(Event("failed", name, f"ended by the failed dump: {', '.join(gone)}"))
+                context.report(Event("failed", name, f"ended by the failed dump: {', '.join(gone)}"))
             keep = order.undumped(str(error))
-            keep, files, freeze = _files(parts, machine, replace(order, keep=keep))
+            keep, files, freeze = _files(context, machine, replace(order, keep=keep))
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
@@ -153,7 +156,7 @@ def _take(parts: Parts, machine: Machine, order: Order) -> Manifest:
         label=order.label,
         pinned=order.pinned,
     )
-    parts.manifests.write(manifest)
+    context.manifests.write(manifest)
     return manifest
 
 
@@ -168,25 +171,25 @@ def covered(
     return tuple(words)
 
 
-def drop_made(parts: Parts, checkpoint: str) -> None:
+def drop_made(context: Context, checkpoint: str) -> None:
     """Undo what a checkpoint that will not exist has made; what cannot be undone now is left for ``gc``."""
     try:
         # a manifest that is there but not surely on the disk must not outlive what it names
-        parts.manifests.remove(checkpoint)
+        context.manifests.remove(checkpoint)
     except FAULTS:
         return
     with contextlib.suppress(*FAULTS):
-        parts.pool.drop_snapshot(checkpoint)
+        context.pool.drop_snapshot(checkpoint)
     with contextlib.suppress(*FAULTS):
-        parts.pages.drop(checkpoint)
-    shutil.rmtree(parts.home.dump(checkpoint), ignore_errors=True)
+        context.pages.drop(checkpoint)
+    shutil.rmtree(context.home.dump(checkpoint), ignore_errors=True)
 
 
-def _files(parts: Parts, machine: Machine, order: Order) -> tuple[Keep, FilesPart | None, float]:
+def _files(context: Context, machine: Machine, order: Order) -> tuple[Keep, FilesPart | None, float]:
     """What is to be kept after all; where that is everything, nothing was made yet."""
     name, keep = order.spec.name, order.keep
     # what is written already goes to the disk now, so that the snapshot has little left to write
-    parts.pool.generation(name)
+    context.pool.generation(name)
     with frozen(machine.cgroup) as freeze:
         # what runs in the background may have gone on since the decision, and newer files of its making would
         # not fit the older image of it
@@ -194,19 +197,19 @@ def _files(parts: Parts, machine: Machine, order: Order) -> tuple[Keep, FilesPar
             keep = now
             if keep.made is TurnClass.FULL:
                 return keep, None, 0.0
-        parts.pool.snapshot(name, order.id)
-        if parts.inspector is not None:
-            parts.inspector.rebase(name, files=True, processes=False)
-    return keep, _synced(parts, order), freeze.seconds
+        context.pool.snapshot(name, order.id)
+        if context.inspector is not None:
+            context.inspector.rebase(name, files=True, processes=False)
+    return keep, _synced(context, order), freeze.seconds
 
 
 def _full(
-    parts: Parts, machine: Machine, order: Order, seen: dict[int, str]
+    context: Context, machine: Machine, order: Order, seen: dict[int, str]
 ) -> tuple[FilesPart, ImagePart, float]:
     """Raises CriuError when the processes cannot be dumped; nothing is left of the attempt then, and
     ``seen`` holds the processes that there were (host pid to words)."""
-    name, folder = order.spec.name, parts.home.dump(order.id)
-    criu, inspector = parts.criu, parts.inspector
+    name, folder = order.spec.name, context.home.dump(order.id)
+    criu, inspector = context.criu, context.inspector
     assert criu is not None
     folder.mkdir(parents=True)
     if inspector is not None:
@@ -214,7 +217,7 @@ def _full(
 
     def look() -> References:
         found = inspector.references(name) if inspector is not None else References()
-        parts.pool.snapshot(name, order.id)
+        context.pool.snapshot(name, order.id)
         return found
 
     try:
@@ -235,11 +238,11 @@ def _full(
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
     except CriuError:
-        drop_made(parts, order.id)
+        drop_made(context, order.id)
         raise
-    files = _synced(parts, order)
+    files = _synced(context, order)
     last = order.parent.image.id if order.parent and order.parent.image else ""
-    kept = parts.pages.keep(order.id, folder, like=last)
+    kept = context.pages.keep(order.id, folder, like=last)
     shutil.rmtree(folder, ignore_errors=True)
     image = ImagePart(
         id=order.id,
@@ -261,8 +264,32 @@ def _ended(machine: Machine, seen: Mapping[int, str]) -> list[str]:
     return [words for pid, words in sorted(seen.items()) if pid not in left]
 
 
-def _synced(parts: Parts, order: Order) -> FilesPart:
+def _synced(context: Context, order: Order) -> FilesPart:
     """The snapshot is on the disk, and what it added is known."""
-    parts.pool.sync(order.id)
+    context.pool.sync(order.id)
     before = order.parent.files.id if order.parent and order.parent.files else ""
-    return FilesPart(order.id, parts.pool.kind, parts.pool.bytes_new(order.id, before))
+    return FilesPart(order.id, context.pool.kind, context.pool.bytes_new(order.id, before))
+
+
+def quiesce(shells: Mapping[str, int], timeout: float = 0.25) -> tuple[str, ...]:
+    """Wait until shells (name to host pid) stand at their prompt; names of those that did not come to wait
+    for input in ``timeout`` seconds.
+
+    One that has answered may still be putting its descriptors back: what is read of it (or dumped) between
+    the answer and the next read would show descriptors that are none of the command's doing. Such a shell
+    needs microseconds; on a busy host, until it gets a CPU.
+    """
+    deadline = time.monotonic() + timeout
+    busy = dict(shells)
+    while True:
+        busy = {name: pid for name, pid in busy.items() if not _waits(pid)}
+        if not busy or time.monotonic() > deadline:
+            return tuple(sorted(busy))
+        time.sleep(0.0002)
+
+
+def _waits(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/syscall").read_bytes().startswith(WAITS)
+    except OSError:
+        return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.live.decisions import Decider
-from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
+from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
@@ -20,7 +20,7 @@ from windtunnel.base.errors import HostError
 
 
 @dataclass(frozen=True)
-class Parts:
+class Context:
     """What every operation on a sandbox needs; ``criu`` and ``inspector``: None where there is none."""
 
     home: Home
@@ -28,7 +28,7 @@ class Parts:
     pages: PageStore
     manifests: Manifests
     criu: Criu | None
-    inspector: Inspector | Onlooker | None
+    inspector: Inspector | DiffInspector | None
     engine: Engine
     rules: Rules
     retention: Retention

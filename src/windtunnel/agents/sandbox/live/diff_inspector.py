@@ -26,7 +26,7 @@ class _Watched:
     """Command line of each process when the last checkpoint was made."""
 
 
-class Onlooker:
+class DiffInspector:
     """Looks at any number of sandboxes; it has the methods of ``Inspector``.
 
     ``pids``: the processes of a sandbox now. ``changed``: what differs from its newest snapshot; PoolError

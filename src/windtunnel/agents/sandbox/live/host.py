@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.live import capabilities_probe, without_root
+from windtunnel.agents.sandbox.live import capabilities_probe
 from windtunnel.agents.sandbox.live import guard as guards
 from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Parts, SandboxError
+from windtunnel.agents.sandbox.live.context import Context, SandboxError
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
-from windtunnel.agents.sandbox.live.diff_inspector import Onlooker
+from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import LeftOut, PoolError, open_pool
@@ -61,7 +61,7 @@ class Host:
     """All sandboxes of one home folder. One process at a time holds a home; the sandboxes outlive it.
 
     ``policy`` chooses what a turn's end keeps; ``fifo`` takes the urgent queue away; ``pool_kind`` and
-    ``inspector_kind`` force a rung of the ladder. Raises UserError when another process holds the home.
+    ``inspector_kind`` force a kind. Raises UserError when another process holds the home.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Host:
         self.home = Home((home or default_home()).absolute())
         self._rootless = rootless.rootless()
         if self._rootless:
-            without_root.admit(self.home, pool_kind, inspector_kind)
+            capabilities_probe.admit(self.home, pool_kind, inspector_kind)
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
@@ -94,16 +94,16 @@ class Host:
         self._checkpoints_made = 0
         self._tidying = threading.Lock()
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
-        inspector: Inspector | Onlooker | None = None
+        inspector: Inspector | DiffInspector | None = None
         try:
             pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
             if policy in READS_EFFECTS:
                 inspector = (
-                    without_root.onlooker(self.home, self._changed)
+                    capabilities_probe.diff_inspector(self.home, self._changed)
                     if self._rootless
                     else capabilities_probe.inspector_for(inspector_kind, pool)
                 )
-            self.parts = Parts(
+            self.context = Context(
                 home=self.home,
                 pool=pool,
                 pages=PageStore(self.home.pages),
@@ -117,12 +117,12 @@ class Host:
                 in_use=[],
                 proxy=HostProxy(self.home, on_request),
                 report=self._report,
-                no_images=without_root.NO_IMAGES if self._rootless else "CRIU is missing",
+                no_images=capabilities_probe.NO_IMAGES if self._rootless else "CRIU is missing",
             )
         except BaseException:
             self._lock_file.close()
             raise
-        self._guard = without_root.guard(self.home)
+        self._guard = guards.guard_of(self.home)
         guards.note(self.home.path, self._guard.pid)
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
@@ -130,7 +130,7 @@ class Host:
         if not self._rootless:
             seen = inspector if isinstance(inspector, Inspector) else None
             asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
-            for words in capabilities_probe.lacking(self.home, pool, self.parts.criu, seen, asked=asked):
+            for words in capabilities_probe.lacking(self.home, pool, self.context.criu, seen, asked=asked):
                 self._report(Event("weaker", "", words))
         self._recover()
 
@@ -146,18 +146,18 @@ class Host:
         spec = with_address(spec)
         if self._rootless:
             rootless.check(spec)
-        parts, name = self.parts, spec.name
+        context, name = self.context, spec.name
         left_out: list[str] = []
-        image = parts.pool.import_image(spec.image, lambda text: _note(left_out, text))
+        image = context.pool.import_image(spec.image, lambda text: _note(left_out, text))
         with self._claimed(name):
             record = Record(spec=spec, created=time.time(), image=image)
             records.write(self.home.box(name), record)
             box = None
             try:
-                parts.pool.create(name, image)
-                refused = parts.pool.set_limit(name, spec.limits.disk) if spec.limits.disk else ""
-                machine = Machine.start(self.home, spec, parts.pool.mount(name))
-                box = Box(parts, record, None)
+                context.pool.create(name, image)
+                refused = context.pool.set_limit(name, spec.limits.disk) if spec.limits.disk else ""
+                machine = Machine.start(self.home, spec, context.pool.mount(name))
+                box = Box(context, record, None)
                 box.adopt(machine, None)
                 box.checkpoint()
                 for service, command in spec.services.items():
@@ -167,14 +167,14 @@ class Host:
                 told = [*left_out, *machine.limits_missed] if self._rootless else []
                 told += [f"disk limit is not enforced: {refused}"] if refused else []
                 for words in told:
-                    parts.report(Event("created", name, words))
+                    context.report(Event("created", name, words))
             except BaseException as error:
                 self._forget(name, box)
                 if isinstance(error, FAULTS):
                     raise SandboxError(f"sandbox {name} could not be made: {error}") from error
                 raise
             self._boxes[name] = box
-        parts.report(Event("created", name, image))
+        context.report(Event("created", name, image))
         return box
 
     def get(self, name: str) -> Box:
@@ -209,7 +209,7 @@ class Host:
             checked_name(name)
         made: list[Box] = []
         try:
-            with ThreadPoolExecutor(min(count, self.parts.engine.workers)) as pool:
+            with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
                 jobs = [pool.submit(self._fork_one, manifest, name, lazy) for name in wanted]
                 failed = None
                 for job in jobs:
@@ -234,22 +234,22 @@ class Host:
             box.wait()
         self._forget(name, box)
         self._drop_forgettable()
-        self.parts.report(Event("removed", name))
+        self.context.report(Event("removed", name))
 
     def import_(self, url: str, name: str) -> Box:
         """A sandbox from a checkpoint that was exported to ``url``, here or on another host."""
         checked_name(name)
-        parts = self.parts
+        context = self.context
         with self._claimed(name):
             manifest = import_checkpoint(
-                url, pool=parts.pool, pages=parts.pages, manifests=parts.manifests, name=name
+                url, pool=context.pool, pages=context.pages, manifests=context.manifests, name=name
             )
             return self._from(manifest, replace(manifest.spec, name=name), lazy=False, fresh=False)
 
     def export(self, checkpoint: str, url: str) -> Manifest:
         """Write a checkpoint, complete in itself, to a directory or an fsspec URL."""
         manifest = self._checkpoint_of(checkpoint)
-        export_checkpoint(manifest, pool=self.parts.pool, pages=self.parts.pages, url=url)
+        export_checkpoint(manifest, pool=self.context.pool, pages=self.context.pages, url=url)
         return manifest
 
     def notice(self, seconds: float) -> dict[str, str]:
@@ -278,13 +278,13 @@ class Host:
                 if time.monotonic() - begin >= seconds:
                     raise SandboxError("no time is left")
                 made = box.save(planned.most)
-                without = made.image is None and made.id != before and self.parts.criu is not None
+                without = made.image is None and made.id != before and self.context.criu is not None
                 outcome[box.name] = f"{made.id}, files only; with processes: {before}" if without else made.id
             except Exception as error:
                 outcome[box.name] = f"{error}; its newest checkpoint is {box.tip}"
 
-        workers = self.parts.engine.workers
-        order = self.parts.decider("").decide(Notice(float(seconds), workers, tuple(endangered)))
+        workers = self.context.engine.workers
+        order = self.context.decider("").decide(Notice(float(seconds), workers, tuple(endangered)))
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(save, order.saves))
         return outcome
@@ -293,24 +293,27 @@ class Host:
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""
-        parts = self.parts
+        context = self.context
         with self._lock:
             names = {*self._boxes, *self._claims}
             past = self._past()
             if dry_run:
-                left = [*parts.pool.leftovers(names, set(past.needed)), *machines.leftovers(self.home, names)]
+                left = [
+                    *context.pool.leftovers(names, set(past.needed)),
+                    *machines.leftovers(self.home, names),
+                ]
                 return GcReport(past.dropped, tuple(left), 0)
-            used = parts.pool.usage()[0]
+            used = context.pool.usage()[0]
             self._drop(past)
             gone = [f"snapshot {one}" for one in past.snapshots if one not in past.needed]
             # snapshots are dropped already; those that are there now may be of checkpoints just being made
-            gone += [*parts.pool.collect(names, None), *machines.collect(self.home, names)]
+            gone += [*context.pool.collect(names, None), *machines.collect(self.home, names)]
             for folder in self.home.boxes.iterdir():
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
                     gone.append(f"folder of sandbox {folder.name}")
-            freed = parts.pages.collect(past.needed) + max(0, used - parts.pool.usage()[0])
-        parts.report(Event("collected", "", f"{len(past.dropped)} checkpoints, {len(gone)} leftovers"))
+            freed = context.pages.collect(past.needed) + max(0, used - context.pool.usage()[0])
+        context.report(Event("collected", "", f"{len(past.dropped)} checkpoints, {len(gone)} leftovers"))
         return GcReport(past.dropped, tuple(gone), freed)
 
     def close(self) -> None:
@@ -322,11 +325,11 @@ class Host:
             runs = any(info.status == "running" for info in self.boxes())
             for box in self._boxes.values():
                 box.detach()
-            self.parts.engine.close()
-            self.parts.proxy.close()
-            if self.parts.inspector is not None:
-                self.parts.inspector.close()
-            self.parts.pool.close(unmount=not runs)
+            self.context.engine.close()
+            self.context.proxy.close()
+            if self.context.inspector is not None:
+                self.context.inspector.close()
+            self.context.pool.close(unmount=not runs)
             self._boxes = {}
             self._guard.close()
             self._lock_file.close()
@@ -344,33 +347,35 @@ class Host:
 
         Where a sandbox's newest checkpoint is damaged, the one before it takes its place.
         """
-        sound, problems = self.parts.manifests.all()
+        sound, problems = self.context.manifests.all()
         for problem in problems:
-            self.parts.report(Event("failed", "", problem))
+            self.context.report(Event("failed", "", problem))
         for folder in sorted(self.home.boxes.iterdir()):
             record = records.read(folder)
             # without a checkpoint it was about to get its first, and nobody was told that it exists
             if record is None or record.status == "making" or not record.tip:
                 Machine.clear(self.home, folder.name)
-                self.parts.pool.unmount(folder.name)
+                self.context.pool.unmount(folder.name)
                 continue
             name = record.spec.name
             tip = _newest(record, sound)
             if tip != record.tip:
-                self.parts.report(Event("failed", name, f"checkpoint {record.tip} cannot be read; {tip} is"))
+                self.context.report(
+                    Event("failed", name, f"checkpoint {record.tip} cannot be read; {tip} is")
+                )
                 record = replace(record, tip=tip)
             if record.status == "running" and records.is_alive(record):
-                root = self.parts.pool.mount(name)
+                root = self.context.pool.mount(name)
                 machine = Machine.adopt(self.home, record.spec, root, record.pid)
-                box = Box(self.parts, record, machine, doubt="nobody watched while the host was away")
+                box = Box(self.context, record, machine, doubt="nobody watched while the host was away")
                 box.watch()
                 machine.cgroup.thaw()
-                self.parts.proxy.serve(box, box.spec, machine.externals.netns)
+                self.context.proxy.serve(box, box.spec, machine.externals.netns)
             else:
-                box = Box(self.parts, record, None)
+                box = Box(self.context, record, None)
                 Machine.clear(self.home, name)
                 if record.status == "running":
-                    self.parts.report(Event("died", name, "while the host was away"))
+                    self.context.report(Event("died", name, "while the host was away"))
             self._boxes[name] = box
 
     @contextlib.contextmanager
@@ -392,12 +397,12 @@ class Host:
         with self._lock:
             box = self._boxes.get(given)
         if box is None:
-            return self.parts.manifests.find(given)
+            return self.context.manifests.find(given)
         if box.info().status == "running":
             return box.checkpoint()
         if not box.tip:
             raise UserError(f"sandbox {given} has no checkpoint")
-        return self.parts.manifests.load(box.tip)
+        return self.context.manifests.load(box.tip)
 
     def _free_names(self, stem: str, count: int) -> list[str]:
         with self._lock:
@@ -428,33 +433,33 @@ class Host:
         box = None
         try:
             if fresh:
-                self.parts.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, _ = bring_back(self.parts, self.parts.decider(name), spec, manifest, lazy=lazy)
+                self.context.proxy.forked(manifest.box, spec, manifest.turn)
+            machine, _ = bring_back(self.context, self.context.decider(name), spec, manifest, lazy=lazy)
             if fresh:
                 machine.freshen(spec.hostname or name)
-            box = Box(self.parts, record, None)
+            box = Box(self.context, record, None)
             box.adopt(machine, manifest)
         except BaseException:
             self._forget(name, box)
             raise
         with self._lock:
             self._boxes[name] = box
-        self.parts.report(Event("forked", name, manifest.id, time.monotonic() - begin))
+        self.context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
         return box
 
     def _forget(self, name: str, box: Box | None) -> None:
         """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
         with contextlib.suppress(*FAULTS, EffectError, UserError):
-            self.parts.proxy.forget(name)
+            self.context.proxy.forget(name)
         with contextlib.suppress(*FAULTS):
             if box is not None:
                 box.halt()
         with contextlib.suppress(*FAULTS):
             Machine.clear(self.home, name)
         with contextlib.suppress(*FAULTS):
-            self.parts.pool.unmount(name)
+            self.context.pool.unmount(name)
         with contextlib.suppress(*FAULTS):
-            self.parts.pool.drop_box(name)
+            self.context.pool.drop_box(name)
         shutil.rmtree(self.home.box(name), ignore_errors=True)
 
     def _tips(self) -> dict[str, str]:
@@ -462,14 +467,14 @@ class Host:
         names what is being restored."""
         tips = dict.fromkeys(tuple(self._claims), "")
         tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
-        return tips | {f"in use: {one}": one for one in tuple(self.parts.in_use)}
+        return tips | {f"in use: {one}": one for one in tuple(self.context.in_use)}
 
     def _changed(self, name: str) -> list[FileChange]:
         """What differs between a sandbox now and its newest snapshot of files."""
         box = self._boxes.get(name)
         if box is None or not box.snapshot:
             raise PoolError(f"sandbox {name} has no snapshot to compare with")
-        return self.parts.pool.changed(box.snapshot, None, box=name)
+        return self.context.pool.changed(box.snapshot, None, box=name)
 
     def _report(self, event: Event) -> None:
         """Pass an event on; every so many checkpoints, let go of what retention no longer keeps."""
@@ -477,7 +482,7 @@ class Host:
             self._on_event(event)
         if event.kind == "checkpoint":
             self._checkpoints_made += 1
-            if self._checkpoints_made % self.parts.retention.keep == 0:
+            if self._checkpoints_made % self.context.retention.keep == 0:
                 threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
 
     def _tidy(self) -> None:
@@ -494,11 +499,11 @@ class Host:
         Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
         is being made, then what has been; what is finished in between is in one of the last two.
         """
-        parts = self.parts
-        snapshots, images = tuple(parts.pool.snapshots()), tuple(parts.pages.ids())
-        making = frozenset(parts.in_use)
-        manifests, problems = parts.manifests.all()
-        dropped, needed = forgettable(manifests, self._tips(), parts.retention)
+        context = self.context
+        snapshots, images = tuple(context.pool.snapshots()), tuple(context.pages.ids())
+        making = frozenset(context.in_use)
+        manifests, problems = context.manifests.all()
+        dropped, needed = forgettable(manifests, self._tips(), context.retention)
         if problems:
             # what a manifest that cannot be read needs is not known, and it may be readable again
             needed |= {*snapshots, *images}
@@ -506,13 +511,13 @@ class Host:
 
     def _drop(self, past: _Past) -> None:
         for one in past.dropped:
-            self.parts.manifests.remove(one)
+            self.context.manifests.remove(one)
         for snapshot in past.snapshots:
             if snapshot not in past.needed:
-                self.parts.pool.drop_snapshot(snapshot)
+                self.context.pool.drop_snapshot(snapshot)
         for image in past.images:
             if image not in past.needed:
-                self.parts.pages.drop(image)
+                self.context.pages.drop(image)
 
     def _drop_forgettable(self) -> None:
         """Remove the manifests that retention lets go of, then what only they needed."""

@@ -1,4 +1,5 @@
-"""What a host remembers of one sandbox between two processes of its own: ``box.json``, written atomically."""
+"""What a host remembers of a sandbox between two processes of its own (``box.json``, written atomically), and
+what a crash has left of a home."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.agents.sandbox.live import machine
+from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, Spec
 from windtunnel.base import atomic
 from windtunnel.base.processes import Identity
@@ -50,3 +53,18 @@ def read(folder: Path) -> Record | None:
         return Record(**{**plain, "spec": Spec(**{**spec, "limits": Limits(**spec["limits"])})})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def leftovers(home: Home) -> list[str]:
+    """What a crash has left, seen without opening the home; in words: groups, namespaces and devices without
+    a sandbox; sandboxes and dumps half made."""
+    if not home.boxes.is_dir():
+        return []
+    records = {folder.name: read(folder) for folder in sorted(home.boxes.iterdir())}
+    owned = {name for name, one in records.items() if one is not None and one.status != "making"}
+    found = machine.leftovers(home, owned)
+    found += [f"half-made sandbox {name}" for name in records if name not in owned]
+    dumps = home.path / "dumps"
+    if dumps.is_dir():
+        found += [f"half-stored process image {one.name}" for one in sorted(dumps.iterdir())]
+    return found

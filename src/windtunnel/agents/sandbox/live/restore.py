@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
-from windtunnel.agents.sandbox.live.context import Parts, SandboxError
+from windtunnel.agents.sandbox.live.context import Context, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
 from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError
@@ -30,28 +30,28 @@ from windtunnel.agents.sandbox.views import RestoreReport
 
 
 def bring_back(
-    parts: Parts, decider: Decider, spec: Spec, manifest: Manifest, *, lazy: bool = False
+    context: Context, decider: Decider, spec: Spec, manifest: Manifest, *, lazy: bool = False
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``.
 
     The caller has stopped what ran before. Raises SandboxError when even the files cannot be brought back;
     then nothing runs, and the checkpoint is untouched.
     """
-    with _in_use(parts, manifest.id):
-        return _bring_back(parts, decider, spec, manifest, lazy)
+    with _in_use(context, manifest.id):
+        return _bring_back(context, decider, spec, manifest, lazy)
 
 
 @contextlib.contextmanager
-def _in_use(parts: Parts, checkpoint: str) -> Iterator[None]:
-    parts.in_use.append(checkpoint)
+def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
+    context.in_use.append(checkpoint)
     try:
         yield
     finally:
-        parts.in_use.remove(checkpoint)
+        context.in_use.remove(checkpoint)
 
 
 def _bring_back(
-    parts: Parts, decider: Decider, spec: Spec, manifest: Manifest, lazy: bool
+    context: Context, decider: Decider, spec: Spec, manifest: Manifest, lazy: bool
 ) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
@@ -60,8 +60,8 @@ def _bring_back(
         has_files=manifest.files is not None,
         has_image=image is not None,
         own_image=image is not None and image.id == manifest.id,
-        images_possible=parts.criu is not None,
-        no_images=parts.no_images,
+        images_possible=context.criu is not None,
+        no_images=context.no_images,
         image_bytes=image.bytes_raw if image else 0,
         processes=len(image.processes) if image else 0,
         lazy=lazy,
@@ -71,48 +71,48 @@ def _bring_back(
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
     restored, lost = ["files"], list(OUTSIDE)
     try:
-        parts.pool.clone(name, manifest.files.id)
-        root = parts.pool.mount(name)
+        context.pool.clone(name, manifest.files.id)
+        root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
             try:
-                machine = _processes(parts, spec, manifest, lazy)
+                machine = _processes(context, spec, manifest, lazy)
                 restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
                 back = decider.decide(replace(asked, images_possible=False, no_images=str(error)))
-                parts.pool.clone(name, manifest.files.id)
-                root = parts.pool.mount(name)
+                context.pool.clone(name, manifest.files.id)
+                root = context.pool.mount(name)
         if back.lost:
             lost.insert(0, f"processes and their memory: {back.lost}")
         elif image is None:
             lost = list(manifest.not_covered)
         if machine is None:
-            machine = Machine.start(parts.home, spec, root)
+            machine = Machine.start(context.home, spec, root)
         if back.shells:
             _shells(machine, manifest, restored, lost)
         if back.services:
             _services(machine, spec, restored, lost)
     except FAULTS as error:
         with contextlib.suppress(*FAULTS):
-            Machine.clear(parts.home, name)
+            Machine.clear(context.home, name)
         raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
     seconds = time.monotonic() - begin
     return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds)
 
 
-def _processes(parts: Parts, spec: Spec, manifest: Manifest, lazy: bool) -> Machine:
-    assert manifest.image is not None and parts.criu is not None
-    folder = parts.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
-    root = parts.pool.mount(spec.name)
+def _processes(context: Context, spec: Spec, manifest: Manifest, lazy: bool) -> Machine:
+    assert manifest.image is not None and context.criu is not None
+    folder = context.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
+    root = context.pool.mount(spec.name)
     pid = 0
     try:
-        parts.pages.materialise(manifest.image.id, folder)
-        externals = Machine.prepare(parts.home, spec, root)
-        pid = parts.criu.restore(folder, externals, lazy=lazy)
-        return Machine.adopt(parts.home, spec, root, pid)
+        context.pages.materialise(manifest.image.id, folder)
+        externals = Machine.prepare(context.home, spec, root)
+        pid = context.criu.restore(folder, externals, lazy=lazy)
+        return Machine.adopt(context.home, spec, root, pid)
     except BaseException:
         with contextlib.suppress(*FAULTS):
-            Machine.clear(parts.home, spec.name)
+            Machine.clear(context.home, spec.name)
         raise
     finally:
         if lazy and pid:
