@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.ranks import run_ranks
+
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
 LOSS = re.compile(r"^step \d+  loss ([\d.]+|nan|inf)  ", re.MULTILINE)
@@ -16,20 +18,21 @@ sys.path.insert(0, str(EXAMPLES))  # as for the script of a user, its folder is 
 
 
 def run(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    """``script`` under torchrun for a world above 1, else alone."""
+    """``script`` as every rank of ``world``, or alone."""
+    env = os.environ | {"PYTHONWARNINGS": "ignore"}
+    return run_ranks([HERE / "ending.py", script, *flags], world, env=env)
+
+
+def run_by_torchrun(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    """``script`` in interpreters of its own, which torchrun starts."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    ending = str(HERE / "ending.py")
-    command = [sys.executable, *(launcher if world > 1 else []), ending, str(script), *flags]
-    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    env = {key: value for key, value in os.environ.items() if key not in names}
-    # Port 0 lets the system choose a free one where nobody else has to know it.
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | ({"MASTER_PORT": "0"} if world == 1 else {})
+    command = [sys.executable, *launcher, str(HERE / "ending.py"), str(script), *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
-def losses(script: Path, world: int, *flags: str) -> list[float]:
-    """What ``run`` printed, after checking that it ended well."""
-    done = run(script, world, *flags)
+def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    """What a run printed, after checking that it ended well."""
     assert done.returncode == 0, done.stderr[-4000:]
     return [float(found) for found in LOSS.findall(done.stdout)]
 

@@ -1,6 +1,6 @@
 """Train an example for each of several command lines, from initial weights that know nothing of the layout.
 
-    torchrun ... layouts.py train_llama "--pp 2" "--tp 2 --dtype fp32"
+    layouts.py train_llama "--pp 2" "--tp 2 --dtype fp32"  # as every rank
 
 A parameter starts from its name alone, however it is cut up, so the losses of every layout can be held
 against those of one process. One start of PyTorch serves all command lines, since it takes longer than they.

@@ -1,0 +1,23 @@
+"""Waiting for what must come: no test sleeps for a time that it guessed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 90.0
+"""Seconds after which something will not come any more. It bounds a failure, so it may be generous."""
+
+
+def until(what: Callable[[], T], timeout: float = PATIENCE, told: Callable[[], Any] | str = "") -> T:
+    """The first true value of ``what``; ``told`` is shown (called, if it can be) should none come."""
+    last = time.monotonic() + timeout
+    while not (found := what()):
+        if time.monotonic() > last:
+            shown = told() if callable(told) else told
+            raise AssertionError(f"did not come true within {timeout:g} s: {shown or what}")
+        time.sleep(0.01)
+    return found
