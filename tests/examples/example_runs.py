@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.ranks import run_ranks
+from support.ranks import run_alone, run_ranks
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -20,7 +20,8 @@ sys.path.insert(0, str(EXAMPLES))  # as for the script of a user, its folder is 
 def run(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:
     """``script`` as every rank of ``world``, or alone."""
     env = os.environ | {"PYTHONWARNINGS": "ignore"}
-    return run_ranks([HERE / "ending.py", script, *flags], world, env=env)
+    command = [HERE / "ending.py", script, *flags]
+    return run_ranks(command, world, env=env) if world > 1 else run_alone(command, env=env)
 
 
 def run_by_torchrun(script: Path, world: int, *flags: str) -> subprocess.CompletedProcess[str]:

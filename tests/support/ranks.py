@@ -16,41 +16,45 @@ from support.preloaded import Process
 OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run_ranks(
+def run_alone(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """``command`` (a script, or ``-m module``, and arguments) as a script that nothing launched."""
+    # The system chooses a port that is free, which nobody else has to know.
+    return _run(command, [{"MASTER_PORT": "0"}], **options)
+
+
+def run_ranks(command: Sequence[str | Path], world: int, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``command`` as every rank of ``world``: the status of the first that failed, and what all printed.
+    Ranks meet at a store of this process, as at torchrun's."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(world)}
+    common |= {"LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    try:
+        return _run(command, own, **options)
+    finally:
+        del store
+
+
+def _run(
     command: Sequence[str | Path],
-    world: int = 1,
+    own: Sequence[Mapping[str, str]],
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
-    """``command`` (a script, or ``-m module``, and arguments) as every rank of ``world``: the status of the
-    first that failed, and what all printed. Ranks meet at a store of this process, as at torchrun's; a world
-    of one is a script that was started alone."""
     given = {key: value for key, value in (os.environ if env is None else env).items() if key not in OWN}
     given["OMP_NUM_THREADS"] = "1"
-    store = None
-    if world > 1:
-        from torch.distributed import TCPStore
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        given |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        given |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    else:
-        given["MASTER_PORT"] = "0"  # the system chooses a free one, which nobody else has to know
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        ranks = []
-        for rank in range(world):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}
-            ranks.append(Process(command, env=given | own, cwd=cwd, stdout=out, stderr=err))
+        ranks = [Process(command, env=given | one, cwd=cwd, stdout=out, stderr=err) for one in own]
         try:
             status = _ended(ranks, timeout, command)
         finally:
             for one in ranks:
                 one.kill()
                 one.wait()
-        del store
         texts = []
         for file in (out, err):
             file.seek(0)

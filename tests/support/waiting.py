@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,3 +22,12 @@ def until(what: Callable[[], T], timeout: float = PATIENCE, told: Callable[[], A
             raise AssertionError(f"did not come true within {timeout:g} s: {shown or what}")
         time.sleep(0.01)
     return found
+
+
+def gone(pid: int) -> bool:
+    """Whether no process has this number any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

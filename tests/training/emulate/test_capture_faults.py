@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from capturing import SCRIPTS, session
 
+from support.waiting import gone, until
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.live.session import Script, Session
@@ -63,6 +63,7 @@ def test_the_script_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
             Session(Script(path, ()), load_cluster("h100-sxm:1x8"))
 
 
+@pytest.mark.usefixtures("real_worker")
 def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
@@ -70,13 +71,13 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path: Path, monkeypatch: 
     with pytest.raises(ScriptError, match="killed by signal 9"), session("faulty.py", "case_endless") as one:
 
         def kill() -> None:
-            _wait_for(pid_file)
+            until(lambda: _written(pid_file))
             assert one._worker is not None
             os.kill(one._worker.pid, signal.SIGKILL)
 
         threading.Thread(target=kill).start()
         one.capture([0])
-    _assert_gone(int(pid_file.read_text()))
+    until(lambda: gone(int(pid_file.read_text())))
     assert not list(tmp_path.glob("windtunnel-*"))
 
 
@@ -119,27 +120,13 @@ def test_the_command_ends_with_a_status_and_a_sentence(
 def test_an_interrupt_ends_all_of_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     process = command(tmp_path, str(SCRIPTS / "faulty.py"), "case_endless", pid_file=pid_file)
-    _wait_for(pid_file)
+    until(lambda: _written(pid_file))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err
-    _assert_gone(int(pid_file.read_text()))
+    until(lambda: gone(int(pid_file.read_text())))
     assert not list(tmp_path.glob("windtunnel-*"))
 
 
-def _wait_for(path: Path) -> None:
-    for _ in range(6000):
-        if path.exists() and path.read_text().endswith("\n"):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written")
-
-
-def _assert_gone(pid: int) -> None:
-    for _ in range(500):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} was left behind")
+def _written(path: Path) -> bool:
+    return path.exists() and path.read_text().endswith("\n")

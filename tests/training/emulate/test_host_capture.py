@@ -1,14 +1,12 @@
 """A DDP job captured on the CPU with pretended peers, against the same job for real."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from support.ranks import run_ranks
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import peak_bytes
 from windtunnel.training.emulate.graph import Category, EventKind, Slice
@@ -98,11 +96,9 @@ def test_state_is_told_by_category(slices: list[Slice]) -> None:
 def test_memory_of_the_real_run_is_equal_to_the_byte(script: Path, tmp_path: Path, world: int) -> None:
     with Session(Script(script, ()), load_cluster(f"cpu:1x{world}"), jobs=1) as session:
         emulated = peak_bytes(session.capture([0])[0])
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        "-m", "windtunnel.training.emulate.bench.tracked", "memory", str(tmp_path), str(script),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    tracked = ["-m", "windtunnel.training.emulate.bench.tracked", "memory", tmp_path, script]
+    done = run_ranks(tracked, world)
+    assert done.returncode == 0, done.stderr
     for rank in range(world):
         peaks = json.loads((tmp_path / f"{rank}.json").read_text())
         assert len(peaks) == 6

@@ -148,9 +148,14 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 
 
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
+    import torch
+
     from windtunnel.training.emulate.live import host, refusals, substitutes, surface, world
     from windtunnel.training.emulate.live.observe import Observer
 
+    # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
+    # only while there is one thread: else those of autograd race, and one finds no pool and aborts.
+    torch.set_num_threads(1)
     directory = Path(request.directory)
     local = rank % request.devices_per_host
     os.environ.update(
