@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from windtunnel.agents.sandbox.costs_fit import TOGETHER, Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import Limits, Manifest, Spec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.base.errors import UserError
+from windtunnel.calibration.profiles import Calibrated, Progress, cpu_name, today
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,8 +80,8 @@ def calibrate(
     profile = Profile(
         costs=costs,
         provenance={
-            "machine": f"{os.cpu_count()} CPUs {_cpu_name()}",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "machine": f"{os.cpu_count()} CPUs {cpu_name()}",
+            "date": today(),
             "kernel": platform.release(),
             "criu": ".".join(map(str, criu.version)),
             "load": f"{load:.1f} others' load at the start",
@@ -254,11 +254,10 @@ def _repeat(host: Host, box: Box, seen: Seen, number: int, basics: Basics) -> No
     host.remove(f"lazy{number}")
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
+    """`calibrate` for ``windtunnel calibrate agents.sandbox``."""
+    profile = calibrate(quick=quick, progress=progress)
+    return Calibrated(Path(profile.path), profile.origin, cost_table(profile))
 
 
 def cost_table(profile: Profile) -> Table:

@@ -8,19 +8,17 @@ shipped one is used, and whoever shows a figure says which it was.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.base import atomic, paths
-from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("costs.json")
-NAME = "agents.sandbox.json"
+NAME = "agents.sandbox"
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class Profile:
 
 def profile_path() -> Path:
     """Where this user's own profile lies."""
-    return paths.profiles() / NAME
+    return profiles.own(NAME)
 
 
 def load_costs(path: Path | None = None) -> Profile:
@@ -184,32 +182,23 @@ def load_costs(path: Path | None = None) -> Profile:
     """
     if path is None:
         path = profile_path() if profile_path().is_file() else SHIPPED
-    try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        if data["version"] != VERSION:
-            raise UserError(
-                f"{path}: field version is {data['version']}, accepted is {VERSION}; calibrate again"
-            )
+
+    def make(data: dict[str, Any]) -> Profile:
         return Profile(
             costs=Costs(**{str(name): float(value) for name, value in data["costs"].items()}),
             provenance={str(key): str(value) for key, value in data["provenance"].items()},
             capabilities={str(key): str(value) for key, value in data["capabilities"].items()},
             path=str(path),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not a profile of sandbox costs ({error}), accepted is a file that "
-            "'windtunnel calibrate agents.sandbox' wrote"
-        ) from error
+
+    return profiles.read(path, "a profile of sandbox costs", VERSION, make)
 
 
 def save_costs(profile: Profile, path: Path) -> None:
     """Write a profile, whole or not at all."""
-    data = {
-        "version": VERSION,
+    content = {
         "provenance": profile.provenance,
         "capabilities": profile.capabilities,
         "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace(path, json.dumps(data, indent=2) + "\n")
+    profiles.save(path, VERSION, content)

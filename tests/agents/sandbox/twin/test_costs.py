@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from plain_costs import plain_costs
 
 from windtunnel.agents.sandbox.calibrate import calibrate, cost_table
 from windtunnel.agents.sandbox.costs import SHIPPED, Profile, load_costs, profile_path, save_costs
-from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted, least_squares
+from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.base.errors import UserError
 
@@ -83,23 +80,6 @@ def test_a_figure_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(json.dumps(data))
     with pytest.raises(UserError, match=r"full_cpu is 1\.5"):
         load_costs(tmp_path / "profile.json")
-
-
-NUMBER = st.floats(0, 10).map(lambda value: round(value, 3))
-
-
-@given(NUMBER, NUMBER, NUMBER)
-def test_the_fit_finds_what_was_put_in(base: float, each: float, other: float) -> None:
-    first = np.array([0.0, 0.0, 1.0, 1.0, 3.0])
-    second = np.array([0.0, 2.0, 0.0, 2.0, 5.0])
-    found = least_squares([np.ones(5), first, second], base + each * first + other * second)
-    assert found == pytest.approx([base, each, other], abs=1e-6)
-
-
-@given(st.lists(st.floats(-5, 5), min_size=4, max_size=4))
-def test_no_coefficient_is_negative(values: list[float]) -> None:
-    found = least_squares([np.ones(4), np.arange(4.0)], np.array(values))
-    assert min(found) >= 0
 
 
 def test_costs_come_out_of_measurements_that_they_would_give() -> None:

@@ -7,15 +7,17 @@ after every part, so that a calibration that was stopped goes on where it was.
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
+from windtunnel.calibration.profiles import Calibrated, Progress, cpu_name, today
+from windtunnel.cluster.load import load_cluster
+from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
 from windtunnel.training.emulate.calibrate.grid import grid
 from windtunnel.training.emulate.calibrate.measure import measure_operators
@@ -36,6 +38,40 @@ __all__ = [
 SAME = ("machine", "torch", "threads", "grid")
 
 
+def calibrate_here(
+    quick: bool, progress: Progress, device: str = "cpu", threads: int = 1, operators: Path | None = None
+) -> Calibrated:
+    """`calibrate` for ``windtunnel calibrate``: ``device`` of the catalogue, which this machine has.
+
+    ``operators``: a file of further ones to measure exactly.
+
+    Raises:
+        UserError: the machine has no such device, or the file is no list of operators.
+    """
+    what = load_cluster(f"{device}:1x1").host.device
+    here = _torch_device(what)
+    given = read_operators(operators) if operators else []
+    path = profiles.own(what.name)
+    profile = calibrate(
+        what.name, here, path, threads=threads, quick=quick, operators=given, progress=progress
+    )
+    return Calibrated(path, f"{len(profile.operators)} operators measured on {profile.provenance['machine']}")
+
+
+def _torch_device(device: Device) -> str:
+    """``"cpu"``, or ``"cuda"`` when this machine has ``device``."""
+    if device.kind == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError(f"calibrate: device {device.name} is not in this machine, accepted is cpu")
+    present = torch.cuda.get_device_name()
+    if present != device.torch_name:
+        raise UserError(
+            f"calibrate: device {device.name} is a {device.torch_name}, but this machine has a {present}"
+        )
+    return "cuda"
+
+
 def calibrate(
     name: str,
     torch_device: str,
@@ -44,7 +80,7 @@ def calibrate(
     threads: int = 1,
     quick: bool = False,
     operators: Sequence[Operator] = (),
-    progress: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> DeviceProfile:
     """Measure this machine's ``torch_device`` (``"cpu"`` or ``"cuda"``) as device ``name`` and save it at
     ``path``.
@@ -97,26 +133,16 @@ def _unfinished(name: str, path: Path, provenance: dict[str, str]) -> DeviceProf
 
 
 def _provenance(torch_device: str, threads: int, quick: bool) -> dict[str, str]:
-    machine = torch.cuda.get_device_name() if torch_device == "cuda" else _cpu_name()
+    machine = torch.cuda.get_device_name() if torch_device == "cuda" else cpu_name()
     return {
         "machine": machine,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": today(),
         "torch": torch.__version__,
         "threads": str(threads),
         "grid": "quick" if quick else "full",
         "measured": "yes",
         "state": "partial",
     }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def read_operators(path: Path) -> list[Operator]:

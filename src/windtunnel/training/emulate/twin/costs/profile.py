@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import atomic, paths
-from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, first_tensor, kind_of
@@ -122,27 +121,20 @@ def _dtype(op: Operator) -> str:
 
 def save_profile(profile: DeviceProfile, path: Path) -> None:
     """Write ``profile``, whole or not at all; one operator a line."""
-    head = {
-        "version": VERSION,
+    content = {
         "device": profile.device,
         "provenance": profile.provenance,
         "host_overhead": profile.host_overhead,
         "collectives": profile.collectives,
     }
     rows = [[*encode(op), float(f"{seconds:.5g}")] for op, seconds in profile.operators]
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace(path, json.dumps(head)[:-1] + ',\n"operators": [\n' + lines + "\n]}\n")
+    profiles.save(path, VERSION, content, ("operators", rows))
 
 
 def read_profile(path: Path) -> DeviceProfile:
     """Read a profile. Raises `UserError` when the file is not one."""
-    try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        if data["version"] != VERSION:
-            raise UserError(
-                f"{path}: field version is {data['version']}, accepted is {VERSION}; calibrate again"
-            )
+
+    def make(data: dict[str, Any]) -> DeviceProfile:
         return DeviceProfile(
             device=data["device"],
             operators=[(decode(*row[:-1]), float(row[-1])) for row in data["operators"]],
@@ -150,19 +142,14 @@ def read_profile(path: Path) -> DeviceProfile:
             collectives=[(str(k), int(w), int(b), float(s)) for k, w, b, s in data["collectives"]],
             provenance=dict(data["provenance"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not a device profile ({error}), accepted is a file that calibrate wrote"
-        ) from error
+
+    return profiles.read(path, "a device profile", VERSION, make)
 
 
 def find_profile(device: str) -> DeviceProfile | None:
     """The profile of ``device``: the user's own, else the shipped one, else None."""
-    for folder in (paths.profiles(), SHIPPED):
-        path = folder / f"{device}.json"
-        if path.is_file():
-            return read_profile(path)
-    return None
+    path = profiles.find(device, SHIPPED)
+    return None if path is None else read_profile(path)
 
 
 _TENSOR = re.compile(r"^(\w+)\[([\d,]*)\](?::([-\d,]*))?(?:@(\w+))?$")
