@@ -1,40 +1,50 @@
 """Layers on disk: what the job falls back to when the last copy of a layer is lost.
 
 A step is a folder ``step-00000040`` with one file a layer and, last, ``manifest.json`` with the checksum of
-each: a folder without a whole manifest does not count. Each file is written under another name, synced and
-renamed. The folder must be one that all machines see.
+each: a folder without a whole manifest does not count. The folder must be one that all hosts see.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.store.objects.files import LocalFiles, ObjectError, told
+from windtunnel.store.objects.manifest import seal, unseal
 from windtunnel.training.pipelines.live.layers import checksum
 
-_VERSION = 1
+_KIND, _VERSION = "step of a pipeline", 1
 _MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a step's manifest says: names of the layers and checksums of their files."""
+
+    step: int
+    layers: tuple[str, ...]
+    checksums: tuple[str, ...]
 
 
 def write_layer(folder: Path, step: int, index: int, block: Tensor) -> str:
     """Write one layer's block of ``step``; its checksum."""
-    _write(_step_folder(folder, step) / _file(index), block.numpy().data)
+    _write(LocalFiles(str(folder)), _layer(step, index), block.numpy().data)
     return checksum(block)
 
 
 def write_manifest(folder: Path, step: int, names: list[str], checksums: list[str], keep: int) -> None:
     """Make ``step`` count, and remove all but the ``keep`` newest steps."""
-    text = json.dumps({"version": _VERSION, "step": step, "layers": names, "checksums": checksums})
-    _write(_step_folder(folder, step) / _MANIFEST, memoryview(text.encode()))
-    for old in steps(folder)[keep:]:
-        (_step_folder(folder, old) / _MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(_step_folder(folder, old), ignore_errors=True)
+    files = LocalFiles(str(folder))
+    saved = Saved(step, tuple(names), tuple(checksums))
+    _write(files, f"{_step(step)}/{_MANIFEST}", seal(_KIND, _VERSION, saved))
+    with told(f"old steps in {folder}"):
+        for old in steps(folder)[keep:]:
+            files.remove(f"{_step(old)}/{_MANIFEST}")
+            files.remove(_step(old))
 
 
 def steps(folder: Path) -> list[int]:
@@ -49,40 +59,29 @@ def read_layer(folder: Path, step: int, index: int, names: list[str]) -> Tensor:
     Raises:
         UserError: the files are missing, cut short, altered, or of another model.
     """
-    where = _step_folder(folder, step)
+    files, where = LocalFiles(str(folder)), folder / _step(step) / _MANIFEST
     try:
-        manifest = json.loads((where / _MANIFEST).read_text())
-        if manifest["version"] != _VERSION:
-            raise UserError(f"{where / _MANIFEST}: version {manifest['version']}; {_VERSION} is accepted")
-        if manifest["layers"] != names:
-            raise UserError(f"{where / _MANIFEST}: layers {manifest['layers']}; the model has {names}")
-        block = torch.frombuffer(bytearray((where / _file(index)).read_bytes()), dtype=torch.uint8)
-        expected = manifest["checksums"][index]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where}: layer {names[index]} cannot be read: {error}") from None
-    if checksum(block) != expected:
-        raise UserError(f"{where / _file(index)}: checksum {checksum(block)}; the manifest says {expected}")
+        saved = unseal(Saved, _KIND, _VERSION, files.read(f"{_step(step)}/{_MANIFEST}"), str(where))
+        block = torch.frombuffer(bytearray(files.read(_layer(step, index))), dtype=torch.uint8)
+    except (OSError, ObjectError, ValueError) as error:  # torch takes no empty buffer
+        raise UserError(f"{where.parent}: layer {names[index]} cannot be read: {error}") from None
+    if saved.layers != tuple(names):
+        raise UserError(f"{where}: layers {list(saved.layers)}; the model has {names}")
+    found, expected = checksum(block), saved.checksums[index]
+    if found != expected:
+        raise UserError(f"{folder / _layer(step, index)}: checksum {found}; the manifest says {expected}")
     return block
 
 
-def _step_folder(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
+def _step(step: int) -> str:
+    return f"step-{step:08d}"
 
 
-def _file(index: int) -> str:
-    return f"layer-{index:04d}"
+def _layer(step: int, index: int) -> str:
+    return f"{_step(step)}/layer-{index:04d}"
 
 
-def _write(path: Path, data: memoryview) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _write(files: LocalFiles, name: str, data: bytes | memoryview) -> None:
+    with told("a step cannot be saved"):
+        files.write(name, data)
+        files.settle()
