@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from report_examples import timeline
 
-from windtunnel.report.perfetto import write_trace
+from windtunnel.report.perfetto import read_trace, write_trace
 from windtunnel.report.timeline import Timeline, Track
 
 
@@ -37,6 +37,19 @@ def test_every_span_is_there_with_its_names(tmp_path: Path) -> None:
     ]
     assert [one[:4] for one in found] == [one[:4] for one in expected]
     np.testing.assert_allclose([one[4:] for one in found], [one[4:] for one in expected], atol=1.1e-9)
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    given = timeline(ranks=3, spans=50)
+    write_trace(tmp_path / "timeline.json.gz", given)
+    found = read_trace(tmp_path / "timeline.json.gz")
+    assert found.ranks() == given.ranks()
+    for before, after in zip(given.tracks, found.tracks, strict=True):
+        assert (after.rank, after.queue) == (before.rank, before.queue)
+        assert [found.names[one] for one in after.name] == [given.names[one] for one in before.name]
+        assert [found.kinds[one] for one in after.kind] == [given.kinds[one] for one in before.kind]
+        np.testing.assert_allclose(after.start, before.start, atol=1.1e-9)
+        np.testing.assert_allclose(after.end, before.end, atol=1.1e-9)
 
 
 def test_spans_that_touch_do_not_overlap(tmp_path: Path) -> None:

@@ -55,41 +55,35 @@ def emulate(
 
     The script runs unmodified, as chosen ranks of the whole world, on this machine. Options come before
     SCRIPT; what follows it is the script's own.
+
+    Example: windtunnel emulate --cluster h100-sxm:16x8 train.py --batch 2
     """
-    from windtunnel.base.errors import UserError
+    from windtunnel import api
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
-    from windtunnel.training.emulate.emulation import Options
-    from windtunnel.training.emulate.policy.search import parse_ranks
-    from windtunnel.training.emulate.run import emulate as emulate_program
 
     where = load_cluster(cluster)
-    if max_split_size is not None:
-        if "max_split_size_mb" in alloc_conf:
-            raise UserError(
-                "--max-split-size and max_split_size_mb of --alloc-conf are one setting: give one of them"
-            )
-        alloc_conf = ",".join(part for part in (alloc_conf, f"max_split_size_mb:{max_split_size}") if part)
-    if ranks != "auto":
-        parse_ranks(ranks, where.world_size)
-    options = Options(
-        ranks=ranks,
-        slow=tuple(slow or ()),
-        jitter=jitter,
-        seed=seed,
-        allocator=alloc_conf,
-        tokens=tokens,
-        jobs=jobs,
-        timeout=timeout,
-        profile=profile,
-        **({} if reserve is None else {"reserve_bytes": reserve * 2**20}),
-    )
-    shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
     with shown_progress(f"{script.name} on {where.name}") as progress:
-        done = emulate_program(
-            script, arguments or (), where, options, pictures=report, timeline_ranks=shown, progress=progress
+        run = api.emulate(
+            script,
+            *(arguments or ()),
+            cluster=where,
+            ranks=ranks,
+            slow=slow or (),
+            jitter=jitter,
+            seed=seed,
+            alloc_conf=alloc_conf,
+            max_split_size=max_split_size,
+            tokens=tokens,
+            timeline=timeline,
+            jobs=jobs,
+            timeout=timeout,
+            reserve=None if reserve is None else reserve * 2**20,
+            profile=profile,
+            report=report,
+            progress=progress,
         )
-    _show(done.summary.to_json(), as_json)
+    _show(run.summary.to_json(), as_json)
 
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:

@@ -25,24 +25,24 @@ def sweep(
     """Emulate a script over a grid of clusters and arguments: which is fastest, smallest, cheapest?
 
     Each point is a run in the store, remembered as it ends: after a kill, the same command goes on.
+
+    Example: windtunnel sweep --jobs 2 examples/sweeps/llama_debug.yaml
     """
     from rich.console import Console
 
+    from windtunnel import api
     from windtunnel.base.errors import ScriptError
     from windtunnel.cli.progress import shown_progress
-    from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
+    from windtunnel.training.emulate.sweep import print_sweep
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 
-    what = load_sweep(spec)
-    with shown_progress(f"sweep {what.name}") as progress:
-        folder, rows = run_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
-    found = result(rows)
-    page = folder / "sweep.html"
-    write_page(page, found, f"Sweep {what.name}")
+    with shown_progress(f"sweep {spec.stem}") as progress:
+        done = api.sweep(spec, jobs=jobs, ray=ray, resume=resume, report=report, progress=progress)
+    what, found = done.sweep, done.result
     if as_json:
         typer.echo(
             json.dumps(
-                json_of(found, sweep_id=what.id, name=what.name, left_out=what.left_out, page=str(page))
+                json_of(found, sweep_id=what.id, name=what.name, left_out=what.left_out, page=str(done.page))
             )
         )
     else:
@@ -50,6 +50,6 @@ def sweep(
         print_sweep(found, console, f"Sweep {what.name}")
         if what.left_out:
             console.print(f"{what.left_out} more points are left out by the conditions.", style="dim")
-        console.print(f"Page  [bold]{page}[/]", soft_wrap=True, highlight=False)
+        console.print(f"Page  [bold]{done.page}[/]", soft_wrap=True, highlight=False)
     if not found.done:
-        raise ScriptError(f"all {len(rows)} points failed, the first because: {rows[0]['error']}")
+        raise ScriptError(f"all {len(found.rows)} points failed, the first because: {found.rows[0]['error']}")

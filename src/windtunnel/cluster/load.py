@@ -38,12 +38,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def load_cluster(spec: str) -> Cluster:
+def load_cluster(spec: str | Path) -> Cluster:
     """The cluster that ``spec`` names: ``h100-sxm:16x8`` or a YAML file, with or without ``,key=value``.
 
     Raises `UserError` with one sentence for anything that is not understood.
     """
-    spec = spec.strip()
+    spec = str(spec).strip()
     if not spec:
         raise UserError(f"the cluster is empty, accepted is a YAML file or a name like {EXAMPLE}")
     head, *options = spec.split(",")

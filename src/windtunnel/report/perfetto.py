@@ -91,3 +91,27 @@ def _micros(nanoseconds: int) -> str:
     """The trace's unit, exactly: a float of a long run would lose the nanoseconds."""
     sign, size = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     return f"{sign}{size // 1000}.{size % 1000:03d}"
+
+
+def read_trace(path: Path) -> Timeline:
+    """The timeline that `write_trace` wrote to ``path``, without its arrows; times to the nanosecond."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    queues = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    names: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    spans: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {key: [] for key in queues}
+    for one in events:
+        if one["ph"] == "X":
+            name, kind = (
+                known.setdefault(one[key], len(known)) for known, key in ((names, "name"), (kinds, "cat"))
+            )
+            start = one["ts"] / 1e6
+            spans[one["pid"], one["tid"]].append((start, start + one["dur"] / 1e6, name, kind))
+    tracks = []
+    for key in sorted(queues, key=lambda one: one[1]):
+        start, end, name_of, kind_of = np.array(spans[key], np.float64).reshape(-1, 4).T
+        tracks.append(
+            Track(key[0], queues[key], start, end, name_of.astype(np.int32), kind_of.astype(np.int32))
+        )
+    return Timeline(tracks, list(names), list(kinds))

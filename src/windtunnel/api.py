@@ -1,0 +1,314 @@
+"""What ``import windtunnel as wt`` offers for emulations: `emulate`, `sweep`, and the runs that were kept.
+
+The command line is a thin layer over this. Names of figures are those of docs/summary.md without their unit:
+times are seconds, memory is bytes, shares are from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import units
+from windtunnel.base.errors import UserError
+from windtunnel.cluster.load import load_cluster
+from windtunnel.cluster.model import Cluster
+from windtunnel.report import text
+from windtunnel.report.perfetto import read_trace
+from windtunnel.report.timeline import Timeline
+from windtunnel.store.compare import Comparison, compare
+from windtunnel.store.runs import Store
+from windtunnel.training.emulate import run as emulation
+from windtunnel.training.emulate.emulation import CAPABILITY, EmulationResult, Options, Progress, no_progress
+from windtunnel.training.emulate.policy.search import parse_ranks
+from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, RankFacts, Summary, WaitFacts
+from windtunnel.training.emulate.sweep.execute import run_sweep
+from windtunnel.training.emulate.sweep.page import write_page
+from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep
+from windtunnel.training.emulate.sweep.result import SweepResult, result
+
+Program = Callable[..., Any] | Path | str
+TIMELINE = "timeline.json.gz"
+REPORT = "report.html"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An emulation: its figures, its ranks, and its files in ``directory``. A notebook shows its report.
+
+    ``summary`` has everything, by the names of docs/summary.md. ``result`` has the graphs and arrays behind
+    it; None for a run that was read from the store.
+    """
+
+    summary: Summary
+    result: EmulationResult | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        """Of the run in the store."""
+        return self.summary.run_id
+
+    @property
+    def directory(self) -> Path:
+        """The folder with summary.json, events.jsonl, and the pictures if they were asked for."""
+        return Path(self.summary.directory)
+
+    @property
+    def iteration_time(self) -> float:
+        """Seconds of a steady iteration of the whole job, emulated."""
+        return self.summary.iteration_time_s
+
+    @property
+    def first_iteration_time(self) -> float:
+        """Seconds up to the end of the first iteration, set-up on the device included."""
+        return self.summary.first_iteration_time_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of each device; 0 where tokens could not be counted."""
+        return self.summary.tokens_per_second_per_device
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation, from 0 to 1."""
+        return self.summary.mfu
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation, recomputation included, from 0 to 1."""
+        return self.summary.hfu
+
+    @property
+    def peak_reserved(self) -> int:
+        """Bytes that the allocator holds at most, on the rank that needs most."""
+        return self.summary.peak_reserved_bytes
+
+    @property
+    def peak_allocated(self) -> int:
+        """Bytes of tensors at most, on the rank that needs most."""
+        return max(one.peak_allocated_bytes for one in self.ranks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether no rank runs out of memory."""
+        return self.summary.fits
+
+    @property
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """Classes of ranks that do the same, with the memory and the times of each of their ranks."""
+        return self.summary.ranks
+
+    @property
+    def critical_path(self) -> dict[str, float]:
+        """Where the iteration goes: seconds of the critical rank, by what it does or waits for."""
+        return self.summary.critical_path
+
+    @property
+    def waits(self) -> tuple[WaitFacts, ...]:
+        """The largest waits, with a remedy for each."""
+        return self.summary.waits
+
+    @property
+    def collectives(self) -> tuple[CollectiveFacts, ...]:
+        """Distinct collectives and messages."""
+        return self.summary.collectives
+
+    @property
+    def operators(self) -> tuple[OperatorFacts, ...]:
+        """The operators of an iteration that take longest."""
+        return self.summary.operators
+
+    def timeline(self, ranks: Sequence[int] = ()) -> Timeline:
+        """What ``ranks`` do in the last step, queue by queue; by default those of the report.
+
+        Raises:
+            UserError: the run was read from the store, and its timeline does not have these ranks.
+        """
+        path = self.directory / TIMELINE
+        if self.result is not None:
+            from windtunnel.training.emulate.pictures import shown_ranks
+            from windtunnel.training.emulate.twin.timeline import timeline
+
+            world = self.summary.world_size
+            if wrong := [rank for rank in ranks if not 0 <= rank < world]:
+                raise UserError(f"timeline: rank {wrong[0]} is not one of 0 to {world - 1}")
+            return timeline(self.result.timing, list(ranks) or shown_ranks(self.result))
+        if not path.exists():
+            raise UserError(f"timeline: run {self.id} was kept without pictures: there is no {path}")
+        kept = read_trace(path)
+        if missing := sorted(set(ranks) - set(kept.ranks())):
+            raise UserError(
+                f"timeline: rank {missing[0]} is not in {path}, which has {text.ranks(kept.ranks())}"
+            )
+        chosen = [track for track in kept.tracks if not ranks or track.rank in ranks]
+        return Timeline(chosen, kept.names, kept.kinds)
+
+    def compare(self, *others: Run) -> Comparison:
+        """This run beside others: inputs in which they differ, figures, and their ratios to this one's."""
+        store = Store.open()
+        return compare([store.get(one.id) for one in (self, *others)])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures as a table, and the report with its pictures, if it was written."""
+        one = self.summary
+        rows = {
+            "iteration": units.seconds(self.iteration_time),
+            "tokens/s per device": units.count(self.tokens_per_second),
+            "MFU": units.share(self.mfu),
+            "reserved memory": f"{units.size(self.peak_reserved)}, {'fits' if self.fits else 'does not fit'}",
+            "run": self.id,
+        }
+        cells = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items()
+        )
+        title = " ".join([one.command.script, *one.command.args])
+        head = f"<b>{escape(title)}</b> on {escape(one.cluster.name)}, emulated"
+        path = self.directory / REPORT
+        page = ""
+        if path.exists():
+            page = (
+                '<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:1px solid #ccc" '
+                f'srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe>'
+            )
+        return f"<div>{head}<table>{cells}</table>{page}</div>"
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A sweep that was done. ``result``: its points in order, each with its figures and whether it is on the
+    Pareto front of time, memory and cost. ``page``: the picture of it, one HTML file."""
+
+    sweep: Sweep
+    result: SweepResult
+    page: Path
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """One row of figures for each point, see docs/sweep.md."""
+        return self.result.rows
+
+    @property
+    def front(self) -> list[dict[str, Any]]:
+        """The points than which none that fits is better in time, memory and cost."""
+        return [row for row in self.result.rows if row["pareto"]]
+
+    def _repr_html_(self) -> str:
+        page = escape(self.page.read_text(encoding="utf-8"))
+        return f'<iframe sandbox="allow-scripts" style="width:100%;height:640px" srcdoc="{page}"></iframe>'
+
+
+def emulate(
+    program: Program,
+    *arguments: Any,
+    cluster: Cluster | Path | str = "h100-sxm:1x8",
+    ranks: str = "auto",
+    slow: Sequence[str] = (),
+    jitter: float = 0.0,
+    seed: int = 0,
+    alloc_conf: str = "",
+    max_split_size: int | None = None,
+    tokens: int | None = None,
+    timeline: str = "",
+    jobs: int = 2,
+    timeout: float = 900.0,
+    reserve: float | None = None,
+    profile: str | None = None,
+    report: bool = True,
+    progress: Progress = no_progress,
+) -> Run:
+    """Run a training program as ranks of a cluster that is not there, and keep what was found in the store.
+
+    ``program``: the path of a torchrun-style script, unmodified, or a function that does what such a script
+    does; ``arguments`` are its own. ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that
+    `load_cluster` gave. The other arguments are the options of ``windtunnel emulate``: ``ranks`` to capture
+    (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (``host=3:1.3``), ``jitter`` of operator
+    times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size`` (MiB), ``tokens`` of a
+    step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds, device memory in
+    ``reserve`` that no tensor can have (bytes), a measured ``profile``, and whether to write the ``report``.
+
+        run = wt.emulate("train.py", "--size", "8b", cluster="h100-sxm:16x8")
+        print(run.iteration_time, run.peak_reserved)
+
+    Raises:
+        UserError: an option, the program or the cluster is wrong.
+        ScriptError: the program failed, hung, or would deadlock on that cluster.
+    """
+    where = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    if max_split_size is not None:
+        if "max_split_size_mb" in alloc_conf:
+            raise UserError(
+                "--max-split-size and max_split_size_mb of --alloc-conf are one setting: give one of them"
+            )
+        alloc_conf = ",".join(part for part in (alloc_conf, f"max_split_size_mb:{max_split_size}") if part)
+    if ranks != "auto":
+        parse_ranks(ranks, where.world_size)
+    options = Options(
+        ranks=ranks,
+        slow=(slow,) if isinstance(slow, str) else tuple(slow),
+        jitter=jitter,
+        seed=seed,
+        allocator=alloc_conf,
+        tokens=tokens,
+        jobs=jobs,
+        timeout=timeout,
+        profile=profile,
+        **({} if reserve is None else {"reserve_bytes": reserve}),
+    )
+    shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
+    done = emulation.emulate(
+        program, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress
+    )
+    return Run(done.summary, done.result)
+
+
+def sweep(
+    spec: Path | str,
+    *,
+    jobs: int = 1,
+    ray: str | None = None,
+    resume: bool = True,
+    report: bool = True,
+    progress: Progress = no_progress,
+) -> SweepRun:
+    """Emulate a script over a grid of clusters and arguments, as the file ``spec`` says (docs/sweep.md).
+
+    ``jobs``: processes, each with a group of points; ``ray``: the address of a Ray cluster instead;
+    ``resume``: keep what an earlier call has done; ``report``: write the report of each run, too.
+
+    Raises:
+        UserError: something in the file is wrong, or Ray is not there.
+        ScriptError: a process ended unexpectedly. Points that fail are in the result, with the reason.
+    """
+    what = load_sweep(Path(spec))
+    folder, rows = run_sweep(what, jobs=jobs, ray=ray, resume=resume, pictures=report, progress=progress)
+    found, page = result(rows), folder / "sweep.html"
+    write_page(page, found, f"Sweep {what.name}")
+    return SweepRun(what, found, page)
+
+
+def load_run(name: str = "last") -> Run:
+    """An emulation from the store: by its id, the beginning of one, or ``last``.
+
+    Raises:
+        UserError: there is no such run, or it is none of an emulation that was done.
+    """
+    if name == "last":
+        newest = runs(1)
+        if not newest:
+            raise UserError("the store has no emulation that was done")
+        return newest[0]
+    found = Store.open().get(name)
+    if found.summary is None or found.capability != CAPABILITY:
+        raise UserError(
+            f"run {found.id} of {found.capability} is {found.status}: it has no figures of an emulation"
+        )
+    return Run(Summary.from_json(found.summary))
+
+
+def runs(limit: int | None = None) -> list[Run]:
+    """The newest ``limit`` emulations in the store that were done (None: all), newest first."""
+    kept = (run.summary for run in Store.open().list(capability=CAPABILITY) if run.summary is not None)
+    return [Run(Summary.from_json(summary)) for summary, _ in zip(kept, range(limit or 10**9), strict=False)]

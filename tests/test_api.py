@@ -1,0 +1,146 @@
+"""``import windtunnel as wt``: light, typed, and good in a notebook."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from windtunnel.store.runs import Store
+
+ROOT = Path(__file__).parent.parent
+
+
+def train(width: int, steps: int = 3) -> None:
+    """What a user would write in a notebook."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    model = DistributedDataParallel(torch.nn.Linear(width, width, device=device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(8, width, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> wt.Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(tmp_path_factory.mktemp("home")))
+        return wt.emulate(train, 256, cluster="h100-sxm:2x2")
+
+
+@pytest.fixture
+def kept(run: wt.Run, monkeypatch: pytest.MonkeyPatch) -> wt.Run:
+    """The same run, from the store."""
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(run.directory.parent.parent))
+    monkeypatch.delenv("WINDTUNNEL_STORE", raising=False)
+    return wt.load_run(run.id)
+
+
+def test_all_names_are_there_and_nothing_is_loaded_before_it_is_used() -> None:
+    assert set(wt.__all__) <= set(dir(wt))
+    for name in wt.__all__:
+        assert getattr(wt, name).__doc__, name
+    with pytest.raises(AttributeError, match="has no attribute 'emulat'"):
+        wt.emulat  # noqa: B018
+    code = "import sys, windtunnel; raise SystemExit('numpy' in sys.modules or 'typer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_has_its_figures_as_attributes(run: wt.Run) -> None:
+    assert 0 < run.iteration_time <= run.first_iteration_time
+    assert run.peak_reserved >= run.peak_allocated > 3 * 4 * 256 * 256  # weights, gradients, a bucket
+    assert run.fits
+    assert 0 < run.mfu <= run.hfu < 1
+    assert sum(one.count for one in run.ranks) == 4
+    assert sum(run.critical_path.values()) == pytest.approx(run.iteration_time)
+    assert {one.kind for one in run.collectives} == {"all_reduce"}
+    assert any(one.flops for one in run.operators)
+    assert (run.directory / "report.html").exists()
+    assert (run.directory / "events.jsonl").exists()
+
+
+def test_the_store_gives_the_same_run_back(run: wt.Run, kept: wt.Run) -> None:
+    assert kept == run
+    assert kept.result is None
+    assert wt.load_run() == run
+    assert wt.runs() == [run]
+    Store.open().begin("training.elastic", {}).finish({})
+    assert wt.load_run() == run
+    with pytest.raises(wt.UserError, match=r"training\.elastic is done: it has no figures of an emulation"):
+        wt.load_run(Store.open().get("last").id)
+
+
+def test_timelines_are_of_the_ranks_asked_for(run: wt.Run, kept: wt.Run) -> None:
+    assert run.timeline([3, 1]).ranks() == [3, 1]
+    live, read = run.timeline(), kept.timeline()
+    assert read.ranks() == live.ranks()
+    for one, other in zip(live.tracks, read.tracks, strict=True):
+        np.testing.assert_allclose(one.end, other.end, atol=1.1e-9)
+    with pytest.raises(wt.UserError, match="rank 4 is not one of 0 to 3"):
+        run.timeline([4])
+    with pytest.raises(wt.UserError, match=r"rank 3 is not in .*timeline\.json\.gz, which has"):
+        kept.timeline([3])
+
+
+def test_runs_are_compared(run: wt.Run, kept: wt.Run) -> None:
+    other = wt.emulate(train, 512, cluster=wt.load_cluster("h100-sxm:2x2"), report=False)
+    found = run.compare(other)
+    assert found.inputs["args"] == (["256"], ["512"])
+    ratios = {one.name: one.ratios[1] for one in found.figures}
+    assert ratios["peak_allocated_bytes"] == pytest.approx(other.peak_allocated / run.peak_allocated)
+    with pytest.raises(wt.UserError, match="was kept without pictures"):
+        wt.load_run(other.id).timeline()
+    assert "<iframe" not in other._repr_html_()
+
+
+def test_a_notebook_shows_figures_and_the_report(run: wt.Run) -> None:
+    page = run._repr_html_()
+    assert "h100-sxm:2x2" in page
+    assert "srcdoc=" in page
+    assert "<script" not in page  # all of the report is in the frame
+
+
+def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
+    for given, words in (
+        ({"program": "none.py"}, "script 'none.py' does not exist"),
+        ({"program": train, "cluster": "h100:2x"}, "h100"),
+        ({"program": train, "ranks": "9", "cluster": "h100-sxm:1x2"}, "9"),
+        ({"program": train, "alloc_conf": "max_split_size_mb:1", "max_split_size": 2}, "one setting"),
+    ):
+        with pytest.raises(wt.UserError, match=words) as caught:
+            wt.emulate(**given)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_in_a_real_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    for name in ("WINDTUNNEL_HOME", "IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    notebook = nbformat.read(ROOT / "examples" / "emulate.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
+    nbformat.validate(notebook)
+    # the kernel of this interpreter, whatever kernels this machine has
+    manager = importlib.import_module("jupyter_client.manager").AsyncKernelManager(kernel_name="python3")
+    manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    nbclient.NotebookClient(
+        notebook, timeout=300, km=manager, resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown, figures, ratios = (cell.outputs[0]["data"] for cell in notebook.cells if cell.get("outputs"))
+    assert "srcdoc=" in shown["text/html"]
+    assert figures["text/plain"].startswith("(")
+    assert "iteration_time_s" in ratios["text/plain"]
