@@ -9,7 +9,6 @@ Source: namespaces(7), setns(2), ip-netns(8) for the files that hold networks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import socket
@@ -18,6 +17,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from windtunnel.linux.system import NSFS, checked, file_system, libc
 
 T = TypeVar("T")
 KINDS = {
@@ -29,9 +30,7 @@ KINDS = {
 }  # fmt: skip
 """Names as in /proc/PID/ns, with the kernel's flags."""
 _BIND, _DETACH = 0x1000, 0x2
-_NSFS_MAGIC = 0x6E736673
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(where: Path | str | int, kind: str = "net") -> None:
@@ -41,7 +40,7 @@ def enter(where: Path | str | int, kind: str = "net") -> None:
     """
     held = where if isinstance(where, int) else os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _checked(_libc.setns(held, KINDS[kind]), str(where))
+        checked(libc.setns(held, KINDS[kind]), str(where))
     finally:
         if not isinstance(where, int):
             os.close(held)
@@ -63,32 +62,31 @@ def make_network(file: Path) -> None:
     """A new network, with its loopback device up, held by ``file`` until `release`. Raises OSError."""
 
     def make() -> None:
-        _checked(_libc.unshare(KINDS["net"]), "unshare")
+        checked(libc.unshare(KINDS["net"]), "unshare")
         _loopback_up()
         file.touch()
         own = f"/proc/self/task/{threading.get_native_id()}/ns/net"
-        _checked(_libc.mount(own.encode(), os.fsencode(file), None, _BIND, None), str(file))
+        checked(libc.mount(own.encode(), os.fsencode(file), None, _BIND, None), str(file))
 
     _in_thread(make)
 
 
 def holds_namespace(file: Path) -> bool:
     """Whether a namespace is held there: after a restart of the machine the file is a plain, empty one."""
-    fields = (ctypes.c_long * 32)()
-    return _libc.statfs(os.fsencode(file), fields) == 0 and fields[0] == _NSFS_MAGIC
+    return file_system(file) == NSFS
 
 
 def release(file: Path) -> None:
     """Let go of the namespace that ``file`` holds and remove the file; absent is fine. Raises OSError."""
     while holds_namespace(file):
-        _checked(_libc.umount2(os.fsencode(file), _DETACH), str(file))
+        checked(libc.umount2(os.fsencode(file), _DETACH), str(file))
     file.unlink(missing_ok=True)
 
 
 def set_hostname(where: Path | int, name: str) -> None:
     """Give the uts namespace (of the process behind a pidfd) another host name. Raises OSError."""
     text = name.encode()
-    within(where, lambda: _checked(_libc.sethostname(text, len(text)), "sethostname"), "uts")
+    within(where, lambda: checked(libc.sethostname(text, len(text)), "sethostname"), "uts")
 
 
 def _in_thread(work: Callable[[], T]) -> T:
@@ -115,9 +113,3 @@ def _loopback_up() -> None:
         request = struct.pack("16sh22x", b"lo", 0)
         _, flags = struct.unpack("16sh22x", fcntl.ioctl(plug, _GET_FLAGS, request))
         fcntl.ioctl(plug, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _UP))
-
-
-def _checked(result: int, what: str) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.live.files import kernel
-from windtunnel.agents.sandbox.live.machine.cgroup import mounts
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.linux import cgroup, mounts
 
 COUNTER = """cat > /workspace/count.sh <<'END'
 trap 'n=$((n + 1)); echo $n > /tmp/.count.new; mv /tmp/.count.new /tmp/count' USR1
@@ -43,7 +42,7 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
 def frozen(home: Path) -> list[str]:
     """Names of the sandboxes of a home that stand still."""
     found = []
-    for file in (mounts().unified / f"windtunnel-{Home(home).tag}").glob("*/cgroup.events"):
+    for file in (cgroup.mounts().unified / f"windtunnel-{Home(home).tag}").glob("*/cgroup.events"):
         if "frozen 1" in file.read_text():
             found.append(file.parent.name)
     return found
@@ -58,7 +57,7 @@ def traces(home: Path) -> list[str]:
         with contextlib.suppress(OSError):
             if home_text in file.read_text():
                 found.append(f"{file.parent.parent.name}: {file.read_text().strip()}")
-    points = mounts()
+    points = cgroup.mounts()
     for point in {points.unified, *points.v1.values()}:
         if (point / f"windtunnel-{tag}").exists():
             found.append(str(point / f"windtunnel-{tag}"))
@@ -96,11 +95,11 @@ def checked(host: Any) -> None:
 def small_disk(at: Path, size: str) -> Iterator[Path]:
     """A tmpfs of ``size`` mounted at ``at``."""
     at.mkdir(parents=True, exist_ok=True)
-    kernel.mount("tmpfs", at, "tmpfs", 0, f"size={size}")
+    mounts.mount("tmpfs", at, "tmpfs", 0, f"size={size}")
     try:
         yield at
     finally:
-        kernel.unmount(at)
+        mounts.unmount(at)
 
 
 def fill(folder: Path) -> Path:

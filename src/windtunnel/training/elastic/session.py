@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.linux.system import adopt_orphans
 from windtunnel.store.objects import open_files
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
@@ -178,7 +179,7 @@ def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
             # One write, so that it does not mix with the trainers' lines.
             os.write(2, f"windtunnel {line}\n".encode())
 
-    cleanup.adopt()
+    adopt_orphans()
     with _terminable(), Launched(job, folder, narrate, None) as launched:
         outcome = launched.wait()
         events = launched.events()

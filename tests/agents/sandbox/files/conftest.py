@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pool_support import KINDS, Opener, need_btrfs, need_root
 
-from windtunnel.agents.sandbox.live.files import Pool, kernel, open_pool, overlay
+from windtunnel.agents.sandbox.live.files import Pool, open_pool, overlay
+from windtunnel.linux import mounts
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     yield open_kind
     for pool in pools:
         pool.close(unmount=True)
-    assert not [each for each in kernel.mounts() if each.point.startswith(str(tmp_path))]
+    assert not [each for each in mounts.table() if each.point.startswith(str(tmp_path))]
 
 
 @pytest.fixture(params=KINDS)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from pool_support import Opener, need_root, state
 
-from windtunnel.agents.sandbox.live.files import Pool, PoolError, kernel, open_pool
+from windtunnel.agents.sandbox.live.files import Pool, PoolError, open_pool
+from windtunnel.linux import mounts
 
 IMPORTER = """
 import signal, sys
@@ -83,7 +84,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(
         monkeypatch.setattr(overlay, "works", lambda at: False)
     disk = tmp_path / "disk"
     disk.mkdir()
-    kernel.mount("tmpfs", disk, "tmpfs", 0, "size=6m")
+    mounts.mount("tmpfs", disk, "tmpfs", 0, "size=6m")
     try:
         pool: Pool = open_pool(disk / "pool", kind="copy")
         try:
@@ -102,7 +103,7 @@ def test_a_full_disk_of_copies_keeps_what_it_has(
         finally:
             pool.close(unmount=True)
     finally:
-        kernel.unmount(disk)
+        mounts.unmount(disk)
 
 
 @pytest.mark.parametrize("kind", ["btrfs", "overlay", "plain"])
@@ -133,4 +134,4 @@ def test_a_stale_mount_is_collected(opened: Opener, image: Path) -> None:
     os.rename(root.parents[1] / "live/box", root.parents[1] / "trash/box")
     assert any(str(root) in words for words in pool.leftovers(set(), set()))
     pool.collect(set(), set())
-    assert not kernel.mounts_at(root)
+    assert not mounts.at(root)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from pool_support import Opener, need_btrfs, need_root, state
 
-from windtunnel.agents.sandbox.live.files import Pool, PoolError, kernel, loop, open_pool
+from windtunnel.agents.sandbox.live.files import Pool, PoolError, loop, open_pool
+from windtunnel.linux import mounts
 
 
 def test_a_root_is_the_image_and_a_snapshot_brings_it_back(pool: Pool, image: Path) -> None:
@@ -84,14 +85,14 @@ def test_mounting_twice_is_one_private_mount(pool: Pool, image: Path) -> None:
     pool.create("box", pool.import_image(str(image)))
     root = pool.mount("box")
     assert pool.mount("box") == root
-    assert len(kernel.mounts_at(root)) == 1
+    assert len(mounts.at(root)) == 1
     with open("/proc/self/mountinfo", encoding="ascii", errors="replace") as lines:
         shown = [line for line in lines if f" {root} " in line or f" {root.parent} " in line]
     assert shown and not any("shared:" in line or "master:" in line for line in shown)
     assert "nodev" in next(line for line in shown if f" {root} " in line)
     pool.unmount("box")
     pool.unmount("box")
-    assert not kernel.mounts_at(root)
+    assert not mounts.at(root)
 
 
 def test_a_busy_root_is_replaced_all_the_same(pool: Pool, image: Path) -> None:
@@ -225,7 +226,7 @@ def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
             for _ in range(4)
         ]
         assert [process.communicate()[0].strip() for process in running] == ["btrfs"] * 4
-        assert len(kernel.mounts_at(folder)) == 1
+        assert len(mounts.at(folder)) == 1
         assert len(_loops(loop.image_of(folder))) == 1
     finally:
         open_pool(folder).close(unmount=True)
@@ -266,11 +267,11 @@ def test_a_restarted_host_finds_all_snapshots(opened: Opener, image: Path, tmp_p
 def test_a_device_that_is_attached_already_is_used_again(opened: Opener, tmp_path: Path) -> None:
     pool = opened("btrfs")
     image = loop.image_of(tmp_path / "pool")
-    device, name = loop._attached(image) or (-1, "")
+    device, name = mounts.loop_of(image) or (-1, "")
     try:
         pool.close(unmount=True)
         open_pool(tmp_path / "pool")
-        assert kernel.mounts_at(tmp_path / "pool")[0].source == name
+        assert mounts.at(tmp_path / "pool")[0].source == name
         assert len(_loops(image)) == 1
     finally:
         os.close(device)

@@ -12,18 +12,11 @@ import pytest
 from inspect_cell import Cell, files_may_have_changed
 from test_inspect_files import BEFORE, CHANGED, SAME
 
-from windtunnel.agents.sandbox.live.inspect import (
-    InspectError,
-    Inspector,
-    bpf,
-    btf,
-    kernel,
-    native,
-    open_inspector,
-)
+from windtunnel.agents.sandbox.live.inspect import InspectError, Inspector, kernel, native, open_inspector
 from windtunnel.agents.sandbox.model import References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.base.errors import UserError
+from windtunnel.linux import bpf
 
 
 @pytest.fixture
@@ -180,32 +173,6 @@ def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InspectError, match="ebpf: needs root"):
         open_inspector("ebpf")
     assert open_inspector().kind == "activity"
-
-
-def test_a_kernel_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(command: int, attributes: bytes) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(bpf, "_bpf", refused)
-    with pytest.raises(InspectError, match="does not let this process load BPF programs: Operation not"):
-        bpf.loaded(bpf.programs(native.locate().read_bytes())[0], _Anything())
-
-
-class _Anything(dict[str, bpf.Map]):
-    def __missing__(self, key: str) -> bpf.Map:
-        return object.__new__(_NoMap)
-
-
-class _NoMap(bpf.Map):
-    fd = 0
-
-
-def test_a_kernel_without_type_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InspectError, match="no kernel type data"):
-        btf.load(tmp_path / "vmlinux")
-    (tmp_path / "short").write_bytes(b"\x9f\xeb\x01")
-    with pytest.raises(InspectError, match="cut short"):
-        btf.load(tmp_path / "short")
 
 
 def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:

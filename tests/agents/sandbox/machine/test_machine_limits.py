@@ -9,25 +9,9 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, MachineError, collect, leftovers
-from windtunnel.agents.sandbox.live.machine.cgroup import mounts
-from windtunnel.agents.sandbox.live.machine.processes import look
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, Spec
-
-
-def test_mounts_are_found_on_hybrid_and_on_pure_hosts(tmp_path: Path) -> None:
-    file = tmp_path / "mountinfo"
-    file.write_text(
-        "1 0 0:1 / / rw - ext4 /dev/vda rw\n"
-        "2 1 0:2 / /cg/cpu rw,relatime shared:1 - cgroup cgroup rw,cpu,cpuacct\n"
-        "3 1 0:3 / /cg/unified rw - cgroup2 cgroup2 rw\n"
-    )
-    assert (mounts(file).unified, mounts(file).v1) == (Path("/cg/unified"), {"cpu": Path("/cg/cpu")})
-    file.write_text("3 1 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-    assert (mounts(file).unified, mounts(file).v1) == (Path("/sys/fs/cgroup"), {})
-    file.write_text("1 0 0:1 / / rw - ext4 /dev/vda rw\n")
-    with pytest.raises(MachineError, match="no cgroup v2 mount"):
-        mounts(file)
+from windtunnel.linux.processes import look
 
 
 @pytest.mark.root

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.files import PoolError
-from windtunnel.agents.sandbox.live.machine import processes
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, ProcessEffect, References
+from windtunnel.linux import processes
 
 LISTED = 4096
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
-from windtunnel.linux import namespaces, network
+from windtunnel.linux import namespaces, network, processes
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.job import Job
 from windtunnel.training.elastic.live import cleanup, forked, rendezvous
@@ -364,7 +364,7 @@ class Launched:
             for found in self.places().values():
                 self._adopted.update(found["workers"].values())
         if self._adopted:
-            self._adopted -= cleanup.reap(self._adopted)
+            self._adopted -= processes.reap(self._adopted)
         for machine in self._machines:
             status = machine.process.poll()
             # A machine that is gone is replaced by the supervisor; one that cannot begin would be for ever.
@@ -461,7 +461,7 @@ class Launched:
             process.wait(PATIENCE)
         if supervisor is not None and supervisor.stdout is not None:
             supervisor.stdout.close()
-        cleanup.reap(self._adopted)
+        processes.reap(self._adopted)
         if self.network is not None:
             self.network.close()
         shutil.rmtree(self.memory, ignore_errors=True)

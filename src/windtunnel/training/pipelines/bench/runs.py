@@ -25,9 +25,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.linux.system import adopt_orphans
 from windtunnel.training.elastic.events import Recovery, recoveries
 from windtunnel.training.elastic.job import PRELOAD
-from windtunnel.training.elastic.live import cleanup
 from windtunnel.training.elastic.live.launch import Launched, launch
 from windtunnel.training.elastic.policy.rules import Rules
 
@@ -314,7 +314,7 @@ def fly_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """A folder of its own on disk, for one run; removed with all that is in it."""
-    cleanup.adopt()
+    adopt_orphans()
     path = Path(tempfile.mkdtemp(prefix="windtunnel-bench-"))
     try:
         yield path

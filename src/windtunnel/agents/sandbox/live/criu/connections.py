@@ -10,11 +10,11 @@ Source: Linux, sock_diag(7) and inet_diag.h (SOCK_DESTROY).
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import struct
-import threading
 from pathlib import Path
+
+from windtunnel.linux import namespaces
 
 ESTABLISHED = 1
 CLONE_NEWNET = 0x40000000
@@ -37,21 +37,15 @@ def close_orphans(pid: int, netns: Path) -> int:
     found = orphans(table(pid))
     if not found:
         return 0
-    ended: list[bool] = []
 
-    def enter_and_destroy() -> None:
-        # a thread of its own: entering a network namespace holds for the calling thread alone
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open(netns, "rb") as file:
-            if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
-                return
+    def end() -> int:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            ended.extend(destroy(channel, family, local, remote) for family, local, remote in found)
+            return sum(destroy(channel, family, local, remote) for family, local, remote in found)
 
-    worker = threading.Thread(target=enter_and_destroy, name="close-orphans")
-    worker.start()
-    worker.join()
-    return sum(ended)
+    try:
+        return namespaces.within(netns, end)
+    except OSError:
+        return 0
 
 
 def table(pid: int) -> list[tuple[int, End, End]]:

@@ -9,7 +9,6 @@ killed, which is what a restore that failed should look like.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.failure import CriuError, real_errors
+from windtunnel.linux.system import copied_descriptor
 
 PIDFD_GETFD = 438
 READY_SECONDS = 20.0
@@ -131,16 +131,13 @@ def start_pages(program: Path, images: Path) -> Iterator[Pages]:
 
 def _userfaults(daemon: int) -> list[int]:
     """Copies of the userfaultfd descriptors of ``daemon``; it may end meanwhile, being done."""
-    libc = ctypes.CDLL(None, use_errno=True)
     copies: list[int] = []
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(daemon)
         try:
             for entry in os.scandir(f"/proc/{daemon}/fd"):
                 if "userfaultfd" in os.readlink(entry.path):
-                    copy = libc.syscall(PIDFD_GETFD, handle, int(entry.name), 0)
-                    if copy >= 0:
-                        copies.append(copy)
+                    copies.append(copied_descriptor(handle, int(entry.name)))
         finally:
             os.close(handle)
     return copies

@@ -13,7 +13,6 @@ Source: CRIU, criu/kerndat.c (the cache and why it wants a tmpfs).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import resource
@@ -28,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from windtunnel.linux.system import TMPFS, file_system
 
 TMPFS_MAGIC = 0x01021994
 LOG_BYTES = 20_000
@@ -205,8 +206,5 @@ def _unshare() -> bool:
 
 @cache
 def is_tmpfs(path: str) -> bool:
-    """Whether ``path`` lies on a tmpfs, by statfs(2): its first word is the file system's magic number."""
-    answer = ctypes.create_string_buffer(256)
-    if ctypes.CDLL(None, use_errno=True).statfs(path.encode(), answer) != 0:
-        return False
-    return int.from_bytes(answer.raw[:8], "little") == TMPFS_MAGIC
+    """Whether ``path`` lies on a tmpfs."""
+    return file_system(path) == TMPFS

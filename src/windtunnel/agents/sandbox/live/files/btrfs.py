@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files.kernel import ioctl, opened
+from windtunnel.linux.system import BTRFS, file_system, ioctl, opened
 
 MAGIC = 0x9123683E
 ROOT_INODE = 256
@@ -68,9 +68,7 @@ class Subvolume:
 
 def is_btrfs(folder: Path) -> bool:
     """Whether ``folder`` lies on a btrfs."""
-    block = ctypes.create_string_buffer(256)
-    libc = ctypes.CDLL(None, use_errno=True)
-    return libc.statfs(os.fsencode(folder), block) == 0 and struct.unpack_from("=q", block)[0] == MAGIC
+    return file_system(folder) == BTRFS
 
 
 def _block(raw: bytes) -> ctypes.Array[ctypes.c_char]:

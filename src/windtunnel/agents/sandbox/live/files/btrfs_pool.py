@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox.live.files import btrfs, kernel, lineage, mounting, shared, stream
+from windtunnel.agents.sandbox.live.files import btrfs, lineage, mounting, shared, stream
 from windtunnel.agents.sandbox.live.files.compare import Comparison
 from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.layout import Layout, checked, draft, faults, names
 from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.linux import mounts
+from windtunnel.linux.system import opened
 
 
 class BtrfsPool:
@@ -113,7 +115,7 @@ class BtrfsPool:
                 self._at,
                 box,
                 lambda point: os.path.samefile(point, live),
-                lambda point: kernel.bind(live, point, mounting.FLAGS),
+                lambda point: mounts.bind(live, point, mounting.FLAGS),
             )
 
     def unmount(self, box: str) -> None:
@@ -148,7 +150,7 @@ class BtrfsPool:
                 )
             if since is None:
                 since = lineage.previous(self._at.notes, path, snapshot)
-            with kernel.opened(path) as given:
+            with opened(path) as given:
                 return btrfs.bytes_written(given, since + 1)
 
     def drop_box(self, box: str) -> None:
@@ -262,7 +264,7 @@ class BtrfsPool:
                 mounting.hide_all(self._at)
                 if self._own:
                     # the loop device clears itself with its last user
-                    kernel.unmount(self._at.folder)
+                    mounts.unmount(self._at.folder)
 
 
 def _changed_since(first: Path, second: Path, newer: int) -> list[FileChange]:
@@ -282,5 +284,5 @@ def _changed_since(first: Path, second: Path, newer: int) -> list[FileChange]:
 
 def _paths(subvolume: Path, inodes: set[int]) -> set[str]:
     """All paths of ``inodes`` in ``subvolume``; an inode that is not in it has none."""
-    with kernel.opened(subvolume) as given:
+    with opened(subvolume) as given:
         return {path for inode in inodes for path in btrfs.paths(given, inode)}

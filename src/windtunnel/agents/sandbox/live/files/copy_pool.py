@@ -20,13 +20,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox.live.files import kernel, mounting, overlay, shared, stream
+from windtunnel.agents.sandbox.live.files import mounting, overlay, shared, stream
 from windtunnel.agents.sandbox.live.files.compare import Comparison
 from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.known import Known, load, save, version
 from windtunnel.agents.sandbox.live.files.layout import Layout, checked, draft, faults, names
 from windtunnel.agents.sandbox.live.files.tree import Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.linux import mounts
+from windtunnel.linux.system import sync_file_system
 
 
 class CopyPool:
@@ -103,12 +105,12 @@ class CopyPool:
                     self._at,
                     box,
                     lambda point: os.path.samefile(point, live / "layer"),
-                    lambda point: kernel.bind(live / "layer", point, mounting.FLAGS),
+                    lambda point: mounts.bind(live / "layer", point, mounting.FLAGS),
                 )
             return mounting.visible(
                 self._at,
                 box,
-                lambda point: any(each.source == label for each in kernel.mounts_at(point)),
+                lambda point: any(each.source == label for each in mounts.at(point)),
                 lambda point: overlay.mount(
                     label, point, [self._at.images / image], live / "layer", live / "work"
                 ),
@@ -252,7 +254,7 @@ class CopyPool:
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
-            kernel.sync_file_system(self._snap(snapshot))
+            sync_file_system(self._snap(snapshot))
 
     def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
         return shared.leftovers(self._at, boxes, snapshots)

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import kernel
 from windtunnel.agents.sandbox.live.files.fault import PoolError
+from windtunnel.linux.system import locked, opened
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
 
@@ -107,7 +107,7 @@ def draft(
     It is locked while its maker lives, so that a collector can tell it from what a killed one left.
     """
     path = at.trash / f"new-{name}-{os.getpid()}-{time.monotonic_ns()}"
-    with kernel.locked(at.trash):
+    with locked(at.trash):
         make(path)
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -122,11 +122,11 @@ def draft(
 def abandoned(at: Layout) -> list[Path]:
     """Entries of the trash at which nobody works any more."""
     found = []
-    with kernel.locked(at.trash):
+    with locked(at.trash):
         for name in names(at.trash):
             path = at.trash / name
             try:
-                with kernel.opened(path) as held:
+                with opened(path) as held:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.append(path)
             except BlockingIOError:

@@ -8,31 +8,18 @@ that this process does not see. Source: loop(4), linux/loop.h.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shutil
-import struct
 import subprocess
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.files.fault import PoolError
-from windtunnel.agents.sandbox.live.files.kernel import (
-    MS_NOATIME,
-    MS_PRIVATE,
-    ioctl,
-    locked,
-    mount,
-    mounts_at,
-)
+from windtunnel.linux import mounts
+from windtunnel.linux.mounts import MS_NOATIME, MS_PRIVATE, attach_loop, loop_of, mount
+from windtunnel.linux.system import locked
 
 SMALLEST = 128 << 20
 LARGEST_DEFAULT = 64 << 30
-
-_GET_FREE = 0x4C82
-_CONFIGURE = 0x4C0A
-_GET_STATUS = 0x4C05
-_AUTOCLEAR = 4
 
 
 def image_of(folder: Path) -> Path:
@@ -43,7 +30,7 @@ def mount_pool(folder: Path, size: int | None) -> None:
     """Mount the btrfs of ``folder``'s image file at ``folder``, making it when it is absent. Idempotent."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(folder.name + ".lock")):
-        if any(each.kind == "btrfs" for each in mounts_at(folder)):
+        if any(each.kind == "btrfs" for each in mounts.at(folder)):
             return
         image = image_of(folder)
         if not image.exists():
@@ -83,7 +70,10 @@ def _make(image: Path, size: int | None) -> None:
 
 
 def _mount(image: Path, folder: Path) -> None:
-    device, name = _attached(image) or _attach(image)
+    try:
+        device, name = loop_of(image) or attach_loop(image)
+    except OSError as error:
+        raise PoolError(f"no loop device for {image}: {error.strerror}") from error
     try:
         mount(name, folder, "btrfs", MS_NOATIME, "discard=async,commit=30")
         mount("none", folder, flags=MS_PRIVATE)
@@ -91,59 +81,6 @@ def _mount(image: Path, folder: Path) -> None:
         raise PoolError(f"the btrfs in {image} cannot be mounted: {error.strerror}") from error
     finally:
         os.close(device)
-
-
-def _attached(image: Path) -> tuple[int, str] | None:
-    """The open loop device that ``image`` backs already, and its name."""
-    wanted = os.stat(image)
-    for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
-        name = f"/dev/{entry.parent.parent.name}"
-        try:
-            device = os.open(name, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        status = ctypes.create_string_buffer(232)
-        try:
-            ioctl(device, _GET_STATUS, status)
-            if struct.unpack_from("=QQ", status) == (wanted.st_dev, wanted.st_ino):
-                return device, name
-        except OSError:
-            pass
-        os.close(device)
-    return None
-
-
-def _attach(image: Path) -> tuple[int, str]:
-    """A free loop device over ``image``, open: it clears itself when the last holder closes it."""
-    backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            for _ in range(64):
-                free = ctypes.CDLL(None, use_errno=True).ioctl(control, _GET_FREE)
-                if free < 0:
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-                name = f"/dev/loop{free}"
-                device = os.open(name, os.O_RDWR | os.O_CLOEXEC)
-                # fd, block size, then loop_info64 whose flags lie at its byte 52
-                request = struct.pack("=II", backing, 4096) + struct.pack("=52xI", _AUTOCLEAR).ljust(
-                    232, b"\0"
-                )
-                try:
-                    ioctl(device, _CONFIGURE, ctypes.create_string_buffer(request.ljust(304, b"\0"), 304))
-                except OSError as error:
-                    os.close(device)
-                    if error.errno != errno.EBUSY:
-                        raise
-                    continue
-                return device, name
-        finally:
-            os.close(control)
-    except OSError as error:
-        raise PoolError(f"no loop device for {image}: {error.strerror}") from error
-    finally:
-        os.close(backing)
-    raise PoolError(f"no loop device for {image}: other programs took every one that was free")
 
 
 def usable(folder: Path) -> str:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import kernel
 from windtunnel.agents.sandbox.live.files.layout import Layout
+from windtunnel.linux import mounts
+from windtunnel.linux.system import locked
 
-FLAGS = kernel.MS_NOATIME | kernel.MS_NODEV
+FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
 """No device files: an image may bring some, and they would reach this machine's devices. No access times:
 reading must not count as a change."""
 
@@ -20,15 +21,15 @@ def visible(at: Layout, box: str, same: Callable[[Path], bool], attach: Callable
     point = at.mounts / box
     if _is_mounted(point) and same(point):
         return point
-    with kernel.locked(at.mounts):
+    with locked(at.mounts):
         if _is_mounted(point):
             if same(point):
                 return point
-            while kernel.unmount(point):
+            while mounts.unmount(point):
                 pass
-        if not kernel.mounts_at(at.mounts):
+        if not mounts.at(at.mounts):
             # what is mounted below must not spread to other mount namespaces, and pivot_root(2) asks for it
-            kernel.bind(at.mounts, at.mounts)
+            mounts.bind(at.mounts, at.mounts)
         point.mkdir(exist_ok=True)
         attach(point)
     return point
@@ -36,7 +37,7 @@ def visible(at: Layout, box: str, same: Callable[[Path], bool], attach: Callable
 
 def hidden(at: Layout, box: str) -> None:
     point = at.mounts / box
-    while kernel.unmount(point):
+    while mounts.unmount(point):
         pass
     try:
         point.rmdir()
@@ -47,7 +48,7 @@ def hidden(at: Layout, box: str) -> None:
 def _is_mounted(point: Path) -> bool:
     """Whether ``point`` is a mount of its own: cheaper than reading all mounts, and right for binds too."""
     try:
-        return kernel.mount_id(point) != kernel.mount_id(point.parent)
+        return mounts.mount_id(point) != mounts.mount_id(point.parent)
     except FileNotFoundError:
         return False
 
@@ -74,5 +75,5 @@ def stale(at: Layout, boxes: set[str]) -> list[Path]:
 def hide_all(at: Layout) -> None:
     for name in os.listdir(at.mounts):
         hidden(at, name)
-    while kernel.unmount(at.mounts):
+    while mounts.unmount(at.mounts):
         pass

@@ -13,9 +13,10 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import kernel, mounting
+from windtunnel.agents.sandbox.live.files import mounting
 from windtunnel.agents.sandbox.live.files.layout import Layout
 from windtunnel.agents.sandbox.live.files.tree import remove
+from windtunnel.linux import mounts
 
 _PLAIN = "redirect_dir=nofollow,metacopy=off,index=off"
 
@@ -27,11 +28,11 @@ def mount(
     options = [_PLAIN, "lowerdir=" + ":".join(_escaped(path) for path in lower)]
     if upper is not None and work is not None:
         options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-    kernel.mount(label, point, "overlay", mounting.FLAGS, ",".join(options))
+    mounts.mount(label, point, "overlay", mounting.FLAGS, ",".join(options))
     try:
-        kernel.mount("none", point, flags=kernel.MS_PRIVATE)
+        mounts.mount("none", point, flags=mounts.MS_PRIVATE)
     except OSError:
-        kernel.unmount(point)
+        mounts.unmount(point)
         raise
 
 

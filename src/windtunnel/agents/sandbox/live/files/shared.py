@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import kernel, mounting
+from windtunnel.agents.sandbox.live.files import mounting
 from windtunnel.agents.sandbox.live.files.layout import Layout, abandoned, draft, faults, names
 from windtunnel.agents.sandbox.live.files.source import look_at
+from windtunnel.linux.system import locked
 
 
 def imported(
@@ -23,7 +24,7 @@ def imported(
     if source in names(at.images):
         return source
     found = look_at(source)
-    with kernel.locked(at.images):
+    with locked(at.images):
         if found.name in names(at.images):
             return found.name
         with faults(f"image {source!r} cannot be imported"), draft(at, found.name, make, remove) as made:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from windtunnel.agents.sandbox.live.inspect import bpf, btf, native
+from windtunnel.agents.sandbox.live.inspect import native
 from windtunnel.agents.sandbox.live.inspect.fault import InspectError
-from windtunnel.agents.sandbox.live.inspect.ring import Ring
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS, rules_of
+from windtunnel.linux import LinuxError, bpf
+from windtunnel.linux.bpf import Ring
 
 SLOTS = 1024
 RING = 1 << 22
@@ -90,7 +91,7 @@ def decoded(record: bytes) -> tuple[int, Event]:
 @functools.cache
 def _configuration() -> bytes:
     """``struct config`` of the program, for this kernel."""
-    types, machine = btf.load(), platform.machine()
+    types, machine = bpf.kernel_types(), platform.machine()
     number, registers = _REGISTERS[machine]
     foreign, mask = _FOREIGN[machine]
 
@@ -126,7 +127,7 @@ def missing() -> str:
             kernel.open()
         finally:
             kernel.close()
-    except InspectError as error:
+    except (InspectError, LinuxError) as error:
         return str(error)
     except OSError as error:
         return f"BPF maps or programs cannot be made: {error.strerror}"
@@ -226,7 +227,7 @@ class Kernel:
                 for record in self._ring.drain():
                     self._sink(*decoded(record))
                 self.broken = ""
-            except InspectError as error:
+            except LinuxError as error:
                 self.broken = f"files: {error}"
 
     def add(self, slot: int, cgroup: Path, epoch: int) -> int:

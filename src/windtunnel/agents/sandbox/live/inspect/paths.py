@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from windtunnel.agents.sandbox.live.inspect.fault import InspectError
 from windtunnel.agents.sandbox.live.place import CHANNEL
+from windtunnel.linux.system import open_inside
 
 Place = Literal["root", "elsewhere", "ignored"]
 """root: in what a snapshot of files holds. elsewhere: kept only by a process image (tmpfs). ignored: no
@@ -21,9 +20,6 @@ state."""
 _IGNORED = frozenset(
     b"proc sysfs devpts devtmpfs cgroup cgroup2 debugfs tracefs securityfs bpf binfmt_misc configfs".split()
 )
-_OPENAT2 = 437
-_RESOLVE_IN_ROOT = 0x10
-_libc = ctypes.CDLL(None, use_errno=True)
 _CHANNEL = b"/" + CHANNEL.encode()
 
 
@@ -149,9 +145,9 @@ class Root:
         plain: bytes = os.path.normpath(b"/" + path.lstrip(b"/"))
         if self.place(plain) != "root":
             return plain
-        how = ctypes.create_string_buffer(struct.pack("<QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT))
-        fd: int = _libc.syscall(_OPENAT2, self._fd, ctypes.c_char_p(path), how, ctypes.c_size_t(24))
-        if fd < 0:
+        try:
+            fd = open_inside(self._fd, path, os.O_PATH)
+        except OSError:
             return plain
         try:
             rest = below(os.readlink(f"/proc/self/fd/{fd}".encode()), self.folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import fcntl
 import os
 import stat
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.place import CHANNEL
+from windtunnel.linux.processes import TICKS
+from windtunnel.linux.system import copied_descriptor
 
-_TICK = os.sysconf("SC_CLK_TCK")
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
-_libc = ctypes.CDLL(None, use_errno=True)
 _CHANNEL = f"/{CHANNEL}/"
 Descriptors = frozenset[tuple[str, str, int]]
 """Number, target, and what waits there or where it stands: in a form that compares."""
@@ -33,14 +31,6 @@ class Alive:
     state: str
     cpu: float
     ran: tuple[int, ...]
-
-
-def pids(cgroup: Path) -> list[int]:
-    """Processes in a cgroup; none when it is gone."""
-    try:
-        return [int(word) for word in (cgroup / "cgroup.procs").read_bytes().split()]
-    except OSError:
-        return []
 
 
 def _read(path: str) -> bytes:
@@ -66,7 +56,7 @@ def alive(pid: int) -> Alive | None:
     except (OSError, ValueError, IndexError):
         return None
     command = line[opened + 1 : closed].decode(errors="replace")
-    cpu = (int(words[11]) + int(words[12])) / _TICK
+    cpu = (int(words[11]) + int(words[12])) / TICKS
     return Alive(pid, int(words[19]), command, words[0].decode(), cpu, tuple(ran))
 
 
@@ -84,7 +74,7 @@ def opened(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> 
     socket and, on request, the position in a regular file. The channel's own files do not count."""
     found: list[tuple[str, str, int]] = []
     with contextlib.suppress(OSError):
-        pidfd = _libc.syscall(_PIDFD_OPEN, pid, 0)
+        pidfd = os.pidfd_open(pid)
         try:
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
@@ -98,15 +88,15 @@ def opened(pid: int, seen: Callable[[str], str], *, positions: bool = False) -> 
                         waiting = _position(pid, number)
                     found.append((number, target, waiting))
         finally:
-            if pidfd >= 0:
-                os.close(pidfd)
+            os.close(pidfd)
     return frozenset(found)
 
 
 def _waiting(pidfd: int, number: int) -> int:
     """Bytes that wait to be read from a pipe or socket of another process; -1: not known."""
-    fd = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
-    if fd < 0:
+    try:
+        fd = copied_descriptor(pidfd, number)
+    except OSError:
         return -1
     try:
         count = array.array("i", [0])

@@ -13,6 +13,7 @@ from windtunnel.agents.sandbox.live.inspect.fault import InspectError
 from windtunnel.agents.sandbox.live.inspect.kernel import Count
 from windtunnel.agents.sandbox.live.inspect.processes import Alive, Descriptors
 from windtunnel.agents.sandbox.model import ProcessEffect
+from windtunnel.linux.cgroup import pids_of
 
 ARM_SECONDS = 0.5
 """All trackers of one sandbox together may take this long; what is left over stays unknown."""
@@ -56,7 +57,7 @@ class Tasks:
 
     def alive(self) -> dict[Key, Alive]:
         """All processes of the cgroup that are no zombies."""
-        found = map(processes.alive, processes.pids(self._cgroup))
+        found = map(processes.alive, pids_of(self._cgroup))
         return {(one.pid, one.started): one for one in found if one is not None}
 
     def arm(self) -> None:

@@ -9,9 +9,8 @@ Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system call
 """
 
 from windtunnel.agents.sandbox.live.machine import rootless
-from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.live.machine.group import Group
+from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.leftovers import collect, leftovers
 from windtunnel.agents.sandbox.live.machine.machine import Machine
 from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file

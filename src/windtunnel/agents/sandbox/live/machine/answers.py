@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
-from windtunnel.agents.sandbox.live.machine.group import Group
+from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.inside import Folder
 
 

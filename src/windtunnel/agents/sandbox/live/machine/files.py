@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
-from windtunnel.agents.sandbox.live.machine.inside import IN_ROOT, NO_XDEV, open_inside, opened, write_all
+from windtunnel.agents.sandbox.live.machine.inside import opened
 from windtunnel.agents.sandbox.views import Entry
+from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
+from windtunnel.linux.system import IN_ROOT, NO_XDEV, open_inside
 
 MOST = 2**30
 """Bytes that ``get`` returns at most; larger files go to a file by ``get_to``."""

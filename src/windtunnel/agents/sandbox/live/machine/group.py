@@ -1,4 +1,4 @@
-"""What stands in for a sandbox's control groups where this user may make none: its pid namespace.
+"""What holds a sandbox together: control groups, or where this user may make none, its pid namespace.
 
 Every process of a sandbox is in the pid namespace of its init, whatever it did (the filter of system calls
 refuses to make or enter another), and all of them end with init. So the namespace says what belongs to a
@@ -18,22 +18,49 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.live.machine.processes import TICKS
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits
 from windtunnel.base.processes import boot_id
+from windtunnel.linux import LinuxError, cgroup
+from windtunnel.linux.processes import TICKS, stands, stat
 
 INIT = "init"
 """In the sandbox's folder: pid, start in ticks and boot of its init, which init/rootless.h writes."""
 STOPPED = "stopped"
 """In the sandbox's folder, while it stands still: the pids that were stopped, one in each line."""
-STANDS = frozenset("TtZX")
 TURN = 0.001
 """Seconds between two looks at processes that are about to stop."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cgroup(cgroup.Cgroup):
+    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
+
+    def __init__(self, tag: str, box: str) -> None:
+        with _told("the sandbox has no control group"):
+            super().__init__(Path(f"windtunnel-{tag}") / box)
+
+    def create(self, limits: Limits) -> list[str]:
+        """Make the groups and set the limits; returns, in words, those that could not be set. Raises
+        MachineError, as all methods do for what cannot be done."""
+        with _told("the sandbox has no control group"):
+            return self.make(limits.memory, limits.cpus, limits.pids)
+
+    def freeze(self, timeout: float = 10.0) -> None:
+        with _told("the sandbox could not be frozen"):
+            super().freeze(timeout)
+
+    def kill(self, timeout: float = 30.0) -> None:
+        with _told("the sandbox could not be ended"):
+            super().kill(timeout)
+
+    def remove(self) -> None:
+        with _told("the sandbox's control group is not removed"):
+            super().remove()
 
 
 class Group:
@@ -65,7 +92,7 @@ class Group:
             pid, ticks, boot = (self.path / INIT).read_text().split()
         except (OSError, ValueError):
             return 0
-        fields = _stat(int(pid))
+        fields = stat(int(pid))
         if not fields or fields[0] in "ZX" or fields[19] != ticks or boot != boot_id():
             return 0
         return int(pid)
@@ -104,7 +131,7 @@ class Group:
             with open(self.path / STOPPED, "a", encoding="ascii") as note:
                 while True:
                     now = self.pids()
-                    running = {pid for pid in now if not _stands(pid)}
+                    running = {pid for pid in now if not stands(pid)}
                     if not running and now == before:
                         return
                     before = now
@@ -174,31 +201,16 @@ class Group:
         several processes share counts for each)."""
         ticks = pages = 0
         for pid in self.pids():
-            fields = _stat(pid)
+            fields = stat(pid)
             if fields:
                 ticks += sum(int(field) for field in fields[11:15])
                 pages += int(fields[21])
         return ticks / TICKS, pages * PAGE
 
 
-def _stat(pid: int, thread: str = "") -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty when there is no such process."""
-    file = f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat"
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
     try:
-        with open(file, "rb") as lines:
-            return lines.read().rpartition(b") ")[2].decode("ascii").split()
-    except OSError:
-        return []
-
-
-def _stands(pid: int) -> bool:
-    """Whether every thread of a process is stopped or has ended."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return True
-    for thread in threads:
-        fields = _stat(pid, thread)
-        if fields and fields[0] not in STANDS:
-            return False
-    return True
+        yield
+    except LinuxError as error:
+        raise MachineError(f"{what}: {error}") from error

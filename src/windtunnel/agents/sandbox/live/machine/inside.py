@@ -10,42 +10,14 @@ opened looked at.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-import platform
 import stat
 from collections.abc import Iterator
 
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
-
-OPENAT2 = 437
-NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH, IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
-_libc = ctypes.CDLL(None, use_errno=True)
-assert platform.system() == "Linux"
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-def open_inside(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> int:
-    """A descriptor of ``path`` under the folder ``root``, never of anything outside of it. Raises OSError."""
-    how = _How(flags | os.O_CLOEXEC, mode, resolve | NO_MAGICLINKS)
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise OSError(errno.EINVAL, "a path holds no NUL", path)
-    for _ in range(64):
-        got = _libc.syscall(
-            ctypes.c_long(OPENAT2), ctypes.c_int(root), encoded, ctypes.byref(how), ctypes.c_size_t(24)
-        )
-        code = ctypes.get_errno()
-        # EAGAIN: something was renamed meanwhile, so the kernel could not prove that '..' stayed inside
-        if got >= 0 or code not in (errno.EAGAIN, errno.EINTR):
-            break
-    if got < 0:
-        raise OSError(code, os.strerror(code), path)
-    return int(got)
+from windtunnel.base.atomic import write_all
+from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside
 
 
 @contextlib.contextmanager
@@ -160,12 +132,6 @@ class Folder:
 
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def read_up_to(descriptor: int, limit: int) -> bytes:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from windtunnel.agents.sandbox.live.machine import cgroup as cgroups
 from windtunnel.agents.sandbox.live.machine import network
-from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.live.machine.group import INIT, Group
+from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.namespaces import holds_namespace
 from windtunnel.linux.network import remove_link
 
@@ -67,8 +66,8 @@ def _groups(home: Home) -> set[str]:
     if os.geteuid() != 0:
         return set()
     try:
-        found = cgroups.mounts()
-    except MachineError:
+        found = cgroup.mounts()
+    except LinuxError:
         return set()
     names: set[str] = set()
     for point in (found.unified, *found.v1.values()):

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox.live.machine import files, launch, network, processes, rootless
+from windtunnel.agents.sandbox.live.machine import files, launch, network, rootless
 from windtunnel.agents.sandbox.live.machine.answers import Init
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.inside import Folder
@@ -22,6 +22,7 @@ from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import ShellState, Spec, TurnResult
 from windtunnel.agents.sandbox.views import Entry
 from windtunnel.base.errors import UserError
+from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
 
 SHELL_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")

@@ -16,8 +16,7 @@ import subprocess
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.machine import launch, network
-from windtunnel.agents.sandbox.live.machine.cgroup import Cgroup
-from windtunnel.agents.sandbox.live.machine.group import INIT, Group
+from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import Spec

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Literal
 
-from windtunnel.agents.sandbox.live.machine import processes, scripts
+from windtunnel.agents.sandbox.live.machine import scripts
 from windtunnel.agents.sandbox.live.machine.answers import Answers, Init
 from windtunnel.agents.sandbox.live.machine.cut import goes_on
 from windtunnel.agents.sandbox.live.machine.fault import MachineError
@@ -24,6 +24,7 @@ from windtunnel.agents.sandbox.live.machine.inside import Folder
 from windtunnel.agents.sandbox.live.machine.state import State, differences, replay_script
 from windtunnel.agents.sandbox.live.machine.turn import OnOutput, Outputs
 from windtunnel.agents.sandbox.model import TurnResult
+from windtunnel.linux import processes
 
 STATE_LIMIT = 16 * 2**20
 """Bytes of its state that a shell may have."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.base import atomic
+from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent import environment, fault_injection
@@ -156,7 +157,7 @@ class Agent:
         worker.stale = worker.stale + 1 if late > self.config.frozen_after else 0
         if worker.stale < 2:
             return
-        stopped = environment.state(worker.pid) in "Tt"
+        stopped = processes.state(worker.pid or 0) in ("T", "t")
         if stopped or late > max(self.config.stuck_after, self.config.frozen_after):
             worker.frozen = True
             how = "it is stopped" if stopped else "it does not answer"

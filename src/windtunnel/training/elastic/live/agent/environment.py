@@ -1,4 +1,4 @@
-"""What the agent gives a worker in its environment, and reads of it in /proc."""
+"""What the agent gives a worker in its environment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,3 @@ def environment(
         "WINDTUNNEL_RUN": config.run,
         "WINDTUNNEL_PREFIX": f"{member.prefix}/env",
     }
-
-
-def state(pid: int | None) -> str:
-    """The kernel's letter for what the process does: T is stopped, R runs, S and D sleep; "gone"."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"

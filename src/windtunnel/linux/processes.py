@@ -1,4 +1,7 @@
-"""What the host reads of a sandbox's processes in /proc: parents, sessions, descriptors, names."""
+"""Processes as /proc tells of them (parents, sessions, descriptors, names), and how they are ended.
+
+Source: proc(5), pidfd_open(2).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")
+_STANDS = frozenset("TtZX")
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,47 @@ class Process:
     state: str
 
 
+def stat(pid: int | str, thread: str = "") -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty when there is no such process (or thread)."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].decode("ascii").split()
+    except OSError:
+        return []
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does: T is stopped, R runs, S and D sleep; empty: it is gone."""
+    return next(iter(stat(pid)), "")
+
+
 def look(pid: int) -> Process | None:
     """None when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()
-    except OSError:
+    fields = stat(pid)
+    if not fields:
         return None
-    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]) / TICKS, fields[0].decode())
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]) / TICKS, fields[0])
+
+
+def stands(pid: int) -> bool:
+    """Whether every thread of a process is stopped or has ended."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return all(not fields or fields[0] in _STANDS for fields in (stat(pid, thread) for thread in threads))
+
+
+def carrying(variable: str) -> list[int]:
+    """Process ids of all, but for this one, that were started with ``NAME=value`` in their environment."""
+    wanted = variable.encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(entry))
+    return found
 
 
 def inner_pid(pid: int) -> int:
@@ -135,3 +172,30 @@ def end(pids: set[int], bounds: tuple[float, float] = (0.3, 0.3)) -> None:
 def _closed(handle: int) -> bool:
     os.close(handle)
     return False
+
+
+def kill_carrying(variable: str, timeout: float = 5.0) -> int:
+    """SIGKILL to all that `carrying` finds, until nothing does: how many there were."""
+    killed: set[int] = set()
+    last = time.monotonic() + timeout
+    while time.monotonic() < last:
+        found = carrying(variable)
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(found)
+        time.sleep(0.01)
+    reap(killed)
+    return len(killed)
+
+
+def reap(pids: set[int]) -> set[int]:
+    """Wait for those of ``pids`` that are ended children of ours: the ids of these."""
+    reaped = set()
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                reaped.add(pid)
+    return reaped

@@ -1,8 +1,10 @@
-"""The control groups of one sandbox: its freezer, its limits, and the certainty of what belongs to it.
+"""Control groups: a freezer, limits, and the certainty of what belongs together.
 
-The v2 group always exists: its freezer stops a sandbox as one, its inode names the sandbox to eBPF, and its
-list of processes is complete whatever they did. Where memory, cpu and pids are still v1 controllers (a
-hybrid host), a group of the same name is made in each of them.
+A v2 group always exists: its freezer stops all inside as one, its inode names them to eBPF, and its list of
+processes is complete whatever they did. Where memory, cpu and pids are still v1 controllers (a hybrid host),
+a group of the same name is made in each of them.
+
+Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1 of the kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.model import Limits
+from windtunnel.linux import LinuxError
 
 CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000
@@ -32,7 +33,7 @@ class Mounts:
 
 
 def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Mounts:
-    """Raises MachineError when the host has no v2 mount."""
+    """Raises LinuxError when the host has no v2 mount."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
     for line in mountinfo.read_text().splitlines():
@@ -46,52 +47,54 @@ def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Mounts:
                 if option in CONTROLLERS:
                     v1.setdefault(option, point)
     if unified is None:
-        raise MachineError("this host has no cgroup v2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
+        raise LinuxError("this host has no cgroup v2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
     return Mounts(unified, v1)
 
 
 class Cgroup:
-    """The groups ``<mount>/windtunnel-<tag>/<box>`` of one sandbox."""
+    """The group ``below`` (two names: one of its owner's, its own) in every hierarchy of this host.
 
-    def __init__(self, tag: str, box: str) -> None:
+    Methods raise LinuxError for what cannot be done."""
+
+    def __init__(self, below: Path) -> None:
         found = mounts()
-        below = Path(f"windtunnel-{tag}") / box
         self.path = found.unified / below
         self.v1 = {name: point / below for name, point in found.v1.items()}
 
     @property
     def id(self) -> int:
-        """What bpf_get_current_cgroup_id gives for the sandbox's processes."""
+        """What bpf_get_current_cgroup_id gives for the processes inside."""
         return os.stat(self.path).st_ino
 
     @property
     def procs(self) -> tuple[Path, ...]:
         return tuple(folder / "cgroup.procs" for folder in (*dict.fromkeys(self.v1.values()), self.path))
 
-    def create(self, limits: Limits) -> list[str]:
-        """Make the groups and set the limits; returns, in words, those that could not be set."""
+    def make(self, memory: int | None, cpus: float | None, pids: int | None) -> list[str]:
+        """Make the groups and set the limits (bytes, processors, processes; None for none); returns, in
+        words, those that could not be set."""
         try:
             for folder in (*self.v1.values(), self.path):
                 _made(folder)
         except OSError as error:
-            raise MachineError(f"cannot make a control group: {error.strerror} ({error.filename})") from error
+            words = f"cannot make a control group: {error.strerror} ({error.filename})"
+            raise LinuxError(words, error.errno) from error
         if not self.v1.keys() >= set(CONTROLLERS):
             self._hand_down()
         missed = []
-        for words, controller, wanted in (
-            ("memory", "memory", self._memory(limits.memory)),
-            ("CPUs", "cpu", self._cpu(limits.cpus)),
-            ("processes", "pids", {"pids.max": "max" if limits.pids is None else str(limits.pids)}),
+        for words, controller, limit, wanted in (
+            ("memory", "memory", memory, self._memory(memory)),
+            ("CPUs", "cpu", cpus, self._cpu(cpus)),
+            ("processes", "pids", pids, {"pids.max": "max" if pids is None else str(pids)}),
         ):
             folder = self.v1.get(controller, self.path)
-            unlimited = {"memory": limits.memory, "cpu": limits.cpus, "pids": limits.pids}[controller] is None
             try:
                 for file, value in wanted.items():
-                    if not (folder / file).exists() and (unlimited or "swap" in file or "oom" in file):
+                    if not (folder / file).exists() and (limit is None or "swap" in file or "oom" in file):
                         continue
                     _write(folder / file, value)
             except OSError as error:
-                if not unlimited:
+                if limit is not None:
                     missed.append(f"the limit on {words} could not be set: {error.strerror}")
         return missed
 
@@ -126,24 +129,20 @@ class Cgroup:
         return self.path.exists()
 
     def pids(self) -> set[int]:
-        """Host pids of all processes inside, now."""
-        try:
-            return {int(line) for line in (self.path / "cgroup.procs").read_text().split()}
-        except FileNotFoundError:
-            return set()
+        """Pids of all processes inside, now, as this host sees them."""
+        return set(pids_of(self.path))
 
     def freeze(self, timeout: float = 10.0) -> None:
-        """Stop every process, and return when all stand. Raises MachineError, thawed, when that takes too
-        long."""
+        """Stop every process, and return when all stand. Thawed again when that takes too long."""
         try:
             _write(self.path / "cgroup.freeze", "1")
             self._wait_for(b"frozen 1", timeout)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
             self.thaw()
-            why = (
-                error.strerror if isinstance(error, OSError) and error.strerror else "a process does not stop"
-            )
-            raise MachineError(f"the sandbox could not be frozen: {why}") from error
+            raise LinuxError("a process does not stop") from error
+        except OSError as error:
+            self.thaw()
+            raise LinuxError(str(error.strerror), error.errno) from error
 
     def thaw(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -183,8 +182,8 @@ class Cgroup:
                 return
             except TimeoutError as error:
                 if time.monotonic() > deadline:
-                    raise MachineError(
-                        f"processes {sorted(self.pids())} of the sandbox do not die (they wait for a device)"
+                    raise LinuxError(
+                        f"processes {sorted(self.pids())} do not die (they wait for a device)"
                     ) from error
 
     def remove(self) -> None:
@@ -199,7 +198,7 @@ class Cgroup:
                 except OSError as error:
                     # a process that was just reaped may be counted for a moment longer
                     if time.monotonic() > deadline:
-                        raise MachineError(f"control group {folder} is still in use") from error
+                        raise LinuxError(f"control group {folder} is still in use", error.errno) from error
                     time.sleep(0.002)
                     continue
                 break
@@ -218,8 +217,16 @@ class Cgroup:
         return cpu, _number(file) or 0
 
 
+def pids_of(folder: Path) -> list[int]:
+    """Processes of the group that has this folder; none when it is gone."""
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_bytes().split()]
+    except OSError:
+        return []
+
+
 def _made(folder: Path) -> None:
-    """Make the group and the one above it, which another sandbox that just ends may remove in between."""
+    """Make the group and the one above it, which may be removed in between, with another group."""
     for _ in range(1000):
         with contextlib.suppress(FileNotFoundError):
             folder.parent.mkdir(exist_ok=True)

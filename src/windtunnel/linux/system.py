@@ -1,0 +1,119 @@
+"""The few system calls that Python's ``os`` lacks, and one C library handle for all that make them.
+
+Every function raises ``OSError`` as ``os`` does, so that callers tell a full disk from a missing permission.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH, IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
+"""How openat2(2) resolves a path."""
+TMPFS, BTRFS, NSFS = 0x01021994, 0x9123683E, 0x6E736673
+"""Kinds of file systems, as `file_system` tells them."""
+_OPENAT2, _PIDFD_GETFD = 437, 438
+_BPF = {"x86_64": 321, "aarch64": 280}
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def checked(result: int, what: str) -> int:
+    """``result`` of a C function, or what ``errno`` says when it is negative."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def ioctl(
+    descriptor: int, request: int, argument: int | ctypes.Structure | ctypes.Array[ctypes.c_char]
+) -> int:
+    """``ioctl(2)`` whose argument is a number or is read and written in place."""
+    given = ctypes.c_void_p(argument) if isinstance(argument, int) else ctypes.byref(argument)
+    return checked(libc.ioctl(descriptor, request, given), f"ioctl {request:#x}")
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """``bpf(2)``."""
+    buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
+    return checked(libc.syscall(_BPF[platform.machine()], command, buffer, ctypes.c_uint(128)), "bpf")
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_inside(root: int, path: str | bytes, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> int:
+    """A descriptor of ``path`` under the folder ``root``, never of anything outside of it, by openat2(2)."""
+    how = _How(flags | os.O_CLOEXEC, mode, resolve | NO_MAGICLINKS)
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise OSError(errno.EINVAL, "a path holds no NUL", path)
+    for _ in range(64):
+        got = libc.syscall(
+            ctypes.c_long(_OPENAT2), ctypes.c_int(root), encoded, ctypes.byref(how), ctypes.c_size_t(24)
+        )
+        code = ctypes.get_errno()
+        # EAGAIN: something was renamed meanwhile, so the kernel could not prove that '..' stayed inside
+        if got >= 0 or code not in (errno.EAGAIN, errno.EINTR):
+            break
+    if got < 0:
+        raise OSError(code, os.strerror(code), path)
+    return int(got)
+
+
+def copied_descriptor(pidfd: int, number: int) -> int:
+    """A copy of a descriptor that the process behind ``pidfd`` has open, by pidfd_getfd(2)."""
+    return checked(libc.syscall(_PIDFD_GETFD, pidfd, number, 0), f"descriptor {number}")
+
+
+def file_system(path: Path | str) -> int:
+    """The magic number of the file system on which ``path`` lies (statfs(2)); 0 where there is nothing."""
+    fields = (ctypes.c_long * 32)()
+    return fields[0] if libc.statfs(os.fsencode(path), fields) == 0 else 0
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's descendants leave behind, so that it can be waited for."""
+    checked(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def sync_file_system(folder: Path) -> None:
+    """All written data of the file system that holds ``folder`` is on the disk."""
+    with opened(folder) as given:
+        checked(libc.syncfs(given), str(folder))
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor of ``path``, closed at the end."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among all processes that lock the same file or folder; a file is made when absent.
+
+    The kernel gives the lock back when the process dies, so no stale lock can stay behind.
+    """
+    if path.is_dir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    else:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

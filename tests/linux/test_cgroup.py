@@ -1,0 +1,56 @@
+"""Control groups: where they are mounted, and a group's life with a process inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from windtunnel.linux import LinuxError
+from windtunnel.linux.cgroup import Cgroup, mounts
+from windtunnel.linux.processes import stands
+
+
+def test_mounts_are_found_on_hybrid_and_on_pure_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "mountinfo"
+    file.write_text(
+        "1 0 0:1 / / rw - ext4 /dev/vda rw\n"
+        "2 1 0:2 / /cg/cpu rw,relatime shared:1 - cgroup cgroup rw,cpu,cpuacct\n"
+        "3 1 0:3 / /cg/unified rw - cgroup2 cgroup2 rw\n"
+    )
+    assert (mounts(file).unified, mounts(file).v1) == (Path("/cg/unified"), {"cpu": Path("/cg/cpu")})
+    file.write_text("3 1 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    assert (mounts(file).unified, mounts(file).v1) == (Path("/sys/fs/cgroup"), {})
+    file.write_text("1 0 0:1 / / rw - ext4 /dev/vda rw\n")
+    with pytest.raises(LinuxError, match="no cgroup v2 mount"):
+        mounts(file)
+
+
+@pytest.mark.root
+def test_a_group_is_made_frozen_killed_and_removed() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    group = Cgroup(Path(f"windtunnel-test-{os.getpid()}") / "one")
+    assert group.make(256 << 20, 1.0, 64) == []
+    try:
+        with subprocess.Popen(["sleep", "600"]) as process:
+            for file in group.procs:
+                file.write_text(str(process.pid))
+            assert group.pids() == {process.pid}
+            group.freeze()
+            group.thaw()
+            assert not stands(process.pid)
+            cpu, memory = group.usage()
+            assert cpu >= 0 and memory >= 0
+            group.freeze()
+            group.kill()
+            assert process.wait(10) == -9
+    finally:
+        group.kill()
+        group.remove()
+    assert not group.exists()
+    assert not group.path.parent.exists()
+    group.kill()
+    group.remove()
