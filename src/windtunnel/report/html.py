@@ -1,17 +1,16 @@
 """The report as one HTML file that needs nothing else: no network, no library, light and dark.
 
 Figures, tables and sentences are plain HTML, made here; the three pictures that need a pointer (timeline,
-memory, heat map) are canvases, drawn by the scripts in ``page/`` from arrays that `page_data` packs.
+memory, heat map) are canvases, drawn by the scripts in ``assets/`` from arrays that `page_data` packs.
 """
 
 from __future__ import annotations
 
 import json
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from windtunnel.report import text
+from windtunnel.report.page import page, resource
 from windtunnel.report.page_data import pack_curves, pack_heat, pack_timeline
 from windtunnel.report.sections import (
     about,
@@ -64,42 +63,23 @@ def write_report(
         "memory": curves,
         "heat": pack_heat(heat_map) if heat_map and has_heat else None,
     }
-    shown = [(name, word, body) for name, word, body in sections if body]
-    page = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="windtunnel">
-<link rel="icon" href="data:,">
-<title>{escape(text.command_line(summary))} · windtunnel</title>
-<style>
-{_resource("style.css")}</style>
-</head>
-<body>
-<header><div class="frame">
-<div class="brand">windtunnel</div>
-<h1 class="code">{escape(text.command_line(summary))}</h1>
-<p>{escape(text.cluster_line(summary))}</p>
-<p class="note">{escape(_stamp(summary))}</p>
-</div></header>
-<nav aria-label="Sections"><div class="frame">
-{"".join(f'<a href="#{name}">{word}</a>' for name, word, _ in shown)}
-</div></nav>
-<main class="frame">
-{cards(summary)}
-{"".join(f'<section id="{name}">{body}</section>' for name, _, body in shown)}
-</main>
-<footer class="frame">{escape(text.provenance_sentence(summary))}</footer>
-<div id="tip" role="status" hidden></div>
+    scripts = "".join(resource(name) for name in SCRIPTS)
+    whole = page(
+        text.command_line(summary),
+        [text.cluster_line(summary)],
+        sections,
+        note=_stamp(summary),
+        cards=cards(summary),
+        footer=text.provenance_sentence(summary),
+        tail=f"""<div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_json(data)}</script>
 <script>
-{"".join(_resource(name) for name in SCRIPTS)}</script>
-</body>
-</html>
-"""
+{scripts}</script>
+""",
+        code=True,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(whole, encoding="utf-8")
 
 
 def _stamp(summary: Summary) -> str:
@@ -111,7 +91,3 @@ def _stamp(summary: Summary) -> str:
 def _json(data: object) -> str:
     """JSON that cannot end the element it stands in."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _resource(name: str) -> str:
-    return (files("windtunnel.report") / "page" / name).read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.goodput.advise import Advice, Question
 from windtunnel.training.goodput.twin.model import PHASES, Flight
 
@@ -25,17 +26,12 @@ def write_page(path: Path, cluster: str, question: Question, advice: Advice) -> 
         UserError: it cannot be written.
     """
     reasons = "".join(f"<li>{html.escape(reason)}</li>" for reason in advice.reasons)
-    figures = (progress(question, advice), breakdown(advice))
-    plots = "".join(
-        figure.to_html(full_html=False, include_plotlyjs=index == 0, config={"displaylogo": False})
-        for index, figure in enumerate(figures)
+    sections = (
+        ("advice", "Advice", f'{heading("Advice")}<ul class="plain">{reasons}</ul>'),
+        ("progress", "Progress", heading("Progress") + plot(progress(question, advice))),
+        ("time", "Time", heading("Where the time goes") + plot(breakdown(advice))),
     )
-    text = (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Resilience</title>"
-        "<style>body{font:15px/1.5 system-ui;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}"
-        f"</style><h1>Resilience of {html.escape(cluster)}</h1>"
-        f"<p>Everything on this page is <b>emulated</b>.</p><ul>{reasons}</ul>{plots}</html>"
-    )
+    text = page(f"Resilience of {cluster}", ["Everything on this page is emulated."], sections, plots=True)
     try:
         atomic.replace(path, text)
     except OSError as error:
@@ -44,48 +40,29 @@ def write_page(path: Path, cluster: str, question: Question, advice: Advice) -> 
 
 def progress(question: Question, advice: Advice) -> Any:
     """Work that is kept over time, in days of undisturbed training."""
-    import plotly.graph_objects as plotly
-
-    figure = plotly.Figure()
+    chart = figure("days", "days of undisturbed training done", height=520, hovermode="x unified")
     day = 86400.0
     for flight in sorted(advice.flights, key=lambda flight: -flight.goodput):
         times, steps = _thinned(flight)
         done = [count * question.job.step_time / day for count in steps]
-        figure.add_scatter(x=[time / day for time in times], y=done, mode="lines", name=flight.scheme)
+        chart.add_scatter(x=[time / day for time in times], y=done, mode="lines", name=flight.scheme)
     whole = question.horizon / day
-    figure.add_scatter(
+    chart.add_scatter(
         x=[0, whole], y=[0, whole], mode="lines", name="no failures", line={"dash": "dot", "color": "#999"}
     )
-    figure.update_layout(
-        template="plotly_white",
-        height=520,
-        title="Progress",
-        xaxis_title="days",
-        yaxis_title="days of undisturbed training done",
-        hovermode="x unified",
-    )
-    return figure
+    return chart
 
 
 def breakdown(advice: Advice) -> Any:
     """Where the time goes, a bar for each scheme."""
-    import plotly.graph_objects as plotly
-
-    figure = plotly.Figure()
+    chart = figure("", "", height=420, barmode="stack", xaxis_tickformat=".0%", xaxis_range=[0, 1])
     flights = sorted(advice.flights, key=lambda flight: flight.goodput)
     names = [flight.scheme for flight in flights]
     for phase in PHASES:
         shares = [flight.phases[phase] / flight.horizon for flight in flights]
         if any(shares):
-            figure.add_bar(y=names, x=shares, name=phase, orientation="h", marker_color=COLOURS[phase])
-    figure.update_layout(
-        template="plotly_white",
-        barmode="stack",
-        height=420,
-        title="Where the time goes",
-        xaxis={"tickformat": ".0%", "range": [0, 1]},
-    )
-    return figure
+            chart.add_bar(y=names, x=shares, name=phase, orientation="h", marker_color=COLOURS[phase])
+    return chart
 
 
 def _thinned(flight: Flight) -> tuple[list[float], list[float]]:

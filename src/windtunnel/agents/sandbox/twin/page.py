@@ -10,6 +10,7 @@ from typing import Any
 from windtunnel.agents.sandbox.twin.answers import Answers
 from windtunnel.agents.sandbox.twin.questions import MOST_OVERHEAD, Density
 from windtunnel.base import atomic
+from windtunnel.report.page import INK, figure, heading, page, plot
 
 COLOURS = {
     "conversation": "#8a94a3",
@@ -19,51 +20,28 @@ COLOURS = {
     "semantic": "#2559c0",
     "semantic-fifo": "#8fb0ea",
 }
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; background: #fff }
-body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 0 }
-p { color: #55606e; margin: .3rem 0 .6rem } .tag { border: 1px solid #c9d0d9; border-radius: 4px }
-.tag { padding: 0 .35rem; font-size: 12px; color: #55606e }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td { text-align: right; padding: .25rem .7rem; border-bottom: 1px solid #e3e7ec }
-th:first-child, td:first-child { text-align: left } th { color: #55606e }
-"""
 
 
 def write_page(path: Path, found: Answers, title: str) -> None:
     """Write the page, whole or not at all."""
-    sections = (
-        ("How many sandboxes on a host", _density_words(found), [_overhead, _gate, _hidden]),
-        ("What a notice saves", _SPOT, [_spot]),
-        ("One checkpoint, many forks", _FORKS, [_forks]),
-        ("What the urgent queue is worth", _QUEUE, [_queue]),
-        ("How the store grows", _STORE, [_store]),
+    parts = (
+        ("hosts", "How many sandboxes on a host", _density_words(found), [_overhead, _gate, _hidden]),
+        ("notice", "What a notice saves", _SPOT, [_spot]),
+        ("forks", "One checkpoint, many forks", _FORKS, [_forks]),
+        ("queue", "What the urgent queue is worth", _QUEUE, [_queue]),
+        ("store", "How the store grows", _STORE, [_store]),
     )
-    body, first = "", True
-    for head, words, plots in sections:
-        body += f"<h2>{escape(head)}</h2><p>{escape(words)}</p>"
-        if head.startswith("How many"):
-            body += _breaks(found)
-        for plot in plots:
-            figure = plot(found)
-            body += str(
-                figure.to_html(full_html=False, include_plotlyjs=first, config={"displaylogo": False})
-            )
-            first = False
+    sections = []
+    for name, head, words, charts in parts:
+        body = heading(head) + f"<p>{escape(words)}</p>" + (_breaks(found) if name == "hosts" else "")
+        sections.append((name, head, body + "".join(plot(chart(found)) for chart in charts)))
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.classes.items())
     lead = (
-        f"{found.setting}. Turns: {shares}. {found.assumed[0].upper()}{found.assumed[1:]}. "
-        f"Costs: {found.origin}."
-    )
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p><span class="tag">every figure emulated</span> {escape(lead)}</p>{body}</body></html>\n'
+        f"Every figure is emulated. {found.setting}. Turns: {shares}. "
+        f"{found.assumed[0].upper()}{found.assumed[1:]}. Costs: {found.origin}."
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace(path, page)
+    atomic.replace(path, page(title, [lead], sections, plots=True))
 
 
 _SPOT = (
@@ -105,46 +83,34 @@ def _breaks(found: Answers) -> str:
 
 
 def _figure(x: str, y: str, **layout: Any) -> Any:
-    import plotly.graph_objects as plotly
-
-    figure = plotly.Figure()
-    figure.update_layout(
-        template="plotly_white",
-        height=380,
-        margin={"l": 70, "r": 20, "t": 30, "b": 50},
-        xaxis={"title": {"text": x}},
-        yaxis={"title": {"text": y}, "rangemode": "tozero"},
-        legend={"orientation": "h", "y": 1.12, "x": 0},
-        **layout,
-    )
-    return figure
+    return figure(x, y, yaxis_rangemode="tozero", **layout)
 
 
 def _lines(found: Answers, y: str, value: Callable[[Density], float], *, percent: bool = False) -> Any:
-    figure = _figure("sandboxes on each host", y)
+    chart = _figure("sandboxes on each host", y)
     for policy in _unique(row.policy for row in found.densities):
         rows = [row for row in found.densities if row.policy == policy]
-        figure.add_scatter(
+        chart.add_scatter(
             x=[row.density for row in rows],
             y=[value(row) for row in rows],
             mode="lines+markers",
             name=policy,
             line={"color": COLOURS[policy], "dash": "dot" if policy.endswith("-fifo") else "solid"},
         )
-    figure.update_xaxes(tickvals=sorted({row.density for row in found.densities}))
+    chart.update_xaxes(tickvals=sorted({row.density for row in found.densities}))
     if percent:
-        figure.update_yaxes(tickformat=".1%")
-    return figure
+        chart.update_yaxes(tickformat=".1%")
+    return chart
 
 
 def _overhead(found: Answers) -> Any:
-    figure = _lines(found, "overhead, median", lambda row: max(0.0, row.overhead), percent=True)
-    figure.add_hline(
+    chart = _lines(found, "overhead, median", lambda row: max(0.0, row.overhead), percent=True)
+    chart.add_hline(
         y=MOST_OVERHEAD,
-        line={"dash": "dash", "color": "#55606e", "width": 1},
+        line={"dash": "dash", "color": INK, "width": 1},
         annotation={"text": f"{MOST_OVERHEAD:.1%}", "font": {"size": 11}},
     )
-    return figure
+    return chart
 
 
 def _gate(found: Answers) -> Any:
@@ -152,16 +118,16 @@ def _gate(found: Answers) -> Any:
 
 
 def _hidden(found: Answers) -> Any:
-    figure = _lines(found, "checkpoints hidden in think time", lambda row: row.hidden)
-    figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
-    return figure
+    chart = _lines(found, "checkpoints hidden in think time", lambda row: row.hidden)
+    chart.update_yaxes(tickformat=".0%", range=[0, 1.03])
+    return chart
 
 
 def _spot(found: Answers) -> Any:
-    figure = _figure("notice, s", "work done again, s for each sandbox", barmode="group")
+    chart = _figure("notice, s", "work done again, s for each sandbox", barmode="group")
     for policy in _unique(row.policy for row in found.spots):
         rows = [row for row in found.spots if row.policy == policy]
-        figure.add_bar(
+        chart.add_bar(
             x=[f"{row.notice:g}" for row in rows],
             y=[row.seconds_lost for row in rows],
             name=policy,
@@ -169,49 +135,49 @@ def _spot(found: Answers) -> Any:
             text=[f"{row.saved:.0%} whole" for row in rows],
             textposition="outside",
         )
-    figure.update_xaxes(type="category")
-    return figure
+    chart.update_xaxes(type="category")
+    return chart
 
 
 def _forks(found: Answers) -> Any:
-    figure = _figure("forks", "seconds until they run")
+    chart = _figure("forks", "seconds until they run")
     for lazy in (False, True):
         rows = [row for row in found.fanouts if row.lazy == lazy]
         colour, word = ("#16908f", "lazy") if lazy else ("#2559c0", "whole")
         for part, dash in (("last", "solid"), ("first", "dot")):
-            figure.add_scatter(
+            chart.add_scatter(
                 x=[row.forks for row in rows],
                 y=[getattr(row, part) for row in rows],
                 mode="lines+markers",
                 name=f"{part}, {word}",
                 line={"color": colour, "dash": dash},
             )
-    return figure
+    return chart
 
 
 def _queue(found: Answers) -> Any:
-    figure = _figure("policy, sandboxes, workers", "gate wait, 99th percentile, s", barmode="group")
+    chart = _figure("policy, sandboxes, workers", "gate wait, 99th percentile, s", barmode="group")
     names = [f"{row.policy}, {row.density}, {row.workers}" for row in found.urgents]
-    figure.add_bar(x=names, y=[row.p99 for row in found.urgents], name="urgent queue", marker_color="#2559c0")
-    figure.add_bar(
+    chart.add_bar(x=names, y=[row.p99 for row in found.urgents], name="urgent queue", marker_color="#2559c0")
+    chart.add_bar(
         x=names, y=[row.p99_fifo for row in found.urgents], name="one queue", marker_color="#8fb0ea"
     )
-    return figure
+    return chart
 
 
 def _store(found: Answers) -> Any:
-    figure = _figure("seconds", "MB")
+    chart = _figure("seconds", "MB")
     for policy in _unique(row.policy for row in found.growths):
         rows = [row for row in found.growths if row.policy == policy]
         for part, dash in (("stored", "solid"), ("written", "dot")):
-            figure.add_scatter(
+            chart.add_scatter(
                 x=[row.at for row in rows],
                 y=[getattr(row, part) / 1e6 for row in rows],
                 mode="lines",
                 name=f"{policy}, {part}",
                 line={"color": COLOURS[policy], "dash": dash},
             )
-    return figure
+    return chart
 
 
 def _unique(names: Iterable[str]) -> list[str]:

@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic, units
+from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.emulate.sweep.folder import Row
 from windtunnel.training.emulate.sweep.result import SweepResult, value_text
 
 GIB = 2.0**30
 GREEN, RED = "#1a7f37", "#b3261e"
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733 }
-body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; margin-bottom: 0 } p { color: #55606e; margin: .3rem 0 1rem }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums }
-td.text { overflow-wrap: anywhere } a { color: #0b57d0 }
-th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #e3e7ec }
-th { color: #55606e; font-weight: 600 } td.text, th.text { text-align: left }
-tr.front { font-weight: 600; background: #f0f8f2 } .bad { color: #b3261e }
-"""
 
 
 def write_page(path: Path, found: SweepResult, title: str) -> None:
@@ -33,19 +24,23 @@ def write_page(path: Path, found: SweepResult, title: str) -> None:
             " Green rings: no point that fits is better in time, memory and cost. All figures are emulated"
         )
         lead += "; cost is from the price given." if found.cost_unit == "price" else "; no price was given."
-    plot = _plot(found) if found.done else ""
-    body = f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>{plot}{_table(found, path.parent)}"
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
+    chart = plot(_chart(found)) if found.done else ""
+    sections = (
+        ("points", "Points", f"{heading('Time against memory')}{chart}" if chart else ""),
+        ("table", "Table", f'{heading("All points")}<div class="scroll">{_table(found, path.parent)}</div>'),
     )
-    atomic.replace(path, page, durable=True)
+    atomic.replace(path, page(title, [lead], sections, plots=found.done != []), durable=True)
 
 
-def _plot(found: SweepResult) -> str:
-    import plotly.graph_objects as plotly
-
-    figure = plotly.Figure()
+def _chart(found: SweepResult) -> Any:
+    chart = figure(
+        found.time_title,
+        "worst peak reserved memory, GiB",
+        height=560,
+        hovermode="closest",
+        xaxis_type=_scale([found.time(row) for row in found.done]),
+        yaxis_rangemode="tozero",
+    )
     costs = [found.cost(row) for row in found.done]
     scale = {"cmin": min(costs), "cmax": max(costs), "colorscale": "Viridis", "reversescale": True}
     bar = {"title": {"text": found.cost_title, "side": "right"}, "thickness": 14}
@@ -67,7 +62,7 @@ def _plot(found: SweepResult) -> str:
                 "colorbar": bar,
                 "showscale": rows is (fits or misfits),
             }
-        figure.add_scatter(
+        chart.add_scatter(
             x=[found.time(row) for row in rows], y=[row["peak_reserved_bytes"] / GIB for row in rows],
             mode="markers", name=name, marker=marker, text=[_hover(found, row) for row in rows],
             hovertemplate="%{text}<extra></extra>", hoverinfo="text" if coloured else "skip",
@@ -76,17 +71,11 @@ def _plot(found: SweepResult) -> str:
     for size in sorted({row["memory_bytes"] for row in found.done}):
         if size > 2 * highest:
             continue  # the limit is far away, and showing it would press all points to the bottom
-        figure.add_hline(
+        chart.add_hline(
             y=size / GIB, line={"dash": "dot", "color": RED, "width": 1},
             annotation={"text": f"device memory {units.size(size)}", "font": {"color": RED, "size": 11}},
         )  # fmt: skip
-    figure.update_layout(
-        template="plotly_white", height=560, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest",
-        xaxis={"title": {"text": found.time_title}, "type": _scale([found.time(row) for row in found.done])},
-        yaxis={"title": {"text": "worst peak reserved memory, GiB"}, "rangemode": "tozero"},
-        legend={"orientation": "h", "y": 1.06, "x": 0},
-    )  # fmt: skip
-    return str(figure.to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False}))
+    return chart
 
 
 def _scale(values: list[float]) -> str:
@@ -124,27 +113,29 @@ def _table(found: SweepResult, folder: Path) -> str:
         "fits",
     )
     head = "".join(
-        f"<th{' class=text' if name in texts else ''}>{escape(name)}</th>"
+        f"<th{'' if name in texts else ' class=number'}>{escape(name)}</th>"
         for name in (*heads, found.cost_title, "run")
     )
     return f"<table><tr>{head}</tr>{''.join(_line(found, row, folder) for row in found.rows)}</table>"
 
 
 def _line(found: SweepResult, row: Row, folder: Path) -> str:
-    what = f"<td>{row['point']}</td>" + "".join(
-        f'<td class="text">{escape(words)}</td>' for words in (row["cluster"], _chosen(row))
+    what = f'<td class="number">{row["point"]}</td>' + "".join(
+        f"<td>{escape(words)}</td>" for words in (row["cluster"], _chosen(row))
     )
     if row["status"] == "failed":
-        return f'<tr>{what}<td class="text bad" colspan="8">{escape(row["error"])}</td></tr>'
+        return f'<tr>{what}<td class="bad" colspan="8">{escape(row["error"])}</td></tr>'
     cells = (
         units.seconds(row["iteration_time_s"]), units.count(row["tokens_per_second_per_device"]),
         units.share(row["mfu"]), units.size(row["peak_reserved_bytes"]), units.size(row["headroom_bytes"]),
         "yes" if row["fits"] else "no",
         f"{found.cost(row):.4g}",
     )  # fmt: skip
-    figures = "".join(f"<td{' class=bad' if cell == 'no' else ''}>{escape(cell)}</td>" for cell in cells)
+    figures = "".join(
+        f'<td class="number{" bad" if cell == "no" else ""}">{escape(cell)}</td>' for cell in cells
+    )
     front = ' class="front"' if row["pareto"] else ""
-    run = f'<td class="text">{_run_link(row, folder)}</td>'
+    run = f"<td>{_run_link(row, folder)}</td>"
     return f"<tr{front}>{what}{figures}{run}</tr>"
 
 
