@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hurt import until
 
-from windtunnel.agents.sandbox.bench.recording import record
+from windtunnel.agents.sandbox.bench.twin import record
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Spec

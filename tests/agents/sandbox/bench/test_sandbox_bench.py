@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox import bench
-from windtunnel.agents.sandbox.bench import classes, harness, killing, overhead, recovery, sessions, volume
-from windtunnel.agents.sandbox.bench.killing import KINDS, Reference
+from windtunnel.agents.sandbox.bench import classes, harness, overhead, recovery, sessions, volume
 from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
+from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
 from windtunnel.agents.sandbox.bench.volume import Bytes
 from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
+from windtunnel.agents.sandbox.traces.replay import Shares
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
-from windtunnel.agents.sandbox.traces.stats import Shares
 from windtunnel.base.errors import UserError
 from windtunnel.bench.rows import Row
 
@@ -145,8 +145,8 @@ def test_kills_are_of_all_kinds_and_within_their_sessions(kills: int, seed: int)
 
 def test_a_wrong_recovery_is_counted_and_told() -> None:
     (kill, *_) = recovery.plan([Reference(generate(6), Observation())], 1)
-    good = killing.Outcome(kill, True, (), True)
-    bad = killing.Outcome(kill, False, ("file /a: absent",), True)
+    good = recovery.Outcome(kill, True, (), True)
+    bad = recovery.Outcome(kill, False, ("file /a: absent",), True)
     row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
     assert (row.measured, row.met) == (0.75, False)
     assert "3 of 4 end of turn" in row.note and "file /a: absent" in row.note
@@ -261,6 +261,6 @@ def test_two_kills_of_each_kind_lose_nothing_under_the_semantic_policy() -> None
         reference = Reference(trace, agreed(trace, first, second))
         kills = recovery.plan([reference], 6)
         with harness.opened(home) as host:
-            outcomes = [killing.killed(host, "semantic", kill) for kill in kills]
+            outcomes = [recovery.killed(host, "semantic", kill) for kill in kills]
     assert [outcome.differences for outcome in outcomes] == [()] * 6
     assert all(outcome.correct and not outcome.unreadable for outcome in outcomes)

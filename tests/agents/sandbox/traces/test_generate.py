@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.generate import Mix, generate
-from windtunnel.agents.sandbox.traces.referee import least
-from windtunnel.agents.sandbox.traces.replay import begin, check, replay
+from windtunnel.agents.sandbox.traces.replay import begin, check, replay, shares
 from windtunnel.agents.sandbox.traces.schema import load, save
-from windtunnel.agents.sandbox.traces.stats import shares
+from windtunnel.agents.sandbox.traces.score import least
 from windtunnel.base.errors import UserError
 
 EVEN = Mix(none=1, shell=1, files=1, full=1)

@@ -14,21 +14,20 @@ import pytest
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import shipped
-from windtunnel.agents.sandbox.traces.generate import Mix, generate
+from windtunnel.agents.sandbox.traces.generate import Mix, Think, generate
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.referee import least, weaker
 from windtunnel.agents.sandbox.traces.replay import (
     Output,
     TraceRejected,
     begin,
     check,
     replay,
+    shares,
+    spread,
     unmet,
 )
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
-from windtunnel.agents.sandbox.traces.score import agreed, compare, recovery
-from windtunnel.agents.sandbox.traces.stats import figures, shares, spread
-from windtunnel.agents.sandbox.traces.think import Think, fit
+from windtunnel.agents.sandbox.traces.score import agreed, compare, least, recovery, weaker
 from windtunnel.base.errors import UserError
 
 
@@ -281,17 +280,12 @@ def test_expectations() -> None:
 
 
 def test_figures() -> None:
-    made = figures(shipped(), [Output(1, b"", 0, "exit", 2.0)])
-    assert made.classes.known == made.turns == sum(len(trace.turns) for trace in shipped())
-    assert made.run.median == 2.0 and made.think.count == made.turns - len(shipped())
+    turns = [turn for trace in shipped() for turn in trace.turns]
+    assert shares(turn.true_class for turn in turns).known == len(turns)
     assert shares([]).share(TurnClass.NONE) == 0
     assert spread([1, 3, 2]).median == 2
 
 
-def test_think_times_are_fitted() -> None:
-    found = fit([2.0, 4.0, 8.0, 0.0])
-    assert found.median == pytest.approx(4.0) and found.sigma == pytest.approx(0.6931, abs=1e-3)
-    with pytest.raises(UserError, match="at least 2"):
-        fit([1.0])
+def test_think_times_are_positive() -> None:
     with pytest.raises(UserError, match="median -1"):
         Think(median=-1)

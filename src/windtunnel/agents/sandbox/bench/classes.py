@@ -18,9 +18,9 @@ from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.referee import weaker
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
+from windtunnel.agents.sandbox.traces.score import weaker
 from windtunnel.bench.rows import Row
 
 SECTION = "false-none"

@@ -16,7 +16,7 @@ from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.traces.stats import spread
+from windtunnel.agents.sandbox.traces.replay import spread
 from windtunnel.bench.rows import Row
 
 TIMES, QUICK_TIMES = 20, 6

@@ -34,9 +34,8 @@ from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.replay import begin, play
+from windtunnel.agents.sandbox.traces.replay import begin, play, spread
 from windtunnel.agents.sandbox.traces.schema import Trace
-from windtunnel.agents.sandbox.traces.stats import spread
 from windtunnel.bench.rows import Row
 
 SECTION = "overhead"

@@ -18,10 +18,9 @@ from windtunnel.agents.sandbox.live.machine import MachineError
 from windtunnel.agents.sandbox.model import Manifest, Spec, Turn, TurnResult
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.observe import Observation, listening, observe
+from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace
-from windtunnel.agents.sandbox.traces.tree import digest, tree
 from windtunnel.agents.sandbox.views import BoxInfo
 
 PROGRAMS = "usr"

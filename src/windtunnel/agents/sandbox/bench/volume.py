@@ -18,8 +18,8 @@ from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Played, played, sessions
 from windtunnel.agents.sandbox.model import Manifest, TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
+from windtunnel.agents.sandbox.traces.replay import Shares, shares
 from windtunnel.agents.sandbox.traces.schema import Trace
-from windtunnel.agents.sandbox.traces.stats import Shares, shares
 from windtunnel.bench.rows import Row
 
 SOURCE = "arXiv 2604.28138"

@@ -2,17 +2,21 @@
 
 What a run shows of a turn is its standard output and how it ended. Standard error is not compared: shells
 write notices of ended jobs into it whenever they happen to notice.
+
+And what a run looks like in figures: classes, and how seconds are spread.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from windtunnel.agents.sandbox.model import TurnResult
+from windtunnel.agents.sandbox.model import TurnClass, TurnResult
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 
 
@@ -122,3 +126,47 @@ def recorded(trace: Trace, outputs: Sequence[Output]) -> Trace:
         for turn, output in zip(trace.turns, outputs, strict=True)
     )
     return replace(trace, turns=turns)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Count, sum, median and 95th percentile of some seconds; zeros where there are none."""
+
+    count: int = 0
+    total: float = 0.0
+    median: float = 0.0
+    p95: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many turns are of each class; turns whose class is not known are counted apart."""
+
+    none: int = 0
+    shell: int = 0
+    files: int = 0
+    full: int = 0
+    unknown: int = 0
+
+    @property
+    def known(self) -> int:
+        return self.none + self.shell + self.files + self.full
+
+    def share(self, turn_class: TurnClass) -> float:
+        """Part of the turns of known class that are of this one; 0 when none is known."""
+        count: int = getattr(self, turn_class.word)
+        return count / self.known if self.known else 0.0
+
+
+def spread(seconds: Iterable[float]) -> Spread:
+    values = sorted(seconds)
+    if not values:
+        return Spread()
+    place = min(len(values) - 1, int(0.95 * len(values)))
+    return Spread(len(values), sum(values), statistics.median(values), values[place])
+
+
+def shares(classes: Iterable[TurnClass | None]) -> Shares:
+    """Of true classes, or of those that were decided."""
+    counts = Counter("unknown" if one is None else one.word for one in classes)
+    return Shares(**counts)

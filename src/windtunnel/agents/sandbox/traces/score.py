@@ -1,8 +1,13 @@
-"""Did a recovery lose anything? A killed and recovered run against a fault-free one, part by part.
+"""Did a recovery lose anything, and is a class too weak? Runs and looks against each other, part by part.
 
-Protocol: run the trace twice without a fault and reject it unless both runs agree; then kill at a turn,
-recover, play the remaining turns, and compare later outputs, files, processes, and live services. A recovery
-is correct when all four are equal.
+Protocol of a recovery: run the trace twice without a fault and reject it unless both runs agree; then kill at
+a turn, recover, play the remaining turns, and compare later outputs, files, processes, and live services. A
+recovery is correct when all four are equal.
+
+The *referee* tells the least class of a turn that two full looks at the sandbox, before and after it, allow.
+It is independent of the inspector: it re-reads every file and every descriptor. It sees less than the truth
+in one place, the memory of processes: there it sees only what a probe tells. So a class that it calls too
+weak *is* too weak; that it objects to none does not prove a class (the kills do that).
 
 Source: Crab (arXiv 2604.28138), evaluation of recovery correctness.
 """
@@ -14,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, play
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
@@ -159,3 +165,43 @@ def _processes(reference: tuple[str, ...], seen: tuple[str, ...]) -> list[str]:
         else:
             found.append(f"process {command} is gone")
     return found + [f"process {command} is too many" for command in left]
+
+
+def least(before: Observation, after: Observation) -> tuple[TurnClass, tuple[str, ...]]:
+    """The weakest class that loses nothing of what differs, with its reasons."""
+    full = [f"{one} started" for one in sorted(after.pids - before.pids)]
+    full += [f"{one} ended" for one in sorted(before.pids - after.pids)]
+    if before.processes != after.processes and not full:
+        full.append("the command lines differ")
+    for one in sorted(before.pids & after.pids):
+        if before.descriptors.get(one) != after.descriptors.get(one):
+            full.append(f"{one} has other descriptors")
+    full += [
+        f"service {name} answers otherwise"
+        for name in sorted(before.probes.keys() & after.probes.keys())
+        if before.probes[name] != after.probes[name]
+    ]
+    if before.ports != after.ports:
+        full.append(f"open ports were {list(before.ports)}, are {list(after.ports)}")
+    if full:
+        return TurnClass.FULL, tuple(full)
+    paths = before.tree.keys() | after.tree.keys()
+    files = [path for path in sorted(paths) if before.tree.get(path) != after.tree.get(path)]
+    if files:
+        return TurnClass.FILES, tuple(f"{path} differs" for path in files)
+    shells = sorted(
+        name
+        for name in before.shells.keys() | after.shells.keys()
+        if before.shells.get(name) != after.shells.get(name)
+    )
+    if shells:
+        return TurnClass.SHELL, tuple(f"state of shell {name} differs" for name in shells)
+    return TurnClass.NONE, ()
+
+
+def weaker(decided: TurnClass, before: Observation, after: Observation) -> str:
+    """Why ``decided`` is too weak, in words; empty when the two looks do not contradict it."""
+    truth, reasons = least(before, after)
+    if decided >= truth:
+        return ""
+    return f"class {decided.word} was decided, but at least {truth.word} is needed: {reasons[0]}"

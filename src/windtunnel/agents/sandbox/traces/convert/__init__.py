@@ -17,7 +17,7 @@ from windtunnel.agents.sandbox.traces.convert.cast import from_cast
 from windtunnel.agents.sandbox.traces.convert.mini import from_mini
 from windtunnel.agents.sandbox.traces.convert.parts import Converted
 from windtunnel.agents.sandbox.traces.convert.sweagent import from_sweagent
-from windtunnel.agents.sandbox.traces.think import Think
+from windtunnel.agents.sandbox.traces.generate import Think
 from windtunnel.base.errors import UserError
 
 __all__ = ["Converted", "convert"]

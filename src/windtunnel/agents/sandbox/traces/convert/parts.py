@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from random import Random
 
+from windtunnel.agents.sandbox.traces.generate import Think
 from windtunnel.agents.sandbox.traces.schema import NAME, Trace, TraceTurn
-from windtunnel.agents.sandbox.traces.think import Think
 
 MOST_LINES = 100_000
 """A recorded window that claims a longer file is not believed."""

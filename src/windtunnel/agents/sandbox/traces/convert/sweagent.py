@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.traces.convert.parts import Converted, StandIn, name_from, with_drawn_think
+from windtunnel.agents.sandbox.traces.generate import Think
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
-from windtunnel.agents.sandbox.traces.think import Think
 from windtunnel.base.errors import UserError
 
 NOT_TRANSLATED = re.compile(

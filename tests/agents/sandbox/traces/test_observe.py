@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.traces import tree as tree_module
-from windtunnel.agents.sandbox.traces.observe import listening
-from windtunnel.agents.sandbox.traces.tree import digest, tree
+from windtunnel.agents.sandbox.traces import observe
+from windtunnel.agents.sandbox.traces.observe import digest, listening, tree
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def test_nothing_is_followed_and_nothing_blocks(root: Path) -> None:
 
 
 def test_holes_equal_written_zeros(root: Path) -> None:
-    size = 3 * tree_module.BLOCK + 17
+    size = 3 * observe.BLOCK + 17
     (root / "plain").write_bytes(b"x" + bytes(size - 2) + b"y")
     with (root / "sparse").open("wb") as file:
         file.write(b"x")
@@ -92,13 +91,13 @@ def test_holes_equal_written_zeros(root: Path) -> None:
 
 def test_deep_trees_end(root: Path) -> None:
     here = os.open(root, os.O_RDONLY)
-    for _ in range(tree_module.DEEPEST + 50):
+    for _ in range(observe.DEEPEST + 50):
         os.mkdir("d", dir_fd=here)
         below = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
     os.close(here)
-    assert len(tree(root)) == 3 + tree_module.DEEPEST + 1
+    assert len(tree(root)) == 3 + observe.DEEPEST + 1
 
 
 def test_only_some_folders(root: Path) -> None:
