@@ -129,6 +129,20 @@ def export(
     typer.echo(f"step {step}: {len(names)} tensors in {folder}")
 
 
+@group.command("import")
+def import_step(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint of torch.distributed.checkpoint.")],
+    url: Url,
+    step: Annotated[int, typer.Option(min=0, help="As which step it is stored.")],
+) -> None:
+    """Put a checkpoint of torch.distributed.checkpoint into storage, where a job of any size restores it."""
+    from windtunnel.training.checkpoint.live.dcp import import_stored
+
+    with _told():
+        names = import_stored(folder, url, step)
+    typer.echo(f"step {step}: {len(names)} tensors in {url}")
+
+
 def _there(url: str) -> list[StoredStep]:
     from windtunnel.training.checkpoint.live.storage import steps
 

@@ -93,6 +93,24 @@ def test_export_is_read_by_torch(url: Path, tmp_path: Path) -> None:
         ask("export", url, tmp_path / "other", "--step", 9)
 
 
+def test_import_is_the_way_back(url: Path, tmp_path: Path) -> None:
+    ask("export", url, tmp_path / "dcp", "--step", 2)
+    again = tmp_path / "again"
+    assert "step 7: 1 tensors" in ask("import", tmp_path / "dcp", again, "--step", 7).output
+    assert [row["step"] for row in json.loads(ask("list", again, "--json").output)] == [7]
+    assert "step 7" in ask("verify", again).output
+    ask("export", again, tmp_path / "back")
+    old, new = dcp.load(tmp_path / "dcp"), dcp.load(tmp_path / "back")
+    assert old[0].keys() == new[0].keys()
+    assert all(torch.equal(old[0][name], new[0][name]) for name in old[0])
+    assert old[1] == new[1]
+    with pytest.raises(UserError, match="is complete with another rank0"):
+        ask("export", url, tmp_path / "other", "--step", 1)
+        ask("import", tmp_path / "other", again, "--step", 7)
+    with pytest.raises(UserError, match="no checkpoint of torch"):
+        ask("import", tmp_path / "nowhere", again, "--step", 8)
+
+
 @pytest.mark.parametrize("verb", ["list", "verify", "prune", "export"])
 def test_nothing_there_is_one_sentence(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

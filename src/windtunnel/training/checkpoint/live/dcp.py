@@ -115,8 +115,9 @@ def import_stored(
     *,
     names: dict[str, str] | None = None,
     others: dict[str, Any] | None = None,
-) -> None:
-    """Put a DCP checkpoint into storage at ``url`` as ``step``, where `PeerCheckpointer.restore` finds it.
+) -> list[str]:
+    """Put a DCP checkpoint into storage at ``url`` as ``step``, where `PeerCheckpointer.restore` finds it;
+    the names of its tensors there.
 
     For one that another tool wrote, ``names``: names of the layout by names in it
     (``{"model.0.weight": "model/0.weight"}``), ``others``: what the state has that is not a tensor.
@@ -149,6 +150,7 @@ def import_stored(
     storage.complete_step(
         url, step, world=1, has_shared=False, generation=0, layouts={digest: plan.blobs["rank0"]}
     )
+    return sorted(name for name, _ in tensors)
 
 
 def _own(name: str) -> bool:
