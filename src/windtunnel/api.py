@@ -17,8 +17,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.report import text
-from windtunnel.report.perfetto import read_trace
-from windtunnel.report.timeline import Timeline
+from windtunnel.report.timeline import Timeline, read_trace
 from windtunnel.store.compare import Comparison, compare
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation

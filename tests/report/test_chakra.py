@@ -10,8 +10,16 @@ from graph_examples import graph, graphs, varint, wire
 from hypothesis import given, settings
 
 from windtunnel.base.errors import UserError
-from windtunnel.report.chakra import GraphNodes, read_graph, write_graph
-from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP
+from windtunnel.report.chakra import (
+    COMM_COLL,
+    COMM_RECV,
+    COMM_SEND,
+    COMM_TYPES,
+    COMP,
+    GraphNodes,
+    read_graph,
+    write_graph,
+)
 from windtunnel.report.graph_facts import facts
 
 

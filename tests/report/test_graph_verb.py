@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.graph import register
-from windtunnel.report.chakra import write_graph
-from windtunnel.report.chakra_schema import COMM_COLL, COMP
+from windtunnel.report.chakra import COMM_COLL, COMP, write_graph
 from windtunnel.store.runs import Store
 
 app = typer.Typer()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from report_examples import heat_map, memory_curves, summary, timeline
 
-from windtunnel.report import page_data
+from windtunnel.report import html
 from windtunnel.report.html import write_report
 from windtunnel.report.timeline import HeatMap, Timeline, Track
 
@@ -122,9 +122,9 @@ def test_a_large_timeline_is_cut_to_whole_ranks_and_says_so(tmp_path: Path) -> N
 
 
 def test_a_rank_that_is_too_long_loses_its_shortest_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_data, "MOST_SPANS", 100)
+    monkeypatch.setattr(html, "MOST_SPANS", 100)
     given = timeline(ranks=1, spans=200)
-    packed, note = page_data.pack_timeline(given)
+    packed, note = html.pack_timeline(given)
     assert packed and "left out" in note
     width = np.sort(_array(packed["width"], "<u4") * packed["tick"])
     longest = np.sort(np.concatenate([track.end - track.start for track in given.tracks]))[-100:]
@@ -138,7 +138,7 @@ def test_memory_keeps_its_peak_and_the_tightest_comes_first(tmp_path: Path) -> N
     assert [curve["label"] for curve in data["memory"]] == ["pp=1", "pp=0"]
     columns = data["memory"][1]["columns"]
     allocated, time = _array(columns["allocated"], "<f4"), _array(columns["time"], "<f4")
-    assert len(allocated) <= page_data.CURVE_POINTS
+    assert len(allocated) <= html.CURVE_POINTS
     assert allocated.max() == pytest.approx(93.0 * 2**30) and time[allocated.argmax()] == pytest.approx(
         3333 / 4999
     )

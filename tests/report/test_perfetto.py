@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from report_examples import timeline
 
-from windtunnel.report.perfetto import read_trace, write_trace
-from windtunnel.report.timeline import Timeline, Track
+from windtunnel.report.timeline import Timeline, Track, read_trace, write_trace
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def _files(what: str) -> list[Path]:
 
 
 def _first(nodes: Any, limit: int) -> list[dict[str, Any]]:
-    from windtunnel.report.chakra_schema import NODE_TYPES
+    from windtunnel.report.chakra import NODE_TYPES
     from windtunnel.report.graph_facts import attributes, dependencies
 
     return [

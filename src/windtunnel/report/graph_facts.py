@@ -11,8 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.report.chakra import GraphNodes, Longs
-from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, NODE_TYPES
+from windtunnel.report.chakra import (
+    COMM_COLL,
+    COMM_RECV,
+    COMM_SEND,
+    COMM_TYPES,
+    NODE_TYPES,
+    GraphNodes,
+    Longs,
+)
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,43 @@
 """The report as one HTML file that needs nothing else: no network, no library, light and dark.
 
 Figures, tables and sentences are plain HTML, made here; the three pictures that need a pointer (timeline,
-memory, heat map) are canvases, drawn by the scripts in ``assets/`` from arrays that `page_data` packs.
+memory, heat map) are canvases, drawn by the scripts in ``assets/`` from packed arrays.
+
+These are small enough for one file and exact enough for the eye. Spans become whole ticks
+(the timeline's length over 2³²), in base64; memory curves keep a few hundred points, each the greatest of
+those that it stands for, so that no peak is lost.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.report import text
 from windtunnel.report.page import page, resource
-from windtunnel.report.page_data import pack_curves, pack_heat, pack_timeline
 from windtunnel.report.sections import (
     about,
     cards,
     cluster,
+    collectives,
     critical_path,
     heat_section,
+    memory,
+    operators,
     timeline_section,
     waits,
     warnings,
 )
-from windtunnel.report.tables import collectives, memory, operators
 from windtunnel.report.text import Summary
-from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline
+from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
 
 SCRIPTS = ("common.js", "timeline.js", "charts.js")
 
@@ -91,3 +104,156 @@ def _stamp(summary: Summary) -> str:
 def _json(data: object) -> str:
     """JSON that cannot end the element it stands in."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+MOST_SPANS = 250_000  # about 4 MB of page
+MOST_ARROWS = 20_000
+MOST_POINTS = 40_000  # of all memory curves together
+CURVE_POINTS = 600
+
+
+def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
+    """The timeline for the page's script, and a sentence on what had to be left out ("": nothing)."""
+    tracks, note = _chosen(timeline)
+    if not any(len(track) for _, track, _ in tracks):
+        return None, note
+    begin = min(float(track.start.min()) for _, track, _ in tracks if len(track))
+    span = max(float(track.end.max()) for _, track, _ in tracks if len(track)) - begin
+    tick = max(span, 1e-9) / (2**32 - 1)
+    starts, widths, rows, place = [], [], [], {}
+    offset = 0
+    for number, track, kept in tracks:
+        first = np.round((track.start[kept] - begin) / tick)
+        starts.append(first)
+        widths.append(np.maximum(np.round((track.end[kept] - begin) / tick) - first, 0))
+        rows.append({"rank": track.rank, "queue": track.queue, "begin": offset, "end": offset + len(kept)})
+        place[number] = (offset, kept)
+        offset += len(kept)
+    wide = len(timeline.names) > 2**16
+    kinds = _column(tracks, "kind")
+    packed = {
+        "tick": tick,
+        "span": max(span, 1e-9),
+        "ranks": list(dict.fromkeys(row["rank"] for row in rows)),
+        "tracks": rows,
+        "names": timeline.names,
+        "kinds": timeline.kinds,
+        "used": [timeline.kinds[kind] for kind in np.unique(kinds)],
+        "wide": wide,
+        "start": _base64(np.concatenate(starts), np.uint32),
+        "width": _base64(np.concatenate(widths), np.uint32),
+        "name": _base64(_column(tracks, "name"), np.uint32 if wide else np.uint16),
+        "kind": _base64(kinds, np.uint8),
+    }
+    arrows = _arrows(timeline, place)
+    if len(arrows):
+        packed["flows"] = _base64(arrows, np.uint32)
+    return packed, note
+
+
+def pack_curves(curves: list[MemoryCurve]) -> list[dict[str, Any]]:
+    """The memory curves for the page's script, those with the least headroom first."""
+    most = max(50, min(CURVE_POINTS, MOST_POINTS // max(1, len(curves))))
+    ordered = sorted(curves, key=lambda one: one.capacity - float(one.reserved.max(initial=0)))
+    return [_curve(curve, most) for curve in ordered if len(curve.time)]
+
+
+def pack_heat(heat: HeatMap) -> dict[str, Any]:
+    """The heat map for the page's script."""
+    low, high = float(np.nanmin(heat.value)), float(np.nanmax(heat.value))
+    # Differences of less than one in a thousand are not shown as a full range of colours.
+    spread = max(high - low, 1e-3 * abs(high))
+    return {
+        "hosts": heat.value.shape[0],
+        "devices": heat.value.shape[1],
+        "low": low,
+        "high": low + spread,
+        "unit": heat.unit,
+        "value": _base64(heat.value.ravel(), np.float32),
+    }
+
+
+def _chosen(timeline: Timeline) -> tuple[list[tuple[int, Track, NDArray[np.int64]]], str]:
+    """The tracks that fit into the page: (number, track, spans kept), whole ranks as far as they go."""
+    sizes: dict[int, int] = {}
+    for track in timeline.tracks:
+        sizes[track.rank] = sizes.get(track.rank, 0) + len(track)
+    ranks: list[int] = []
+    for rank in timeline.ranks():
+        if ranks and sum(sizes[one] for one in ranks) + sizes[rank] > MOST_SPANS:
+            break
+        ranks.append(rank)
+    chosen = [(i, track) for i, track in enumerate(timeline.tracks) if track.rank in ranks]
+    shortest = 0.0
+    if sum(len(track) for _, track in chosen) > MOST_SPANS:
+        every = np.concatenate([track.end - track.start for _, track in chosen])
+        shortest = float(np.partition(every, len(every) - MOST_SPANS)[len(every) - MOST_SPANS])
+    notes = []
+    if len(ranks) < len(sizes):
+        notes.append(f"{len(ranks)} of {len(sizes)} ranks are shown")
+    if shortest:
+        notes.append(f"spans of less than {shortest * 1e6:.3g} µs are left out")
+    note = f"{' and '.join(notes)}; timeline.json.gz has all." if notes else ""
+    return [(i, track, np.flatnonzero(track.end - track.start >= shortest)) for i, track in chosen], note
+
+
+def _column(tracks: list[tuple[int, Track, NDArray[np.int64]]], name: str) -> NDArray[np.int32]:
+    return np.concatenate([getattr(track, name)[kept] for _, track, kept in tracks])
+
+
+def _arrows(timeline: Timeline, place: dict[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """Pairs of span numbers of the page, of the arrows whose two ends are both there."""
+    flows = timeline.flows
+    if flows is None:
+        return np.zeros(0, np.int64)
+
+    def ends() -> Iterator[tuple[int, int]]:
+        columns = (flows.from_track, flows.from_span, flows.to_track, flows.to_span)
+        for a, i, b, j in zip(*(column.tolist() for column in columns), strict=True):
+            pair = [_place(place, track, span) for track, span in ((a, i), (b, j))]
+            if pair[0] is not None and pair[1] is not None:
+                yield pair[0], pair[1]
+
+    found = [pair for pair, _ in zip(ends(), range(MOST_ARROWS), strict=False)]
+    return np.array(found, np.int64).ravel()
+
+
+def _place(place: dict[int, tuple[int, NDArray[np.int64]]], track: int, span: int) -> int | None:
+    if track not in place:
+        return None
+    offset, kept = place[track]
+    found = int(np.searchsorted(kept, span))
+    return offset + found if found < len(kept) and kept[found] == span else None
+
+
+def _curve(curve: MemoryCurve, most: int) -> dict[str, Any]:
+    kept = _peaks(curve.allocated, most)
+    columns = {
+        "time": curve.time,
+        "allocated": curve.allocated,
+        "reserved": curve.reserved,
+        **curve.by_category,
+    }
+    return {
+        "label": curve.label,
+        "axis": curve.axis,
+        "capacity": curve.capacity if math.isfinite(curve.capacity) else None,
+        "peak": float(curve.reserved.max()),
+        "categories": [key for key, value in curve.by_category.items() if value.any()],
+        "columns": {key: _base64(value[kept], np.float32) for key, value in columns.items()},
+    }
+
+
+def _peaks(value: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """At most ``most`` places of ``value``, ends included, the greatest of every stretch of equal length."""
+    n = len(value)
+    if n <= most:
+        return np.arange(n)
+    edges = np.linspace(0, n, most - 1).astype(np.int64)
+    best = [a + int(value[a:b].argmax()) for a, b in pairwise(edges.tolist())]
+    return np.unique([0, *best, n - 1])
+
+
+def _base64(values: NDArray[Any], dtype: Any) -> str:
+    little = np.dtype(dtype).newbyteorder("<")
+    return base64.b64encode(np.ascontiguousarray(values, little).tobytes()).decode()

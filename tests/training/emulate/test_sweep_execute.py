@@ -17,7 +17,7 @@ from windtunnel.base.errors import ScriptError
 from windtunnel.cli.sweep import register
 from windtunnel.training.emulate.sweep import execute as group_module
 from windtunnel.training.emulate.sweep import load_sweep, print_sweep, result, run_sweep, write_page
-from windtunnel.training.emulate.sweep.folder import Row
+from windtunnel.training.emulate.sweep.execute import Row
 
 GIB = 2**30
 

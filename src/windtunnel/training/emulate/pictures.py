@@ -18,11 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cluster.draw import picture
-from windtunnel.report.chakra import GraphNodes, write_graph
-from windtunnel.report.chakra_schema import COMM_COLL, COMM_RECV, COMM_SEND, COMM_TYPES, COMP
+from windtunnel.report.chakra import (
+    COMM_COLL,
+    COMM_RECV,
+    COMM_SEND,
+    COMM_TYPES,
+    COMP,
+    GraphNodes,
+    write_graph,
+)
 from windtunnel.report.html import write_report
-from windtunnel.report.perfetto import write_trace
-from windtunnel.report.timeline import HeatMap, MemoryCurve
+from windtunnel.report.timeline import HeatMap, MemoryCurve, write_trace
 from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.graph import Category, EventKind
 from windtunnel.training.emulate.twin.costs.collectives import full_bytes

@@ -1,7 +1,8 @@
 """Emulates the points of a sweep that have not ended yet, one group after another or several at once.
 
-Each point is written down as it ends (`windtunnel.training.emulate.sweep.result`), so that a kill loses at
-most what was in the air. Points that failed are tried again by the next call: what was wrong may lie outside.
+Each point is written down as it ends: one JSON file in ``<home>/sweeps/<id>/points/``, which is there whole
+or not at all, also after a power cut. So a sweep that was killed goes on with the points that have no file.
+Points that failed are tried again by the next call: what was wrong may lie outside.
 
 Points that look the same to the script make a group, so that one capture does for all. What a script sees of
 a cluster is the kind and number of devices in a host and the size of the world. Points that differ only in
@@ -11,6 +12,7 @@ them, and for the others only costed and replayed again.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import threading
@@ -21,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
 from windtunnel.cluster.model import Cluster
@@ -30,8 +33,8 @@ from windtunnel.training.emulate.live.session import Program
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import emulate
 from windtunnel.training.emulate.summary import Summary
-from windtunnel.training.emulate.sweep.folder import Row, forget_rows, read_rows, sweep_folder, write_row
 from windtunnel.training.emulate.sweep.plan import Point, Sweep
+from windtunnel.training.emulate.sweep.result import Row
 
 CAPTURE_JOBS = 2
 """Ranks captured at once by one point, as `windtunnel emulate` does."""
@@ -223,3 +226,31 @@ def _figures(summary: Summary) -> Row:
         "cost_unit": "device-hours" if priced is None else "price",
         "wall_time_s": summary.wall_time_s,
     }
+
+
+def sweep_folder(home: Path, sweep_id: str) -> Path:
+    """The folder of a sweep, made if need be. Raises `UserError` where it cannot be made."""
+    folder = home / "sweeps" / sweep_id
+    try:
+        (folder / "points").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: the folder of the sweep cannot be made ({error.strerror})") from error
+    return folder
+
+
+def write_row(folder: Path, row: Row) -> None:
+    """Remember the outcome of the point ``row["point"]``."""
+    path = folder / "points" / f"{row['point']:05d}.json"
+    atomic.replace(path, json.dumps(row, indent=1) + "\n", durable=True)
+
+
+def read_rows(folder: Path) -> dict[int, Row]:
+    """The outcomes of all points that have ended, by point."""
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("points/*.json"))]
+    return {row["point"]: row for row in rows}
+
+
+def forget_rows(folder: Path) -> None:
+    """Begin again: no point has ended."""
+    for path in folder.glob("points/*.json"):
+        path.unlink()

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.training.emulate.sweep.execute import emulate_group
-from windtunnel.training.emulate.sweep.folder import write_row
+from windtunnel.training.emulate.sweep.execute import emulate_group, write_row
 from windtunnel.training.emulate.sweep.plan import Point
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from windtunnel.base import atomic, units
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.emulate.sweep.folder import Row
-from windtunnel.training.emulate.sweep.result import SweepResult, value_text
+from windtunnel.training.emulate.sweep.result import Row, SweepResult, value_text
 
 GIB = 2.0**30
 GREEN, RED = "#1a7f37", "#b3261e"

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from windtunnel.base import units
 from windtunnel.report import text
-from windtunnel.training.emulate.sweep.folder import Row
+
+Row = dict[str, Any]
+"""The outcome of a point."""
 
 
 @dataclass(frozen=True)
