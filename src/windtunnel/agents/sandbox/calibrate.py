@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.agents.sandbox.costs import Profile, profile_path, save_costs
+from windtunnel.agents.sandbox.costs import SandboxProfile, profile_path, save_costs
 from windtunnel.agents.sandbox.costs_fit import TOGETHER, Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import Limits, Manifest, Spec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention
@@ -53,7 +53,7 @@ def calibrate(
     quick: bool = False,
     home: Path | None = None,
     progress: Callable[[str, float], None] = lambda part, fraction: None,
-) -> Profile:
+) -> SandboxProfile:
     """Measure, fit, and write the profile to ``path`` (default: the user's own). About a minute, or ten
     seconds with ``quick``. Leaves no sandbox, mount or folder behind.
 
@@ -77,7 +77,7 @@ def calibrate(
         seen = _sizes(host, grid, repeats, basics, progress)
         pool, inspector = host.context.pool.kind, host.context.inspector
     costs, errors = fitted(basics, seen)
-    profile = Profile(
+    profile = SandboxProfile(
         costs=costs,
         provenance={
             "machine": f"{os.cpu_count()} CPUs {cpu_name()}",
@@ -260,7 +260,7 @@ def calibrate_here(quick: bool, progress: Progress) -> Calibrated:
     return Calibrated(Path(profile.path), profile.origin, cost_table(profile))
 
 
-def cost_table(profile: Profile) -> Table:
+def cost_table(profile: SandboxProfile) -> Table:
     """The figures of a profile, with where they come from as the caption."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

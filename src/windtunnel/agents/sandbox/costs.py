@@ -22,7 +22,7 @@ NAME = "agents.sandbox"
 
 
 @dataclass(frozen=True)
-class Costs:
+class SandboxCosts:
     """Seconds, bytes, seconds for each byte; ``*_cpu`` are the parts of a time that are CPU (0 to 1).
 
     *Memory* is what a process image holds as raw bytes beyond ``image_base`` and ``image_per_process``;
@@ -151,11 +151,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Profile:
+class SandboxProfile:
     """Costs and where they come from: ``provenance`` (machine, date, versions, load while measured, what
     kind of memory was measured, fit errors) and what the machine has."""
 
-    costs: Costs
+    costs: SandboxCosts
     provenance: dict[str, str] = field(default_factory=dict)
     capabilities: dict[str, str] = field(default_factory=dict)
     path: str = ""
@@ -175,7 +175,7 @@ def profile_path() -> Path:
     return profiles.own(NAME)
 
 
-def load_costs(path: Path | None = None) -> Profile:
+def load_costs(path: Path | None = None) -> SandboxProfile:
     """The profile at ``path``; None: the user's own where there is one, else the shipped one.
 
     Raises UserError when the file is no profile.
@@ -183,9 +183,9 @@ def load_costs(path: Path | None = None) -> Profile:
     if path is None:
         path = profile_path() if profile_path().is_file() else SHIPPED
 
-    def make(data: dict[str, Any]) -> Profile:
-        return Profile(
-            costs=Costs(**{str(name): float(value) for name, value in data["costs"].items()}),
+    def make(data: dict[str, Any]) -> SandboxProfile:
+        return SandboxProfile(
+            costs=SandboxCosts(**{str(name): float(value) for name, value in data["costs"].items()}),
             provenance={str(key): str(value) for key, value in data["provenance"].items()},
             capabilities={str(key): str(value) for key, value in data["capabilities"].items()},
             path=str(path),
@@ -194,7 +194,7 @@ def load_costs(path: Path | None = None) -> Profile:
     return profiles.read(path, "a profile of sandbox costs", VERSION, make)
 
 
-def save_costs(profile: Profile, path: Path) -> None:
+def save_costs(profile: SandboxProfile, path: Path) -> None:
     """Write a profile, whole or not at all."""
     content = {
         "provenance": profile.provenance,

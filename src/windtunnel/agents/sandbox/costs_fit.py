@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import Costs
+from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.twin.fanout import together
+from windtunnel.agents.sandbox.twin.answers import together
 from windtunnel.calibration.fit import least_squares, quartile
 
 TOGETHER = 6
@@ -49,7 +49,7 @@ class Basics:
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
 
-def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[Costs, str]:
+def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[SandboxCosts, str]:
     """Costs from what was measured, and in words how far the lines are from the points."""
     memory = np.array([one.memory for one in seen])
     processes = np.array([float(one.processes) for one in seen])
@@ -65,7 +65,7 @@ def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[Costs, str]:
     fork = max(0.0, quartile(basics.fork) - quartile(basics.restore))
     lazy_seen = np.array([quartile(one.lazy_fork) for one in seen])
     lazy = least_squares([ones, memory], lazy_seen - fork - restore[2] * processes)
-    costs = Costs(
+    costs = SandboxCosts(
         decide=quartile(basics.decide),
         shell=quartile(basics.shell),
         shell_cpu=_share(basics, "shell"),
@@ -107,7 +107,7 @@ def fitted(basics: Basics, seen: Sequence[Seen]) -> tuple[Costs, str]:
     return costs, "median error of the fits: " + ", ".join(words)
 
 
-def _lanes(costs: Costs, seconds: float) -> float:
+def _lanes(costs: SandboxCosts, seconds: float) -> float:
     """With how many lanes the twin says of the checkpoints that ran at once what was measured."""
     work = costs.checkpoint(TurnClass.FULL, processes=1)
     cores = os.cpu_count() or 1

@@ -63,10 +63,10 @@ def emulate(
     from windtunnel.agents.sandbox.costs import load_costs
     from windtunnel.agents.sandbox.traces.schema import load
     from windtunnel.agents.sandbox.twin.answers import answer
+    from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost
     from windtunnel.agents.sandbox.twin.loads import Shape
     from windtunnel.agents.sandbox.twin.page import write_page
     from windtunnel.agents.sandbox.twin.questions import Setting
-    from windtunnel.agents.sandbox.twin.setup import ARMS, Machine
 
     for name, value in (
         ("memory", memory),
@@ -85,7 +85,7 @@ def emulate(
     notices = _numbers("notice", notice, float, 0.001, 86400)
     profile = load_costs(costs)
     setting = Setting(
-        machine=Machine(cores=cores, memory=memory, disk=disk, network=network, workers=workers),
+        machine=EmulatedHost(cores=cores, memory=memory, disk=disk, network=network, workers=workers),
         costs=profile.costs,
         hosts=hosts,
         seed=seed,

@@ -145,8 +145,8 @@ def test_kills_are_of_all_kinds_and_within_their_sessions(kills: int, seed: int)
 
 def test_a_wrong_recovery_is_counted_and_told() -> None:
     (kill, *_) = recovery.plan([Reference(generate(6), Observation())], 1)
-    good = recovery.Outcome(kill, True, (), True)
-    bad = recovery.Outcome(kill, False, ("file /a: absent",), True)
+    good = recovery.KillOutcome(kill, True, (), True)
+    bad = recovery.KillOutcome(kill, False, ("file /a: absent",), True)
     row = recovery.correct_row("semantic", "semantic", 1.0, [good, good, good, bad])
     assert (row.measured, row.met) == (0.75, False)
     assert "3 of 4 end of turn" in row.note and "file /a: absent" in row.note

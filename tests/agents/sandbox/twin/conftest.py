@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plain_costs import plain_costs
 
-from windtunnel.agents.sandbox.costs import Costs
+from windtunnel.agents.sandbox.costs import SandboxCosts
 
 
 @pytest.fixture
-def costs() -> Costs:
+def costs() -> SandboxCosts:
     return plain_costs(
         shell=0.25,
         files_freeze=0.5,

@@ -9,7 +9,7 @@ import pytest
 from plain_costs import plain_costs
 
 from windtunnel.agents.sandbox.calibrate import calibrate, cost_table
-from windtunnel.agents.sandbox.costs import SHIPPED, Profile, load_costs, profile_path, save_costs
+from windtunnel.agents.sandbox.costs import SHIPPED, SandboxProfile, load_costs, profile_path, save_costs
 from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.base.errors import UserError
@@ -37,7 +37,7 @@ def test_no_more_is_new_than_there_is() -> None:
 
 
 def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    profile = Profile(plain_costs(decide=0.25), {"machine": "m", "date": "d"}, {"pool": "copy"})
+    profile = SandboxProfile(plain_costs(decide=0.25), {"machine": "m", "date": "d"}, {"pool": "copy"})
     path = tmp_path / "deep" / "profile.json"
     save_costs(profile, path)
     again = load_costs(path)
@@ -55,7 +55,7 @@ def test_the_users_own_profile_goes_before_the_shipped_one(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     assert load_costs().path == str(SHIPPED)
-    save_costs(Profile(plain_costs(decide=3)), profile_path())
+    save_costs(SandboxProfile(plain_costs(decide=3)), profile_path())
     assert load_costs().costs.decide == 3
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plain_costs import plain_costs
 from typer.testing import CliRunner
 
-from windtunnel.agents.sandbox.costs import Costs, load_costs
+from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
@@ -24,8 +24,8 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Retention
 from windtunnel.agents.sandbox.twin import questions
-from windtunnel.agents.sandbox.twin.fanout import fanout, together
-from windtunnel.agents.sandbox.twin.growth import growth
+from windtunnel.agents.sandbox.twin.answers import fanout, growth, together
+from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost, Made
 from windtunnel.agents.sandbox.twin.loads import effects_of
 from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, validate
 from windtunnel.agents.sandbox.twin.questions import (
@@ -37,7 +37,6 @@ from windtunnel.agents.sandbox.twin.questions import (
     powers,
     spot,
 )
-from windtunnel.agents.sandbox.twin.setup import ARMS, Machine, Made
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.emulate import register
 
@@ -57,7 +56,7 @@ def test_the_search_finds_the_first_density_that_breaks(breaks_at: int, most: in
 
 
 def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
-    cheap = Setting(Machine(cores=2), load_costs().costs, turns=8)
+    cheap = Setting(EmulatedHost(cores=2), load_costs().costs, turns=8)
     dear = replace(cheap, costs=replace(cheap.costs, full_freeze=2.0))
     few = breaking(dear, ARMS["full"], 32)
     assert few.bears < breaking(cheap, ARMS["full"], 32).bears
@@ -67,12 +66,12 @@ def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
 
 
 def test_no_checkpoints_no_overhead() -> None:
-    found = density(Setting(Machine(cores=2), load_costs().costs, turns=6), ARMS["conversation"], 4)
+    found = density(Setting(EmulatedHost(cores=2), load_costs().costs, turns=6), ARMS["conversation"], 4)
     assert (found.overhead, found.gate_p99, found.checkpoints) == (0.0, 0.0, 0)
 
 
 def test_what_a_notice_saves_and_what_nothing_saves() -> None:
-    setting = Setting(Machine(cores=4), load_costs().costs, turns=12)
+    setting = Setting(EmulatedHost(cores=4), load_costs().costs, turns=12)
     rows = {
         (one.policy, one.notice): one
         for one in spot(setting, [ARMS["conversation"], ARMS["semantic"]], (0.0, 120.0), 4, trials=3)
@@ -83,7 +82,7 @@ def test_what_a_notice_saves_and_what_nothing_saves() -> None:
 
 
 def test_failures_stretch_what_keeps_nothing_most() -> None:
-    setting = Setting(Machine(cores=4), load_costs().costs, hosts=2, turns=12)
+    setting = Setting(EmulatedHost(cores=4), load_costs().costs, hosts=2, turns=12)
     nothing, semantic = failures(setting, [ARMS["conversation"], ARMS["semantic"]], 4, 0.005)
     assert nothing.deaths > 0
     assert nothing.turns_again > semantic.turns_again
@@ -92,7 +91,7 @@ def test_failures_stretch_what_keeps_nothing_most() -> None:
 
 def test_forks_by_hand() -> None:
     costs = plain_costs(restore=1.0, lazy=0.25, fork=1.0, new_per_byte=1.0, disk_lanes=100)
-    machine = Machine(cores=4, network=10.0, workers=2)
+    machine = EmulatedHost(cores=4, network=10.0, workers=2)
     one = fanout(machine, costs, 4, 1, memory=20, processes=0, lazy=False)
     assert (one.first, one.median, one.last) == (2.0, 2.0, 4.0)
     # the second host waits 2 s for 20 bytes
@@ -119,7 +118,7 @@ def made(turn: int, turn_class: TurnClass, written: float) -> Made:
     return Made(0, turn, turn_class, float(turn), 0.0, 0.0, written, 100.0)
 
 
-def test_the_store_forgets_what_retention_lets_go_of(costs: Costs) -> None:
+def test_the_store_forgets_what_retention_lets_go_of(costs: SandboxCosts) -> None:
     costs = replace(costs, new_per_byte=1.0)
     events = [made(number, TurnClass.FULL, 100.0 if number == 1 else 10.0) for number in range(1, 41)]
     rows = growth("full", events, costs, Retention(keep=10))
@@ -129,7 +128,7 @@ def test_the_store_forgets_what_retention_lets_go_of(costs: Costs) -> None:
     assert rows[-1].written == 100 + 39 * 10
 
 
-def test_an_image_stays_as_long_as_a_checkpoint_names_it(costs: Costs) -> None:
+def test_an_image_stays_as_long_as_a_checkpoint_names_it(costs: SandboxCosts) -> None:
     costs = replace(costs, new_per_byte=1.0)
     events = [made(1, TurnClass.FULL, 100.0)]
     events += [made(number, TurnClass.FILES, 1.0) for number in range(2, 31)]
@@ -167,7 +166,7 @@ def measured(gate: float, total: float) -> ObservedRun:
     return ObservedRun(1, 1, "semantic", (ObservedBox(0.0, total, turns, (manifest,)),))
 
 
-def test_a_run_that_went_as_the_twin_says_is_valid(costs: Costs) -> None:
+def test_a_run_that_went_as_the_twin_says_is_valid(costs: SandboxCosts) -> None:
     rows = validate([measured(1.0, 5.0)], costs)
     assert {one.what: one.error for one in rows} == {
         "total seconds, mean": 0.0,
@@ -177,7 +176,7 @@ def test_a_run_that_went_as_the_twin_says_is_valid(costs: Costs) -> None:
     }
 
 
-def test_a_run_that_went_otherwise_is_told(costs: Costs) -> None:
+def test_a_run_that_went_otherwise_is_told(costs: SandboxCosts) -> None:
     rows = {one.what: one for one in validate([measured(0.5, 10.0)], costs)}
     assert not rows["total seconds, mean"].holds
     assert rows["total seconds, mean"].error == pytest.approx(0.5)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_costs import plain_costs
 
-from windtunnel.agents.sandbox.costs import Costs, load_costs
+from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost, SessionsOutcome
 from windtunnel.agents.sandbox.twin.loads import Session, TurnLoad, effects_of, sessions, starts
-from windtunnel.agents.sandbox.twin.setup import ARMS, Machine, Outcome
-from windtunnel.agents.sandbox.twin.world import World
+from windtunnel.agents.sandbox.twin.world import SandboxWorld
 
-ONE = Machine(cores=1, workers=1)
+ONE = EmulatedHost(cores=1, workers=1)
 
 
 def turn(turn_class: TurnClass, think: float = 1.0, run: float = 1.0) -> TurnLoad:
@@ -23,9 +23,13 @@ def turn(turn_class: TurnClass, think: float = 1.0, run: float = 1.0) -> TurnLoa
 
 
 def play(
-    costs: Costs, policy: str, *played: Session, machine: Machine = ONE, begin: list[float] | None = None
-) -> Outcome:
-    return World(machine, costs, ARMS[policy], played, begin or [0.0] * len(played)).run()
+    costs: SandboxCosts,
+    policy: str,
+    *played: Session,
+    machine: EmulatedHost = ONE,
+    begin: list[float] | None = None,
+) -> SessionsOutcome:
+    return SandboxWorld(machine, costs, ARMS[policy], played, begin or [0.0] * len(played)).run()
 
 
 def test_effects_of_a_class_are_decided_as_that_class() -> None:
@@ -33,7 +37,7 @@ def test_effects_of_a_class_are_decided_as_that_class() -> None:
     assert TurnLoad(0, 0, 0, effects_of(TurnClass.NONE, peeked=True)).turn_class is TurnClass.FULL
 
 
-def test_a_checkpoint_within_the_think_time_costs_nothing(costs: Costs) -> None:
+def test_a_checkpoint_within_the_think_time_costs_nothing(costs: SandboxCosts) -> None:
     outcome = play(costs, "semantic", (turn(TurnClass.FILES), turn(TurnClass.NONE)))
     assert outcome.ends == [4.0]
     assert outcome.gates == [0.0]
@@ -41,14 +45,14 @@ def test_a_checkpoint_within_the_think_time_costs_nothing(costs: Costs) -> None:
     assert [made.freeze for made in outcome.made] == [0.5]
 
 
-def test_a_checkpoint_longer_than_the_think_time_makes_the_reply_wait(costs: Costs) -> None:
+def test_a_checkpoint_longer_than_the_think_time_makes_the_reply_wait(costs: SandboxCosts) -> None:
     outcome = play(costs, "semantic", (turn(TurnClass.FULL), turn(TurnClass.NONE)))
     assert outcome.gates == [1.0]
     assert outcome.ends == [5.0]
     assert (outcome.asked, outcome.hidden) == (1, 0)
 
 
-def test_nobody_waits_for_the_last_checkpoint(costs: Costs) -> None:
+def test_nobody_waits_for_the_last_checkpoint(costs: SandboxCosts) -> None:
     outcome = play(costs, "full", (turn(TurnClass.FULL, think=0.5),))
     assert outcome.ends == [1.5]
     assert outcome.gates == []
@@ -68,7 +72,7 @@ def test_who_is_waited_for_goes_first() -> None:
         (turn(TurnClass.FULL, think=9.0), turn(TurnClass.NONE)),
         (turn(TurnClass.FULL, think=1.0), turn(TurnClass.NONE)),
     ]
-    machine = Machine(cores=8, workers=1)
+    machine = EmulatedHost(cores=8, workers=1)
     waits = {policy: play(costs, policy, *played, machine=machine).gates for policy in ("full", "full-fifo")}
     assert max(waits["full"]) == pytest.approx(3.0)
     assert max(waits["full-fifo"]) == pytest.approx(5.0)
@@ -77,14 +81,14 @@ def test_who_is_waited_for_goes_first() -> None:
 @pytest.mark.parametrize(
     ("policy", "kept"), [("conversation", 0), ("files", 1), ("full", 3), ("semantic", 3)]
 )
-def test_what_a_death_without_notice_leaves(costs: Costs, policy: str, kept: int) -> None:
+def test_what_a_death_without_notice_leaves(costs: SandboxCosts, policy: str, kept: int) -> None:
     session = (
         turn(TurnClass.FILES, think=5),
         turn(TurnClass.FULL, think=5),
         turn(TurnClass.FILES, think=5),
         turn(TurnClass.NONE, think=5),
     )
-    world = World(Machine(), costs, ARMS[policy], [session], [0.0])
+    world = SandboxWorld(EmulatedHost(), costs, ARMS[policy], [session], [0.0])
     world.kill(0, 17.0, replace=False)
     loss = world.run(17.0).losses[0]
     assert (loss.turns, loss.kept) == (3, kept)
@@ -92,33 +96,33 @@ def test_what_a_death_without_notice_leaves(costs: Costs, policy: str, kept: int
     assert loss.seconds == {0: 13.0, 1: 12.0, 3: 0.0}[kept]
 
 
-def test_a_death_within_a_checkpoint_leaves_the_one_before(costs: Costs) -> None:
+def test_a_death_within_a_checkpoint_leaves_the_one_before(costs: SandboxCosts) -> None:
     session = (turn(TurnClass.FULL, think=5), turn(TurnClass.FULL, think=5), turn(TurnClass.NONE))
-    world = World(Machine(), costs, ARMS["semantic"], [session], [0.0])
+    world = SandboxWorld(EmulatedHost(), costs, ARMS["semantic"], [session], [0.0])
     world.kill(0, 8.0, replace=False)
     assert world.run(8.0).losses[0].kept == 1
 
 
-def test_a_notice_saves_what_no_checkpoint_covers(costs: Costs) -> None:
+def test_a_notice_saves_what_no_checkpoint_covers(costs: SandboxCosts) -> None:
     session = (turn(TurnClass.FULL, think=50), turn(TurnClass.NONE))
     for seconds, kept in ((1.0, 0), (3.0, 1)):
-        world = World(Machine(), costs, ARMS["conversation"], [session], [0.0])
+        world = SandboxWorld(EmulatedHost(), costs, ARMS["conversation"], [session], [0.0])
         world.notice(0, 10.0, seconds)
         world.kill(0, 10.0 + seconds, replace=False)
         assert world.run(10.0 + seconds).losses[0].kept == kept
 
 
-def test_after_a_notice_no_command_starts(costs: Costs) -> None:
+def test_after_a_notice_no_command_starts(costs: SandboxCosts) -> None:
     session = tuple(turn(TurnClass.NONE) for _ in range(10))
-    world = World(Machine(), costs, ARMS["semantic"], [session], [0.0])
+    world = SandboxWorld(EmulatedHost(), costs, ARMS["semantic"], [session], [0.0])
     world.notice(0, 2.5, 30.0)
     world.kill(0, 32.5, replace=False)
     assert world.run(32.5).losses[0].turns == 2
 
 
-def test_a_session_goes_on_after_its_host_died(costs: Costs) -> None:
+def test_a_session_goes_on_after_its_host_died(costs: SandboxCosts) -> None:
     session = (turn(TurnClass.FULL, think=5), turn(TurnClass.NONE, think=5))
-    world = World(Machine(), costs, ARMS["semantic"], [session], [0.0], hosts=2)
+    world = SandboxWorld(EmulatedHost(), costs, ARMS["semantic"], [session], [0.0], hosts=2)
     world.kill(0, 4.0, detect=3.0)
     outcome = world.run()
     # dead at 4, found at 7, restored at 9; then the turn that was left: 1 s and 5 s of thought
@@ -134,8 +138,8 @@ SMALL = settings(max_examples=15, deadline=None)
 def test_one_seed_has_one_outcome_and_all_work_is_done(seed: int, count: int, policy: str) -> None:
     costs = load_costs().costs
     played, begin = sessions(count, seed, turns=8), starts(count, seed, 20.0)
-    machine = Machine(cores=2)
-    outcomes = [World(machine, costs, ARMS[policy], played, begin).run() for _ in range(2)]
+    machine = EmulatedHost(cores=2)
+    outcomes = [SandboxWorld(machine, costs, ARMS[policy], played, begin).run() for _ in range(2)]
     assert repr(outcomes[0]) == repr(outcomes[1])
     outcome = outcomes[0]
     commands = sum(one.run_cpu for session in played for one in session)
@@ -158,10 +162,10 @@ def test_more_sandboxes_begin_with_the_same_ones(seed: int, count: int) -> None:
 @SMALL
 @given(st.integers(0, 1000), st.integers(1, 8))
 def test_no_sandbox_is_faster_for_company_when_nothing_is_kept(seed: int, count: int) -> None:
-    costs, machine = plain_costs(), Machine(cores=1)
+    costs, machine = plain_costs(), EmulatedHost(cores=1)
     played, begin = sessions(count + 4, seed, turns=6), starts(count + 4, seed, 10.0)
-    few = World(machine, costs, ARMS["conversation"], played[:count], begin[:count]).run()
-    many = World(machine, costs, ARMS["conversation"], played, begin).run()
+    few = SandboxWorld(machine, costs, ARMS["conversation"], played[:count], begin[:count]).run()
+    many = SandboxWorld(machine, costs, ARMS["conversation"], played, begin).run()
     assert sum(many.ends[:count]) >= sum(few.ends) - 1e-6
 
 
@@ -171,5 +175,5 @@ def test_costlier_checkpoints_never_shorten_the_only_session(seed: int) -> None:
     played = sessions(1, seed, turns=10)
     cheap = load_costs().costs
     dear = replace(cheap, full_freeze=cheap.full_freeze * 50)
-    first, second = (World(ONE, costs, ARMS["full"], played, [0.0]).run() for costs in (cheap, dear))
+    first, second = (SandboxWorld(ONE, costs, ARMS["full"], played, [0.0]).run() for costs in (cheap, dear))
     assert second.ends[0] >= first.ends[0]

@@ -72,7 +72,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KillOutcome:
     """How one kill ended. ``landed``: the kill hit what it was meant to hit. ``unreadable``: manifests and
     images that could not be read afterwards."""
 
@@ -83,7 +83,7 @@ class Outcome:
     unreadable: tuple[str, ...] = ()
 
 
-def killed(host: Host, policy: PolicyName, kill: Kill) -> Outcome:
+def killed(host: Host, policy: PolicyName, kill: Kill) -> KillOutcome:
     """One run with one kill; a fault of the recovery itself makes it wrong."""
     run = _Run(host, policy, kill, Seat.new(host, new_name(policy[:4])))
     trace = kill.reference.trace
@@ -107,7 +107,7 @@ def killed(host: Host, policy: PolicyName, kill: Kill) -> Outcome:
     finally:
         run.disarm()
         host.remove(run.seat.box.name)
-    return Outcome(kill, correct, differences, run.landed, tuple(run.unreadable))
+    return KillOutcome(kill, correct, differences, run.landed, tuple(run.unreadable))
 
 
 @dataclass
@@ -271,7 +271,9 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     )
 
 
-def correct_row(policy: PolicyName, words: str, published: float | None, outcomes: Sequence[Outcome]) -> Row:
+def correct_row(
+    policy: PolicyName, words: str, published: float | None, outcomes: Sequence[KillOutcome]
+) -> Row:
     """The share of kills after which nothing was lost; what was lost is told in the note."""
     wrong = [outcome for outcome in outcomes if not outcome.correct]
     told = [

@@ -24,7 +24,7 @@ from random import Random
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import recipes
-from windtunnel.agents.sandbox.traces.recipes import World
+from windtunnel.agents.sandbox.traces.recipes import SessionState
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
 from windtunnel.base.errors import UserError
 
@@ -99,7 +99,7 @@ def generate(
         raise UserError(f"session: first port {first_port} is not accepted; use 1024 to 60000")
     mix = mix or Mix()
     random = Random(seed)
-    world = World(random, workdir, first_port, mix.ballast)
+    world = SessionState(random, workdir, first_port, mix.ballast)
     made = []
     for number in range(1, turns + 1):
         turn_class = random.choices(list(TurnClass), mix.weights)[0]

@@ -33,7 +33,7 @@ class Step:
     tags: tuple[str, ...] = ()
 
 
-class World:
+class SessionState:
     """What the session's sandbox holds, as far as recipes care."""
 
     def __init__(self, random: Random, workdir: str, first_port: int, ballast: int) -> None:
@@ -75,10 +75,10 @@ class World:
         return len(self.services) + len(self.jobs) + len(self.mapped)
 
 
-Recipe = Callable[[World], Step | None]
+Recipe = Callable[[SessionState], Step | None]
 
 
-def draw(world: World, turn_class: TurnClass) -> Step:
+def draw(world: SessionState, turn_class: TurnClass) -> Step:
     """A turn of that class that the world allows."""
     possible = list(RECIPES[turn_class])
     while True:
@@ -97,29 +97,29 @@ def _text(lines: list[str]) -> str:
 # none -------------------------------------------------------------------------------------------------------
 
 
-def _read(world: World) -> Step:
+def _read(world: SessionState) -> Step:
     path = world.a_file()
     return Step(f"cat {world.w}/{path}", _text(world.files[path]))
 
 
-def _count(world: World) -> Step:
+def _count(world: SessionState) -> Step:
     path = world.a_file()
     return Step(f"wc -l < {world.w}/{path}", f"{len(world.files[path])}\n")
 
 
-def _grep(world: World) -> Step:
+def _grep(world: SessionState) -> Step:
     path = world.a_file()
     found = [f"{number}:{line}\n" for number, line in enumerate(world.files[path], 1) if "2" in line]
     return Step(f"grep -n 2 {world.w}/{path}", "".join(found), 0 if found else 1)
 
 
-def _test(world: World) -> Step:
+def _test(world: SessionState) -> Step:
     inside = [lines for path, lines in world.files.items() if path.startswith("src/")]
     total = sum(len(lines) for lines in inside)
     return Step(f"python3 {world.w}/tools/check.py {world.w}/src", f"ok {len(inside)} files, {total} lines\n")
 
 
-def _temporary(world: World) -> Step:
+def _temporary(world: SessionState) -> Step:
     path = world.a_file()
     command = (
         f'temp=$(mktemp) && sort -r {world.w}/{path} > "$temp" && sed -n 1p "$temp"; rm "$temp"; unset temp'
@@ -127,24 +127,24 @@ def _temporary(world: World) -> Step:
     return Step(command, max(world.files[path]) + "\n")
 
 
-def _failing(world: World) -> Step:
+def _failing(world: SessionState) -> Step:
     return Step(f"test -e {world.w}/absent", "", 1)
 
 
-def _compute(world: World) -> Step:
+def _compute(world: SessionState) -> Step:
     steps = world.random.randrange(1000, 20000)
     return Step(f"python3 -c 'print(sum(range({steps})))'", f"{sum(range(steps))}\n")
 
 
-def _subshell(world: World) -> Step:
+def _subshell(world: SessionState) -> Step:
     return Step("(cd / && unset PATH && lost=1 && pwd)", "/\n")
 
 
-def _history(world: World) -> Step:
+def _history(world: SessionState) -> Step:
     return Step(f"git -C {world.w} rev-list --count HEAD", f"{world.commits}\n")
 
 
-def _recall(world: World) -> Step:
+def _recall(world: SessionState) -> Step:
     """Tell a piece of the shell's state that an earlier turn left."""
     told = [Step("pwd", world.cwd + "\n")]
     told += [Step(f'echo "${{{name}}}"', value + "\n") for name, value in world.variables.items()]
@@ -157,14 +157,14 @@ def _recall(world: World) -> Step:
     return world.random.choice(told)
 
 
-def _peek(world: World) -> Step | None:
+def _peek(world: SessionState) -> Step | None:
     if not world.services:
         return None
     port = world.random.choice(sorted(world.services))
     return Step(f"{world.ask} {port} /peek", f"{world.services[port][0]}\n", tags=("input",))
 
 
-def _result(world: World) -> Step | None:
+def _result(world: SessionState) -> Step | None:
     if not world.services:
         return None
     port = world.random.choice(sorted(world.services))
@@ -174,50 +174,50 @@ def _result(world: World) -> Step | None:
 # shell ------------------------------------------------------------------------------------------------------
 
 
-def _cd(world: World) -> Step:
+def _cd(world: SessionState) -> Step:
     places = [world.w, f"{world.w}/src", f"{world.w}/docs", "/"]
     world.cwd = world.random.choice([place for place in places if place != world.cwd])
     return Step(f"cd {world.cwd}")
 
 
-def _export(world: World) -> Step:
+def _export(world: SessionState) -> Step:
     number = world.new()
     name = world.random.choice(["MODE", "LEVEL", "STAGE"])
     world.variables[name] = f"value {number}"
     return Step(f"export {name}='value {number}'")
 
 
-def _assign(world: World) -> Step:
+def _assign(world: SessionState) -> Step:
     number = world.new()
     world.variables["plain"] = f"plain {number}"
     return Step(f"plain='plain {number}'")
 
 
-def _function(world: World) -> Step:
+def _function(world: SessionState) -> Step:
     number = world.new()
     name = world.random.choice(["greet", "call"])
     world.functions[name] = f"hello-{number}"
     return Step(f'{name}() {{ echo "hello-{number} $1"; }}')
 
 
-def _alias(world: World) -> Step:
+def _alias(world: SessionState) -> Step:
     number = world.new()
     world.aliases["short"] = f"echo {number}"
     return Step(f"alias short='echo {number}'")
 
 
-def _option(world: World) -> Step:
+def _option(world: SessionState) -> Step:
     world.pipefail = not world.pipefail
     return Step(f"set {'-o' if world.pipefail else '+o'} pipefail")
 
 
-def _umask(world: World) -> Step:
+def _umask(world: SessionState) -> Step:
     # 0022 is not among them: it may be what the shell started with, and then nothing would change
     world.umask = world.random.choice([mask for mask in ("0027", "0037", "0077") if mask != world.umask])
     return Step(f"umask {world.umask}")
 
 
-def _unset(world: World) -> Step | None:
+def _unset(world: SessionState) -> Step | None:
     if world.functions and world.random.random() < 0.5:
         name = world.random.choice(sorted(world.functions))
         del world.functions[name]
@@ -232,27 +232,27 @@ def _unset(world: World) -> Step | None:
 # files ------------------------------------------------------------------------------------------------------
 
 
-def _write(world: World) -> Step:
+def _write(world: SessionState) -> Step:
     number = world.new()
     path = f"{world.random.choice(['src', 'docs'])}/made{number}.txt"
     world.files[path] = [f"made {number}", "line 2"]
     return Step(f"printf 'made {number}\\nline 2\\n' > {world.w}/{path}")
 
 
-def _append(world: World) -> Step:
+def _append(world: SessionState) -> Step:
     number, path = world.new(), world.a_file()
     world.files[path].append(f"more {number}")
     return Step(f"echo 'more {number}' >> {world.w}/{path}")
 
 
-def _edit(world: World) -> Step:
+def _edit(world: SessionState) -> Step:
     number, path = world.new(), world.a_file()
     place = world.random.randrange(len(world.files[path]))
     world.files[path][place] = f"edited {number}"
     return Step(f"sed -i '{place + 1}s/.*/edited {number}/' {world.w}/{path} && echo edited", "edited\n")
 
 
-def _remove(world: World) -> Step | None:
+def _remove(world: SessionState) -> Step | None:
     if len(world.files) < 3:
         return None
     path = world.a_file()
@@ -261,7 +261,7 @@ def _remove(world: World) -> Step | None:
     return Step(f"rm {world.w}/{path}")
 
 
-def _rename(world: World) -> Step:
+def _rename(world: SessionState) -> Step:
     number, path = world.new(), world.a_file()
     other = f"{path.split('/')[0]}/moved{number}.txt"
     world.files[other] = world.files.pop(path)
@@ -270,28 +270,28 @@ def _rename(world: World) -> Step:
     return Step(f"mv {world.w}/{path} {world.w}/{other}")
 
 
-def _mkdir(world: World) -> Step:
+def _mkdir(world: SessionState) -> Step:
     return Step(f"mkdir -p {world.w}/build/part{world.new()}/deep")
 
 
-def _chmod(world: World) -> Step:
+def _chmod(world: SessionState) -> Step:
     path = world.a_file()
     world.executable ^= {path}
     return Step(f"chmod u{'+' if path in world.executable else '-'}x {world.w}/{path}")
 
 
-def _symlink(world: World) -> Step:
+def _symlink(world: SessionState) -> Step:
     return Step(f"ln -s ../{world.a_file()} {world.w}/docs/link{world.new()}")
 
 
-def _binary(world: World) -> Step:
+def _binary(world: SessionState) -> Step:
     number = world.new()
     length = world.random.randrange(1, 64)
     command = f"""python3 -c 'open("{world.w}/bin/data{number}", "wb").write(bytes(range(256)) * {length})'"""
     return Step(f"{command}; wc -c < {world.w}/bin/data{number}", f"{256 * length}\n")
 
 
-def _commit(world: World) -> Step:
+def _commit(world: SessionState) -> Step:
     number, path = world.new(), world.a_file()
     world.files[path].append(f"for commit {number}")
     world.commits += 1
@@ -302,12 +302,12 @@ def _commit(world: World) -> Step:
     return Step(command, f"{world.commits}\n")
 
 
-def _append_by_descriptor(world: World) -> Step | None:
+def _append_by_descriptor(world: SessionState) -> Step | None:
     """The descriptor appends, so where the older image has it does not matter."""
     return _by_descriptor(world, appends=True)
 
 
-def _by_descriptor(world: World, *, appends: bool) -> Step | None:
+def _by_descriptor(world: SessionState, *, appends: bool) -> Step | None:
     fds = [fd for fd, (_, kind) in sorted(world.fds.items()) if kind is appends]
     if not fds:
         return None
@@ -320,7 +320,7 @@ def _by_descriptor(world: World, *, appends: bool) -> Step | None:
 # full -------------------------------------------------------------------------------------------------------
 
 
-def _serve(world: World) -> Step | None:
+def _serve(world: SessionState) -> Step | None:
     if world.running() >= MOST_PROCESSES:
         return None
     port = world.next_port
@@ -334,7 +334,7 @@ def _serve(world: World) -> Step | None:
     return Step(command, "0\n")
 
 
-def _add(world: World) -> Step | None:
+def _add(world: SessionState) -> Step | None:
     if not world.services:
         return None
     port, number = world.random.choice(sorted(world.services)), world.random.randrange(1, 100)
@@ -342,7 +342,7 @@ def _add(world: World) -> Step | None:
     return Step(f"{world.ask} {port} /add/{number}", f"{world.services[port][0]}\n")
 
 
-def _silent_work(world: World) -> Step | None:
+def _silent_work(world: SessionState) -> Step | None:
     """The answer comes at once; the service computes on after the turn."""
     if not world.services:
         return None
@@ -354,7 +354,7 @@ def _silent_work(world: World) -> Step | None:
     return Step(f"{world.ask} {port} /work/{steps}", f"{steps}\n")
 
 
-def _stop_service(world: World) -> Step | None:
+def _stop_service(world: SessionState) -> Step | None:
     if not world.services:
         return None
     port = world.random.choice(sorted(world.services))
@@ -363,7 +363,7 @@ def _stop_service(world: World) -> Step | None:
     return Step(command, "gone\n")
 
 
-def _start_job(world: World) -> Step | None:
+def _start_job(world: SessionState) -> Step | None:
     if world.running() >= MOST_PROCESSES:
         return None
     number = world.new()
@@ -376,7 +376,7 @@ def _start_job(world: World) -> Step | None:
     return Step(command, "3\n")
 
 
-def _stop_job(world: World) -> Step | None:
+def _stop_job(world: SessionState) -> Step | None:
     if not world.jobs:
         return None
     number = world.random.choice(sorted(world.jobs))
@@ -385,7 +385,7 @@ def _stop_job(world: World) -> Step | None:
     return Step(f"{command}; cat {world.w}/{path}", "step 1\nstep 2\nstep 3\n")
 
 
-def _open_descriptor(world: World) -> Step | None:
+def _open_descriptor(world: SessionState) -> Step | None:
     free = [fd for fd in range(FIRST_FD, LAST_FD + 1) if fd not in world.fds]
     if not free:
         return None
@@ -396,12 +396,12 @@ def _open_descriptor(world: World) -> Step | None:
     return Step(f"exec {fd}{'>>' if appends else '>'}{world.w}/{path}")
 
 
-def _write_at_offset(world: World) -> Step | None:
+def _write_at_offset(world: SessionState) -> Step | None:
     """The offset is the kernel's state: under an older image the next line would overwrite this one."""
     return _by_descriptor(world, appends=False)
 
 
-def _close_descriptor(world: World) -> Step | None:
+def _close_descriptor(world: SessionState) -> Step | None:
     if not world.fds:
         return None
     fd = world.random.choice(sorted(world.fds))
@@ -409,7 +409,7 @@ def _close_descriptor(world: World) -> Step | None:
     return Step(f"exec {fd}>&-")
 
 
-def _run_program(world: World) -> Step | None:
+def _run_program(world: SessionState) -> Step | None:
     if world.running() >= MOST_PROCESSES:
         return None
     number = world.new()
@@ -421,7 +421,7 @@ def _run_program(world: World) -> Step | None:
     return Step(f"{command}TOOL_{number}=$!; }}; {wait}", "running\n")
 
 
-def _replace_program(world: World) -> Step | None:
+def _replace_program(world: SessionState) -> Step | None:
     """Another file takes the name of a program that runs: an image that maps it by name no longer fits.
 
     Once only: an image taken afterwards holds the old program itself, and fits whatever has its name.
@@ -435,7 +435,7 @@ def _replace_program(world: World) -> Step | None:
     return Step(f"cp {tool} {tool}.new && printf x >> {tool}.new && mv {tool}.new {tool}")
 
 
-def _stop_program(world: World) -> Step | None:
+def _stop_program(world: SessionState) -> Step | None:
     if not world.mapped:
         return None
     number = world.mapped.pop(world.random.randrange(len(world.mapped)))

@@ -2,15 +2,15 @@
 
 What turns need, the order of checkpoints, what may be forgotten and what is saved on a notice are decided by
 the very code that live sandboxes use (``policy``); only the machine is a model. ``loads`` says what turns ask
-of a machine; ``scheduler`` is the engine; ``setup`` and ``world`` the hosts and sandboxes; ``questions`` what
-is asked of them; ``observed`` compares with measured runs. ``cost`` prices a single decision.
+of a host; ``hosts`` and ``world`` are the hosts and sandboxes; ``questions`` and ``answers`` what is asked of
+them; ``observed`` compares with measured runs. ``cost`` prices a single decision.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from windtunnel.agents.sandbox.costs import Costs, load_costs
+from windtunnel.agents.sandbox.costs import SandboxCosts, load_costs
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     BringBack,
@@ -50,11 +50,11 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
 
 
 @cache
-def _costs() -> Costs:
+def _costs() -> SandboxCosts:
     return load_costs().costs
 
 
-def _checkpoint(costs: Costs, look: Look, keep: Keep) -> dict[str, float]:
+def _checkpoint(costs: SandboxCosts, look: Look, keep: Keep) -> dict[str, float]:
     effects = look.effects
     # where it is not known what changed, all may have
     known = (

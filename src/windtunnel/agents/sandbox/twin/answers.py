@@ -1,13 +1,25 @@
-"""All questions asked of one setting, and their answers together."""
+"""Forks, the store, and all questions asked of one setting, with their answers together.
+
+*Forks*: the checkpoint lies on the first host. Every other host that gets a fork fetches it once, all over
+the first host's network; then each host restores its forks, as many at once as it has workers. A lazy fork
+runs before all of its memory is there; the rest comes while it runs, and is not waited for.
+
+*Store*: how large that of one host gets, turn by turn, under the live rule of retention. The manifests are
+real ones, made from emulated checkpoints, and ``forgettable`` says which go. Of one sandbox's images the
+oldest kept is stored whole, each later one adds what it changed; the same holds for snapshots of files, over
+the image that all share. Memory that one image and a later one both change is counted once for each: the
+figure is an upper bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.agents.sandbox.policy import Retention
-from windtunnel.agents.sandbox.twin.fanout import Fanout, fanout
-from windtunnel.agents.sandbox.twin.growth import Growth, growth
+from windtunnel.agents.sandbox.costs import SandboxCosts, Work
+from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.policy import Retention, forgettable
+from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, CheckpointJob, EmulatedHost, Made, Scheduler
 from windtunnel.agents.sandbox.twin.questions import (
     Break,
     Density,
@@ -21,7 +33,155 @@ from windtunnel.agents.sandbox.twin.questions import (
     spot,
     urgent,
 )
-from windtunnel.agents.sandbox.twin.setup import ARMS, Arm
+from windtunnel.engines.events import Activity, Clock, Running, Shared
+
+
+@dataclass(frozen=True)
+class Fanout:
+    """So many forks over so many hosts; seconds until the first, the median and the last run."""
+
+    forks: int
+    hosts: int
+    lazy: bool
+    first: float
+    median: float
+    last: float
+
+
+def fanout(
+    machine: EmulatedHost,
+    costs: SandboxCosts,
+    forks: int,
+    hosts: int,
+    *,
+    memory: float,
+    processes: int,
+    lazy: bool,
+) -> Fanout:
+    """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
+    clock, ready = Clock(), []
+    source = Shared(clock, machine.network, machine.network)
+    work = costs.bring_back(memory=memory, processes=processes, lazy=lazy, fork=True)
+    size = costs.new_per_byte * (costs.image_base + memory)
+    shares = [forks // hosts + (place < forks % hosts) for place in range(hosts)]
+
+    def host(place: int, count: int) -> Activity:
+        if place:
+            yield source.use(size)
+        cpu = Shared(clock, machine.cores, 1.0)
+        disk = Shared(clock, costs.disk_lanes, 1.0)
+        engine = Scheduler(lambda: clock.now, machine.lanes)
+
+        def fork(job: CheckpointJob) -> Activity:
+            yield cpu.use(work.seconds * work.cpu)
+            yield disk.use(work.seconds * (1 - work.cpu))
+            ready.append(clock.now)
+            engine.finished(job)
+
+        def start(job: CheckpointJob) -> None:
+            Running(fork(job))
+
+        for number in range(count):
+            engine.submit(CheckpointJob(str(number), start))
+
+    for place, count in enumerate(shares):
+        if count:
+            Running(host(place, count))
+    clock.run()
+    return Fanout(forks, hosts, lazy, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
+
+
+def together(costs: SandboxCosts, work: Work, count: int, cores: int) -> float:
+    """Seconds until so many equal operations end that start at once, each with a worker of its own."""
+    clock = Clock()
+    cpu, disk = Shared(clock, cores, 1.0), Shared(clock, costs.disk_lanes, 1.0)
+
+    def one() -> Activity:
+        for seconds in (work.freeze, work.after):
+            yield cpu.use(seconds * work.cpu)
+            yield disk.use(seconds * (1 - work.cpu))
+
+    for _ in range(count):
+        Running(one())
+    clock.run()
+    return clock.now
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes after so many seconds: what the store holds, and what was written to it until then."""
+
+    policy: str
+    at: float
+    stored: float
+    written: float
+    checkpoints: int
+
+
+def growth(
+    policy: str, made: Iterable[Made], costs: SandboxCosts, retention: Retention, *, points: int = 40
+) -> list[Growth]:
+    """The store over time. As on a live host, retention is applied after every ``keep`` checkpoints."""
+    events = sorted(made, key=lambda one: (one.at, one.box, one.turn))
+    every = max(1, len(events) // points)
+    manifests: dict[str, Manifest] = {}
+    facts: dict[str, Made] = {}
+    tips: dict[str, str] = {}
+    rows, written = [], 0.0
+    for place, one in enumerate(events, 1):
+        name, parent = f"{one.box:06}-{one.turn:06}", manifests.get(tips.get(str(one.box), ""))
+        manifests[name] = _manifest(name, one, parent)
+        facts[name] = one
+        tips[str(one.box)] = name
+        written += one.written
+        if place % retention.keep == 0:
+            for dropped in forgettable(manifests.values(), tips, retention)[0]:
+                del manifests[dropped]
+        if place % every == 0 or place == len(events):
+            stored = _stored(manifests, facts, costs)
+            rows.append(Growth(policy, one.at, stored, written, len(manifests)))
+    return rows
+
+
+def _manifest(name: str, one: Made, parent: Manifest | None) -> Manifest:
+    files = (
+        FilesPart(name, "btrfs") if one.turn_class >= TurnClass.FILES else parent.files if parent else None
+    )
+    image = parent.image if parent else None
+    if one.turn_class is TurnClass.FULL:
+        image = ImagePart(name, 0, (), (), (), 0, 0)
+    return Manifest(
+        id=name,
+        box=str(one.box),
+        turn=one.turn,
+        parent=parent.id if parent else None,
+        turn_class=one.turn_class,
+        reasons=(),
+        created=one.at,
+        files=files,
+        image=image,
+        shells=(),
+        spec=Spec(str(one.box)),
+        covered=(),
+        not_covered=(),
+    )
+
+
+def _stored(manifests: dict[str, Manifest], facts: dict[str, Made], costs: SandboxCosts) -> float:
+    """Bytes of the parts that some manifest needs."""
+    parts = {part.id for manifest in manifests.values() for part in (manifest.files, manifest.image) if part}
+    oldest: dict[int, Made] = {}
+    total = 0.0
+    for part in sorted(parts):
+        one = facts[part]
+        if one.turn_class is TurnClass.FULL and one.box not in oldest:
+            # it holds everything, not only what changed before it
+            oldest[one.box] = one
+            total += max(one.written, costs.new_per_byte * (costs.image_base + one.memory))
+        else:
+            total += one.written
+    return total
+
 
 MOST = 512
 """Sandboxes on one host up to which a policy's break is searched."""

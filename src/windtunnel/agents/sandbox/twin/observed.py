@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.costs import Costs
+from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import Effects, Manifest, TurnClass
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName
+from windtunnel.agents.sandbox.twin.hosts import Arm, EmulatedHost, SessionsOutcome
 from windtunnel.agents.sandbox.twin.loads import TurnLoad
 from windtunnel.agents.sandbox.twin.questions import quantile
-from windtunnel.agents.sandbox.twin.setup import Arm, Machine, Outcome
-from windtunnel.agents.sandbox.twin.world import World
+from windtunnel.agents.sandbox.twin.world import SandboxWorld
 
 BOUND = 0.20
 """How far the twin may be off before its larger figures are to be trusted."""
@@ -81,7 +81,7 @@ class Comparison:
         return self.error <= BOUND
 
 
-def observed_from(box: ObservedBox, costs: Costs) -> tuple[TurnLoad, ...]:
+def observed_from(box: ObservedBox, costs: SandboxCosts) -> tuple[TurnLoad, ...]:
     """The load of what was observed. Memory and processes are those of the newest image; what a turn changed
     of them is what its image added to the page store."""
     manifests = {manifest.id: manifest for manifest in box.manifests}
@@ -115,12 +115,12 @@ def observed_from(box: ObservedBox, costs: Costs) -> tuple[TurnLoad, ...]:
     return tuple(loads)
 
 
-def emulated(run: ObservedRun, costs: Costs, *, disk: float = 1e9) -> Outcome:
+def emulated(run: ObservedRun, costs: SandboxCosts, *, disk: float = 1e9) -> SessionsOutcome:
     """The same run on the twin. Commands were measured where they shared the CPUs with one another, so their
     seconds hold that already: the twin adds only what checkpoints take."""
     looks = [turn.look for box in run.boxes for turn in box.turns] or [Look(Occasion.TURN)]
-    machine = Machine(cores=run.cores, disk=disk, workers=run.workers, images=looks[0].images_possible)
-    world = World(
+    machine = EmulatedHost(cores=run.cores, disk=disk, workers=run.workers, images=looks[0].images_possible)
+    world = SandboxWorld(
         machine,
         costs,
         Arm(run.policy, run.policy, rules=looks[0].rules),
@@ -130,7 +130,7 @@ def emulated(run: ObservedRun, costs: Costs, *, disk: float = 1e9) -> Outcome:
     return world.run()
 
 
-def validate(runs: Sequence[ObservedRun], costs: Costs) -> list[Comparison]:
+def validate(runs: Sequence[ObservedRun], costs: SandboxCosts) -> list[Comparison]:
     """Totals, gate waits and freezes of measured runs beside the twin's."""
     rows: list[Comparison] = []
     for run in runs:

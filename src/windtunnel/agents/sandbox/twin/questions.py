@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from windtunnel.agents.sandbox.costs import Costs
+from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, EmulatedHost, Loss, SessionsOutcome
 from windtunnel.agents.sandbox.twin.loads import Session, Shape, sessions, starts
-from windtunnel.agents.sandbox.twin.setup import ARMS, Arm, Loss, Machine, Outcome
-from windtunnel.agents.sandbox.twin.world import World
+from windtunnel.agents.sandbox.twin.world import SandboxWorld
 
 MOST_OVERHEAD = 0.019
 LEAST_WAIT = 1e-3
@@ -30,8 +30,8 @@ LEAST_WAIT = 1e-3
 class Setting:
     """What all questions share: hosts, sessions (given traces, or generated ones of so many turns), seed."""
 
-    machine: Machine
-    costs: Costs
+    machine: EmulatedHost
+    costs: SandboxCosts
     hosts: int = 1
     seed: int = 0
     turns: int = 40
@@ -53,9 +53,9 @@ class Setting:
         alone = [turn.run_wall + turn.think for turn in made[0]]
         return made, starts(count, self.seed, sum(alone) / len(alone) * 4)
 
-    def world(self, policy: Arm, density: int) -> World:
+    def world(self, policy: Arm, density: int) -> SandboxWorld:
         made, begin = self.play(density)
-        return World(self.machine, self.costs, policy, made, begin, hosts=self.hosts)
+        return SandboxWorld(self.machine, self.costs, policy, made, begin, hosts=self.hosts)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else 0.0
 
 
-def density(setting: Setting, policy: Arm, number: int, free: Outcome | None = None) -> Density:
+def density(setting: Setting, policy: Arm, number: int, free: SessionsOutcome | None = None) -> Density:
     """Run one policy at one density. ``free``: the same without checkpoints, where it is at hand."""
     if free is None:
         free = setting.world(ARMS["conversation"], number).run()

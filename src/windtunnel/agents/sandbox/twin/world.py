@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from windtunnel.agents.sandbox.costs import Costs, Work
+from windtunnel.agents.sandbox.costs import SandboxCosts, Work
 from windtunnel.agents.sandbox.model import Effects, TurnClass
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
@@ -29,9 +29,16 @@ from windtunnel.agents.sandbox.policy import (
     Occasion,
     SaveOrder,
 )
+from windtunnel.agents.sandbox.twin.hosts import (
+    Arm,
+    CheckpointJob,
+    EmulatedHost,
+    Loss,
+    Made,
+    Scheduler,
+    SessionsOutcome,
+)
 from windtunnel.agents.sandbox.twin.loads import Session, merged, uncovered
-from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
-from windtunnel.agents.sandbox.twin.setup import Arm, Loss, Machine, Made, Outcome
 from windtunnel.engines.events import Activity, Clock, Running, Shared
 
 
@@ -66,7 +73,7 @@ class _Box:
     """Since the last checkpoint of each part."""
     has_image: bool = True
     """The newest checkpoint has."""
-    pending: Job | None = None
+    pending: CheckpointJob | None = None
     planned: TurnClass | None = None
     life: Running | None = None
     jobs: list[Running] = field(default_factory=list)
@@ -78,13 +85,13 @@ class _Box:
         return min(self.needs) - 1 if self.needs else self.at
 
 
-class World:
+class SandboxWorld:
     """Sandboxes spread over hosts in turn. Give it failures and notices before ``run``."""
 
     def __init__(
         self,
-        machine: Machine,
-        costs: Costs,
+        machine: EmulatedHost,
+        costs: SandboxCosts,
         arm: Arm,
         sessions: Sequence[Session],
         starts: Sequence[float],
@@ -93,7 +100,7 @@ class World:
     ) -> None:
         self.clock = Clock()
         self.machine, self.costs, self.arm = machine, costs, arm
-        self.outcome = Outcome(ends=[0.0] * len(sessions))
+        self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
         self.hosts = [self._new_host() for _ in range(hosts)]
         self.boxes = [
             _Box(number, session, self.hosts[number % hosts], start, has_image=machine.images)
@@ -102,7 +109,7 @@ class World:
         for box in self.boxes:
             self.clock.at(box.start, partial(self._begin, box))
 
-    def run(self, until: float = float("inf")) -> Outcome:
+    def run(self, until: float = float("inf")) -> SessionsOutcome:
         """Let it happen; what is under way at ``until`` is left out."""
         self.clock.run(until)
         self.outcome.cpu_served = sum(host.cpu.served for host in self.hosts)
@@ -166,7 +173,7 @@ class World:
                 outcome.hidden += job is not None and clock.now == reply
         outcome.ends[box.number] = clock.now - box.start
 
-    def _end_turn(self, box: _Box) -> Job | None:
+    def _end_turn(self, box: _Box) -> CheckpointJob | None:
         if box.host.draining:
             return self._save(box, box.planned) if box.planned is not None and box.needs else None
         keep = self._decide(box, Occasion.TURN)
@@ -192,19 +199,19 @@ class World:
 
     # --- checkpoints
 
-    def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> Job | None:
+    def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> CheckpointJob | None:
         if keep.made is TurnClass.NONE:
             return None
-        job = Job(f"{box.number}/{box.at}", lambda job: self._start(box, keep, job))
+        job = CheckpointJob(f"{box.number}/{box.at}", lambda job: self._start(box, keep, job))
         box.pending = job
         box.host.engine.submit(job, urgent=urgent)
         return job
 
-    def _start(self, box: _Box, keep: Keep, job: Job) -> None:
+    def _start(self, box: _Box, keep: Keep, job: CheckpointJob) -> None:
         box.jobs = [one for one in box.jobs if not one.ended]
         box.jobs.append(Running(self._checkpoint(box, keep, job)))
 
-    def _checkpoint(self, box: _Box, keep: Keep, job: Job) -> Activity:
+    def _checkpoint(self, box: _Box, keep: Keep, job: CheckpointJob) -> Activity:
         host, clock, turn, chosen = box.host, self.clock, box.at, keep.made
         work = self.work_of(box, chosen)
         memory = box.session[turn - 1].memory
@@ -265,7 +272,7 @@ class World:
         files, full = (self.work_of(box, made).seconds for made in (TurnClass.FILES, TurnClass.FULL))
         return Endangered(name, needs, files, full)
 
-    def _save(self, box: _Box, most: TurnClass) -> Job | None:
+    def _save(self, box: _Box, most: TurnClass) -> CheckpointJob | None:
         return self._submit(box, self._decide(box, Occasion.NOTICE, most), urgent=True)
 
     def _running(self, host: _Host) -> list[_Box]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.engine import Engine, Pending
 from windtunnel.agents.sandbox.model import Turn, TurnClass
-from windtunnel.agents.sandbox.twin.scheduler import Job, Scheduler
+from windtunnel.agents.sandbox.twin.hosts import CheckpointJob, Scheduler
 
 TURN = Turn(1, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
 STEPS = st.lists(
@@ -57,17 +57,17 @@ def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
 def twin_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
     scheduler = Scheduler(lambda: 0.0, 1, fifo=fifo)
     order: list[int] = []
-    jobs: list[Job] = []
+    jobs: list[CheckpointJob] = []
 
-    def run(job: Job) -> None:
+    def run(job: CheckpointJob) -> None:
         order.append(int(job.name))
         scheduler.finished(job)
 
-    first = Job("first", lambda job: None)
+    first = CheckpointJob("first", lambda job: None)
     scheduler.submit(first)
     for kind, value in steps:
         if kind == "submit":
-            jobs.append(Job(str(len(jobs)), run))
+            jobs.append(CheckpointJob(str(len(jobs)), run))
             scheduler.submit(jobs[-1], urgent=bool(value))
         elif value < len(jobs):
             scheduler.promote(jobs[value])
@@ -89,7 +89,10 @@ def test_after_four_urgent_jobs_comes_a_normal_one() -> None:
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
     scheduler = Scheduler(lambda: 0.0, 1)
     ran: list[str] = []
-    first, second = Job("first", lambda job: None), Job("second", lambda job: ran.append(job.name))
+    first, second = (
+        CheckpointJob("first", lambda job: None),
+        CheckpointJob("second", lambda job: ran.append(job.name)),
+    )
     scheduler.submit(first)
     scheduler.submit(second)
     freed: list[bool] = []
