@@ -1,0 +1,177 @@
+"""What every capability decided live is decided anew from its log: by its policy the same, by a mutant not.
+
+One line of `LIVE` says how a live run of a capability is recorded, one of `MUTANTS` which rule is changed to
+see that it is found out. That the twin, where time passes, comes to the same decisions in the same world is
+held by the capabilities' own tests (``test_*parity.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+import windtunnel as wt
+from windtunnel.capabilities import CAPABILITIES, Capability
+from windtunnel.replay import replay
+from windtunnel.store import eventlog
+
+ROOT = Path(__file__).parent.parent
+SANDBOX = ROOT / "tests" / "agents" / "sandbox"
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parity")]
+DECIDING = [one for one in CAPABILITIES if "policy" in one.rooms]
+EMULATED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+layer = torch.nn.Linear(64, 64, device=torch.device("cuda", dist.get_rank() % torch.cuda.device_count()))
+for _ in range(3):
+    layer(torch.ones(4, 64, device=layer.weight.device)).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    layer.weight.grad = None
+"""
+KEPT = """
+import torch
+from windtunnel.training import elastic
+from windtunnel.training.checkpoint import PeerCheckpointer
+
+def train(job):
+    state = {"x": torch.zeros(8)}
+    checkpointer = PeerCheckpointer(job, copies=2, mode="blocking")
+    for step in range(checkpointer.restore(state), 8):
+        state["x"] += 1
+        checkpointer.step(step, state)
+        job.step(step)
+
+elastic.run(train)
+"""
+
+
+def emulated(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    (folder / "train.py").write_text(EMULATED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(folder))
+        run = wt.emulate(folder / "train.py", cluster="h100-sxm:2x2", report=False)
+    return [run.directory / eventlog.NAME]
+
+
+def trained(folder: Path, *words: str | Path) -> list[Path]:
+    """The log of ``windtunnel train``, whose hosts and faults ``words`` give."""
+    command = [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "train"]
+    done = subprocess.run(
+        [*command, "--out", folder / "run", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [folder / "run" / eventlog.NAME]
+
+
+def kept(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    (folder / "train.py").write_text(KEPT)
+    killed = ("--inject", "kill:node=1,step=2", "--inject", "kill:node=0,step=5")
+    return trained(folder, "--nodes", "2", "--spares", "1", "--lease", "5", *killed, folder / "train.py")
+
+
+def shrunk(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    killed = ("--on-loss", "shrink", "--inject", "kill:node=1,step=2")
+    return trained(folder, "--nodes", "5", *killed, "examples/train_pipeline.py", "--steps", "4")
+
+
+def sandboxed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    home = request.getfixturevalue("sandbox_home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SANDBOX))
+        session = import_module("recorded").recorded(home, folder)
+    return [session.log, session.host_log]
+
+
+LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
+    "training.emulate": emulated,
+    "training.elastic": kept,
+    "training.checkpoint": kept,
+    "training.pipelines": shrunk,
+    "agents.sandbox": sandboxed,
+}
+MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
+    "training.emulate": ("policy/search.py", "return Capture((0,),", "return Capture((1,),"),
+    "training.elastic": ("policy/rules.py", "if missing <= 0:", "if missing < 0:"),
+    "training.checkpoint": ("policy/slots.py", "return min(range(slots),", "return max(range(slots),"),
+    "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
+    "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox_home() -> Iterator[Path]:
+    spec = spec_from_file_location("sandbox_conftest", SANDBOX / "conftest.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with module.fresh_home() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Capability], list[Path]]:
+    """The logs of a live run of a capability; each way is gone once."""
+
+    @cache
+    def logs(record: Callable[[Path, pytest.FixtureRequest], list[Path]]) -> list[Path]:
+        return record(tmp_path_factory.mktemp("recorded"), request)
+
+    return lambda one: logs(LIVE[one.name])
+
+
+Recorded = Callable[[Capability], list[Path]]
+
+
+@pytest.mark.parametrize("capability", DECIDING, ids=lambda one: one.name)
+def test_live_decisions_are_made_anew(capability: Capability, recorded: Recorded) -> None:
+    logs = recorded(capability)
+    mine = [part for log in logs for part in replay(log).parts if part.capability == capability.name]
+    assert mine and all(part.decisions for part in mine)
+    assert [one for part in mine for one in part.differences] == []
+    if capability.pricing:
+        assert all(part.recorded_cost is not None for part in mine)
+    known = set(capability.room("policy").POLICIES)
+    assert {name for part in mine for name in part.recorded_by} <= known
+
+
+@pytest.mark.parametrize("capability", DECIDING, ids=lambda one: one.name)
+def test_a_mutated_policy_is_found_out(capability: Capability, recorded: Recorded) -> None:
+    """One rule is changed in the source; then what holds above does not hold."""
+    name, rule, other = MUTANTS[capability.name]
+    path = ROOT / "src" / "windtunnel" / capability.name.replace(".", "/") / name
+    assert path.read_text().count(rule) == 1, "the rule has changed: give another mutant"
+    logs = [str(log) for log in recorded(capability)]
+    code = MUTATED.format(path=str(path), rule=rule, other=other, logs=logs)
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True)
+    assert capability.name in json.loads(done.stdout)
+
+
+MUTATED = """
+import importlib.machinery, json
+from pathlib import Path
+real = importlib.machinery.SourceFileLoader.get_data
+mutated = Path({path!r})
+
+def get_data(self, path):
+    if Path(path).parent.parent == mutated.parent and Path(path).name.startswith(mutated.stem + "."):
+        raise OSError  # the compiled module is not mutated
+    data = real(self, path)
+    return data.replace({rule!r}.encode(), {other!r}.encode()) if Path(path) == mutated else data
+
+importlib.machinery.SourceFileLoader.get_data = get_data
+from windtunnel.replay import replay
+parts = [part for log in {logs!r} for part in replay(Path(log)).parts]
+print(json.dumps([part.capability for part in parts if part.differences]))
+"""
