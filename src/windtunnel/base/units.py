@@ -75,7 +75,7 @@ def parse_quantity(value: object, unit: str, *, zero: bool = False) -> float:
 
 def seconds(value: float | None) -> str:
     """``0.00234`` is ``2.34 ms``."""
-    if value is None:
+    if value is None or math.isnan(value):
         return NONE
     size = abs(value)
     if size >= 100:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
 
 from windtunnel.base.errors import UserError
 
@@ -64,30 +66,66 @@ def guarded(section: str, produce: Callable[[], Iterable[Row]]) -> list[Row]:
     return rows
 
 
-def all_rows(
-    sections: Mapping[str, Callable[[], Iterable[Row]]],
-    wanted: Sequence[str] = (),
-    progress: Callable[[str, float], None] | None = None,
-    shown: Callable[[list[Row]], None] | None = None,
-) -> list[Row]:
-    """The rows of the ``wanted`` sections (default: all), in the order of ``sections``.
+class Run(Protocol):
+    """What ``windtunnel bench`` calls."""
 
-    ``progress`` is called with the section that begins, and the part of them that is done; ``shown`` with the
-    rows of each section once it is done.
+    def __call__(
+        self,
+        wanted: Sequence[str] = (),
+        *,
+        quick: bool = False,
+        progress: Callable[[str, float], None] | None = None,
+        shown: Callable[[list[Row]], None] | None = None,
+    ) -> list[Row]:
+        """The rows of the ``wanted`` sections (default: all), in the order of the table.
 
-    Raises:
-        UserError: a section that there is not.
+        ``quick``: fewer repeats, and nothing that is large. ``progress`` is called with the section that
+        begins, and the part of them that is done; ``shown`` with the rows of each section once it is done.
+
+        Raises:
+            UserError: a section that there is not.
+        """
+        ...
+
+
+def runner(package: str, sections: Mapping[str, str], *, missing: str = "") -> Run:
+    """The bench of ``package``.
+
+    ``sections``: of each section "module.function" in ``package``, imported when it runs, so that one does
+    not pay for what another needs; the function takes ``quick`` and yields rows. ``missing``: such a function
+    without arguments that says why nothing can be measured here, or "".
     """
-    for name in wanted:
-        if name not in sections:
-            raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")
-    chosen = [name for name in sections if not wanted or name in wanted]
-    rows: list[Row] = []
-    for place, name in enumerate(chosen):
-        if progress is not None:
-            progress(name, place / len(chosen))
-        found = guarded(name, sections[name])
-        if shown is not None:
-            shown(found)
-        rows += found
-    return rows
+
+    def named(place: str) -> Callable[..., Any]:
+        module, function = place.rsplit(".", 1)
+        found: Callable[..., Any] = getattr(import_module(f"{package}.{module}"), function)
+        return found
+
+    def produce(name: str, quick: bool) -> Iterable[Row]:
+        if missing and (why := named(missing)()):
+            return [left_out(name, name, why)]
+        rows: Iterable[Row] = named(sections[name])(quick)
+        return rows
+
+    def run(
+        wanted: Sequence[str] = (),
+        *,
+        quick: bool = False,
+        progress: Callable[[str, float], None] | None = None,
+        shown: Callable[[list[Row]], None] | None = None,
+    ) -> list[Row]:
+        for name in wanted:
+            if name not in sections:
+                raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")
+        chosen = [name for name in sections if not wanted or name in wanted]
+        rows: list[Row] = []
+        for place, name in enumerate(chosen):
+            if progress is not None:
+                progress(name, place / len(chosen))
+            found = guarded(name, partial(produce, name, quick))
+            if shown is not None:
+                shown(found)
+            rows += found
+        return rows
+
+    return run

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel.base.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from windtunnel.bench.rows import Row
 
@@ -25,29 +26,35 @@ def bench(
     capability: Annotated[str, typer.Argument(help="Such as agents.sandbox.")] = "training.emulate",
     only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON list.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows and what they were measured on as JSON.")
+    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
     """Hold CAPABILITY against real runs, published figures and its peers, side by side."""
+    from windtunnel.bench import show
+    from windtunnel.bench.measure import host_facts
     from windtunnel.capabilities import find
     from windtunnel.cli.progress import shown_progress
 
+    if as_json and as_markdown:
+        raise UserError("bench: --json and --markdown are given; accepted is one of them")
     module = find(capability, lambda one: "bench" in one.rooms, who="bench").room("bench")
-    console = _output()
+    console, host = _output(), host_facts()
+    piped = as_json or as_markdown
 
-    def show(found: list[Row]) -> None:
-        if not as_json:
-            _print(console, capability, [row.plain() for row in found])
+    def shown(found: list[Row]) -> None:
+        if not piped:
+            _print(console, capability, found)
 
     with shown_progress(f"bench {capability}") as progress:
-        rows = module.run(tuple(only or ()), quick=quick, progress=progress, shown=show)
+        rows = module.run(tuple(only or ()), quick=quick, progress=progress, shown=shown)
     if as_json:
-        typer.echo(json.dumps([row.plain() for row in rows]))
-        return
-    missed = [row.name for row in rows if row.met is False]
-    met = sum(row.met is True for row in rows)
-    if met or missed:
-        words = f"targets: {met} met, {len(missed)} missed"
-        console.print(words + (f" ({'; '.join(missed)})" if missed else ""), highlight=False)
+        typer.echo(json.dumps(show.document(capability, rows, host, quick=quick)))
+    elif as_markdown:
+        typer.echo(show.markdown(capability, rows, host, quick=quick), nl=False)
+    elif words := show.targets(rows):
+        console.print(words, highlight=False)
 
 
 def _output() -> Console:
@@ -58,54 +65,15 @@ def _output() -> Console:
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def _print(console: Console, capability: str, rows: list[dict[str, Any]]) -> None:
+def _print(console: Console, capability: str, rows: list[Row]) -> None:
     """A section, as soon as it is done: an hour's work is not lost with its last minute."""
+    from windtunnel.bench import show
+
     if not rows:
         return
-    shown = table(f"{capability}: {rows[0]['section']}", rows)
-    if shown.row_count:
-        console.print(shown)
-    for row in rows:
-        words = "; ".join(part for part in (row["source"], row["note"]) if part)
-        if words:
-            console.print(f"{row['name']}: {words}", style="dim", highlight=False)
+    table = show.table(f"{capability}: {rows[0].section}", rows)
+    if table.row_count:
+        console.print(table)
+    for words in show.remarks(rows):
+        console.print(words, style="dim", highlight=False)
     console.print()
-
-
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows that have figures as a table, in columns that have any."""
-    from rich.table import Table
-
-    kinds = [
-        key for key in ("measured", "emulated", "published") if any(row[key] is not None for row in rows)
-    ]
-    errors = any(row["error"] is not None for row in rows)
-    targets = any(row["target"] for row in rows)
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("name", overflow="fold")
-    for name in (*kinds, *(["error"] if errors else []), *(["target"] if targets else [])):
-        shown.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        figures = [figure(row[key], row["unit"]) for key in kinds]
-        if not any(figures):
-            continue
-        error = "" if row["error"] is None else f"{row['error']:.2%}"
-        mark = {True: "✓ ", False: "✗ ", None: ""}[row["met"]]
-        target = mark + row["target"]
-        shown.add_row(row["name"], *figures, *([error] if errors else []), *([target] if targets else []))
-    return shown
-
-
-def figure(value: float | None, unit: str) -> str:
-    """A figure with its unit; small numbers of bytes whole, so that only equal ones look equal."""
-    if value is None:
-        return ""
-    if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value:,.0f} B"
-    if unit == "s" and value < 1:
-        return f"{value * 1e3:.1f} ms"
-    if unit == "":
-        return f"{value:.2%}"
-    if unit == "events/s":
-        return f"{value / 1e6:.1f} M/s"
-    return f"{value:,.4g} {unit}" if value < 1e4 else f"{value:,.0f} {unit}"

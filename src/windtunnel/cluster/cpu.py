@@ -50,13 +50,13 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 def measured_cpu() -> Device:
     """One core of this machine, from the cache or measured now. Memory is all that the machine has."""
     figures = _cached() or _measure()
-    measured = f"measured on this machine ({_model()}), one thread, NumPy"
+    measured = f"measured on this machine ({processor_name()}), one thread, NumPy"
     lacking = "inference, the measured float32 rate"
     return Device(
         name="cpu",
         vendor=platform.machine(),
         kind="cpu",
-        torch_name=_model(),
+        torch_name=processor_name(),
         capability=(0, 0),
         sm_count=1,
         memory_bytes=float(psutil.virtual_memory().total),
@@ -117,10 +117,10 @@ def _measure() -> dict[str, float]:
 
 
 def _machine() -> str:
-    return f"{_model()} x {os.cpu_count()}"
+    return f"{processor_name()} x {os.cpu_count()}"
 
 
-def _model() -> str:
+def processor_name() -> str:
     """The name of the processor, as the kernel tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -26,6 +26,7 @@ from windtunnel.agents.sandbox.traces.replay import Shares
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
 from windtunnel.base.errors import UserError
+from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row
 
 NONE, SHELL, FILES, FULL = TurnClass
@@ -95,7 +96,7 @@ def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -
         gate.set()
         return 2
 
-    assert harness.side_by_side([first, second], 2) == [1, 2]
+    assert side_by_side([first, second], 2) == [1, 2]
 
     def failing() -> int:
         raise ValueError("broken")
@@ -106,7 +107,7 @@ def test_jobs_give_their_results_in_order_and_a_failure_ends_those_not_begun() -
 
     jobs: list[Callable[[], int]] = [failing, *(partial(noted, number) for number in range(50))]
     with pytest.raises(ValueError, match="broken"):
-        harness.side_by_side(jobs, 1)
+        side_by_side(jobs, 1)
     assert len(begun) < 50
 
 
@@ -120,7 +121,7 @@ def test_a_session_that_fails_before_the_start_ends_those_that_wait_for_it() -> 
         raise ValueError("no sandbox")
 
     with pytest.raises(ValueError, match="no sandbox"):
-        harness.side_by_side([waiting, failing], 2, start.give_up)
+        side_by_side([waiting, failing], 2, start.give_up)
     with pytest.raises(SandboxError, match="given up"):
         start.sleep(60)
 

@@ -23,12 +23,12 @@ from windtunnel.agents.sandbox.traces.replay import (
     check,
     replay,
     shares,
-    spread,
     unmet,
 )
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed, compare, least, recovery, weaker
 from windtunnel.base.errors import UserError
+from windtunnel.bench.measure import spread
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Seat, sessions
 from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import weaker
+from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row
 
 SECTION = "false-none"

@@ -7,8 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.base import paths
+from windtunnel.bench.measure import scratch
 
 T = TypeVar("T")
 KEEP_ALL = Retention(keep=100_000)
@@ -35,25 +35,20 @@ def missing() -> str:
     return ""
 
 
-def load() -> str:
-    """In words, how busy the machine is with other work: figures of time mean little where it is."""
-    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs at the start"
-
-
 @contextlib.contextmanager
 def own_home() -> Iterator[Path]:
     """A home folder on a disk, removed at the end with all that ran in it."""
-    folder = Path(tempfile.mkdtemp(prefix="windtunnel-bench-", dir=_disk())).resolve()
-    # what others have still to write is not this section's
-    os.sync()
-    try:
-        yield folder
-    finally:
-        with Host(folder, policy="conversation") as host:
-            for info in host.boxes():
-                host.remove(info.name)
-            host.gc()
-        shutil.rmtree(folder)
+    with scratch(_disk()) as folder:
+        # what others have still to write is not this section's
+        os.sync()
+        try:
+            yield folder
+        finally:
+            with Host(folder, policy="conversation") as host:
+                for info in host.boxes():
+                    host.remove(info.name)
+                host.gc()
+            shutil.rmtree(folder)  # and whatever cannot go is told
 
 
 def _disk() -> Path:
@@ -82,23 +77,6 @@ _numbers = count(1)
 def new_name(stem: str) -> str:
     """A name that no other sandbox of this run has."""
     return f"{stem}-{next(_numbers)}"
-
-
-def side_by_side(
-    jobs: Iterable[Callable[[], T]], workers: int, give_up: Callable[[], None] = lambda: None
-) -> list[T]:
-    """Results of ``jobs`` in their order, ``workers`` at a time. The first failure (or Ctrl-C) ends those not
-    begun; ``give_up`` tells those that run."""
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            give_up()
-            raise
-        return [future.result() for future in futures]
 
 
 def processes_of(home: Home, box: str) -> list[psutil.Process]:

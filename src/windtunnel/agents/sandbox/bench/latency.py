@@ -11,12 +11,12 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from windtunnel.agents.sandbox.bench.harness import load, new_name, opened, own_home
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.traces.replay import spread
+from windtunnel.bench.measure import conditions, spread
 from windtunnel.bench.rows import Row
 
 TIMES, QUICK_TIMES = 20, 6
@@ -54,7 +54,7 @@ def asked(box: Box, expected: int) -> None:
 
 
 def fork_rows(quick: bool) -> Iterator[Row]:
-    times, busy = QUICK_TIMES if quick else TIMES, load()
+    times, busy = QUICK_TIMES if quick else TIMES, conditions()
     with own_home() as home, opened(home) as host:
         box = serving(host)
         checkpoint = box.checkpoint(full=True).id
@@ -103,7 +103,7 @@ def fork_rows(quick: bool) -> Iterator[Row]:
 
 
 def freeze_rows(quick: bool) -> Iterator[Row]:
-    times, busy = QUICK_TIMES if quick else TIMES, load()
+    times, busy = QUICK_TIMES if quick else TIMES, conditions()
     frozen, total, decided = [], [], []
     with own_home() as home, opened(home) as host:
         box = serving(host)

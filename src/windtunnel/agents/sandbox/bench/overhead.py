@@ -20,22 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.bench.harness import (
-    MemoryMeter,
-    load,
-    new_name,
-    opened,
-    own_home,
-    side_by_side,
-)
+from windtunnel.agents.sandbox.bench.harness import MemoryMeter, new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
 from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
-from windtunnel.agents.sandbox.traces.replay import begin, play, spread
+from windtunnel.agents.sandbox.traces.replay import begin, play
 from windtunnel.agents.sandbox.traces.schema import Trace
+from windtunnel.bench.measure import conditions, in_turn, side_by_side, spread
 from windtunnel.bench.rows import Row
 
 SECTION = "overhead"
@@ -76,7 +70,7 @@ class Batch:
 
 def overhead_rows(quick: bool) -> Iterator[Row]:
     scale = QUICK_SCALE if quick else 1.0
-    busy = load()
+    busy = conditions()
     batches = measured(1 if quick else REPEATS, scale)
     yield from rows(batches, f"{'think times scaled by 0.25; ' if quick else ''}{busy}; ")
 
@@ -147,15 +141,13 @@ def ratios(free: Sequence[Batch], found: Sequence[Batch]) -> list[float]:
 def measured(repeats: int, scale: float) -> dict[str, list[Batch]]:
     """Batches of each policy; in every repeat the policies come in another order."""
     traces = loads()
-    batches: dict[str, list[Batch]] = {policy: [] for policy in POLICIES}
-    order = list(POLICIES)
     with own_home() as home:
         _batch(home, POLICIES["semantic"], [part(trace, 2.0) for trace in traces], 0.1, free=False)
-        for _ in range(repeats):
-            for policy in order:
-                batches[policy].append(_batch(home, POLICIES[policy], traces, scale, free=policy == FREE))
-            order.append(order.pop(0))
-    return batches
+        arms = {
+            policy: partial(_batch, home, rules, traces, scale, free=policy == FREE)
+            for policy, rules in POLICIES.items()
+        }
+        return in_turn(arms, repeats)
 
 
 def loads(think: float = THINK) -> list[Trace]:

@@ -31,7 +31,7 @@ from typing import Literal
 
 import psutil
 
-from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, processes_of, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, processes_of
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat, sessions
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import SandboxError
@@ -42,6 +42,7 @@ from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Output, TraceRejected, begin, play, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed, recovery
+from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row, left_out
 
 Kind = Literal["end of turn", "inside a turn", "inside a checkpoint"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, side_by_side
+from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.overhead import Start, loads
 from windtunnel.agents.sandbox.bench.sessions import Seat
 from windtunnel.agents.sandbox.calibrate import calibrate
@@ -24,6 +24,7 @@ from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, PolicyName
 from windtunnel.agents.sandbox.traces.replay import begin
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.agents.sandbox.twin.observed import BOUND, ObservedBox, ObservedRun, ObservedTurn, validate
+from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row
 
 THINK, QUICK_THINK = 24.0, 8.0

@@ -9,7 +9,6 @@ And what a run looks like in figures: classes, and how seconds are spread.
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -129,16 +128,6 @@ def recorded(trace: Trace, outputs: Sequence[Output]) -> Trace:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Count, sum, median and 95th percentile of some seconds; zeros where there are none."""
-
-    count: int = 0
-    total: float = 0.0
-    median: float = 0.0
-    p95: float = 0.0
-
-
-@dataclass(frozen=True)
 class Shares:
     """How many turns are of each class; turns whose class is not known are counted apart."""
 
@@ -156,14 +145,6 @@ class Shares:
         """Part of the turns of known class that are of this one; 0 when none is known."""
         count: int = getattr(self, turn_class.word)
         return count / self.known if self.known else 0.0
-
-
-def spread(seconds: Iterable[float]) -> Spread:
-    values = sorted(seconds)
-    if not values:
-        return Spread()
-    place = min(len(values) - 1, int(0.95 * len(values)))
-    return Spread(len(values), sum(values), statistics.median(values), values[place])
 
 
 def shares(classes: Iterable[TurnClass | None]) -> Shares:

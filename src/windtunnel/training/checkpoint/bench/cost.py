@@ -20,9 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from windtunnel.base import units
+from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.checkpoint.bench import harness
-from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
 from windtunnel.training.elastic.events import Event
 
 SECTION = "cost"
@@ -38,10 +40,10 @@ PARTS = 20
 
 
 def cost_rows(quick: bool) -> Iterator[Row]:
-    told = harness.conditions()
+    told = conditions()
     steps: dict[str, list[Event]] = {}
     used: dict[str, dict[str, int]] = {}
-    with harness.own_folder() as folder:
+    with scratch() as folder:
         for number, mode in enumerate(QUICK_MODES if quick else MODES):
             try:
                 found, used[mode] = flown(folder / str(number), mode, quick)
@@ -78,7 +80,7 @@ def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], to
         "s",
         measured=plain,
         note=f"median of {len(steps['none'])}, p95 "
-        f"{milliseconds(quantile([event['seconds'] for event in steps['none']], 0.95))}; {RANKS} ranks on "
+        f"{units.seconds(quantile([event['seconds'] for event in steps['none']], 0.95))}; {RANKS} ranks on "
         f"{RANKS} machines that share {os.cpu_count()} cores; {told}",
     )
     for mode in ("concurrent", "blocking"):
@@ -91,7 +93,7 @@ def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], to
             f"a step with its checkpoint, {mode}",
             "s",
             measured=median(times),
-            note=f"{median(times) / plain - 1:+.1%} over none; p95 {milliseconds(quantile(times, 0.95))}; "
+            note=f"{median(times) / plain - 1:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}; "
             f"{mib:.1f} MiB a rank, {COPIES} copies",
         )
         yield Row(
@@ -111,9 +113,9 @@ def split(steps: Sequence[Event], mode: str) -> str:
     rest = max(0.0, parts["stall"] - parts["copy"] - parts["settle"] - parts["wait"])
     which = "of the save before" if mode == "concurrent" else "of this save"
     return (
-        f"copy {milliseconds(parts['copy'])}, waiting for the checksum {which} "
-        f"{milliseconds(parts['settle'])}, waiting for the commit {which} {milliseconds(parts['wait'])}, "
-        f"the rest (walking the state, packing objects, telling the agent) {milliseconds(rest)}"
+        f"copy {units.seconds(parts['copy'])}, waiting for the checksum {which} "
+        f"{units.seconds(parts['settle'])}, waiting for the commit {which} {units.seconds(parts['wait'])}, "
+        f"the rest (walking the state, packing objects, telling the agent) {units.seconds(rest)}"
     )
 
 

@@ -4,10 +4,6 @@ quantiles."""
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,16 +26,6 @@ _MARGIN = 12  # steps: more than ranks are ever apart, and than pass while the f
 
 class Failed(RuntimeError):
     """A run of the comparison did not do what it was to do."""
-
-
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """A folder for runs and storage, removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="windtunnel-bench-")).resolve()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -104,22 +90,3 @@ def ended(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
         told = "it still runs" if outcome is None else outcome.reason
         raise Failed(f"the job did not end well: {told[-300:]}")
     return outcome.results
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that at least ``share`` of the values do not exceed; nan for none."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
-def milliseconds(seconds: float) -> str:
-    """ "1.25 s", "34 ms"."""
-    if math.isnan(seconds):
-        return "–"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
-
-
-def conditions() -> str:
-    """In words, what the figures were measured on."""
-    return f"all machines on one host of {os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.1f} before"

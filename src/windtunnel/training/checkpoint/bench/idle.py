@@ -21,10 +21,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
 from windtunnel.training.checkpoint.bench import harness
-from windtunnel.training.checkpoint.bench.harness import SOURCE, quantile
+from windtunnel.training.checkpoint.bench.harness import SOURCE
 
 LAYERS, MESSAGE, COMPUTE = 4, 3_000_000, 0.08  # all-reduces a step, bytes, seconds of pause after each
 RATE = 50e6  # bytes/s: 400 Mbit/s
@@ -121,7 +122,7 @@ def idle_rows(quick: bool) -> Iterator[Row]:
         yield left_out("idle", "checkpoints beside training on one network", why)
         return
     over: dict[tuple[str, float, int], float] = {}
-    with harness.own_folder() as folder:
+    with scratch() as folder:
         for number, phases in enumerate(plan(quick)):
             alone, outcomes = measure(folder / str(number), phases)
             if number == 0:
@@ -223,5 +224,5 @@ def _conditions(alone: list[float]) -> str:
     return (
         f"{len(alone)} steps, p95 {quantile(alone, 0.95):.3f} s; 2 machines in network namespaces, "
         f"{RATE * 8 / 1e6:.0f} Mbit/s, {LAYERS} all-reduces of {MESSAGE / 1e6:g} MB a step over gloo, "
-        f"{COMPUTE * 1e3:.0f} ms slept after each; {harness.conditions()}"
+        f"{COMPUTE * 1e3:.0f} ms slept after each; {conditions()}"
     )

@@ -24,9 +24,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from windtunnel.base import units
+from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.checkpoint.bench import harness
-from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
 from windtunnel.training.elastic.live.launch import Launched
 
@@ -74,9 +76,9 @@ class Truth:
 
 
 def recovery_rows(quick: bool) -> Iterator[Row]:
-    told = harness.conditions()
+    told = conditions()
     jobs, kills = (QUICK_JOBS, QUICK_KILLS) if quick else (JOBS, KILLS)
-    with harness.own_folder() as folder:
+    with scratch() as folder:
         flown = [fly(folder / f"job-{number}", plan(kills, seed=number)) for number in range(jobs)]
         for number, one in enumerate(flown):
             if one.failure:
@@ -258,7 +260,7 @@ def phase_rows(flown: Sequence[Flown], told: str) -> Iterator[Row]:
             continue
         tiers = Counter(tier for one in found for tier in one.tiers.values())
         notes = [
-            f"p95 {milliseconds(quantile(totals, 0.95))} of {len(totals)}",
+            f"p95 {units.seconds(quantile(totals, 0.95))} of {len(totals)}",
             f"shards read from {', '.join(f'{tier} {count}' for tier, count in sorted(tiers.items()))}",
         ]
         if kind == "worker frozen":
@@ -282,7 +284,7 @@ def phase_rows(flown: Sequence[Flown], told: str) -> Iterator[Row]:
                 f"{kind}: {phase.replace('_', ' ')}",
                 "s",
                 measured=quantile(values, 0.5) if values else None,
-                note=f"p95 {milliseconds(quantile(values, 0.95))}",
+                note=f"p95 {units.seconds(quantile(values, 0.95))}",
             )
 
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row
 from windtunnel.training.checkpoint.bench import harness
-from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed, quantile
+from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
 from windtunnel.training.elastic.live.launch import Launched
 
@@ -39,7 +40,7 @@ SEED = 17
 def regroup_rows(quick: bool) -> Iterator[Row]:
     """The rows of this section."""
     kills, stops = (4, 1) if quick else (12, 3)
-    with harness.own_folder() as folder:
+    with scratch() as folder:
         for ranks in (4,) if quick else (4, 6, 8):
             found, same = strike(folder / str(ranks), ranks, kills, stops)
             yield from rows(ranks, found, same)
@@ -94,7 +95,7 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
         if killed
         else {}
     )
-    split = ", ".join(f"{name} {harness.milliseconds(value)}" for name, value in parts.items())
+    split = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in parts.items())
     kept = "survivors kept their processes" if same else "survivors were started anew"
     middle = quantile(total, 0.5)
     yield Row(
@@ -104,7 +105,7 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
         middle,
         target=f"at most {TARGET:g} s" if ranks <= 8 else "",
         met=middle <= TARGET and same,
-        note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {harness.conditions()}",
+        note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {conditions()}",
     )
     yield Row("regroup", f"{ranks} ranks, SIGKILL: slowest", "s", max(total, default=None))
     since = [r.grouped - r.detected for r in frozen if r.grouped is not None]

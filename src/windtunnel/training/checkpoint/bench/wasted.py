@@ -29,9 +29,11 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
+from windtunnel.base import units
+from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.checkpoint.bench import harness, timeline
-from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed, milliseconds, quantile
+from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
 from windtunnel.training.checkpoint.bench.timeline import Save
 from windtunnel.training.checkpoint.policy.interval import wasted
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
@@ -113,10 +115,10 @@ class Measured:
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
-    told = harness.conditions()
+    told = conditions()
     ways = (STORE, PEERS) if quick else WAYS
     found: dict[Way, Measured] = {}
-    with harness.own_folder() as folder:
+    with scratch() as folder:
         for number, way in enumerate(ways):
             try:
                 found[way] = measure(way, folder / str(number), quick, seed=number)
@@ -222,9 +224,9 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     mib = QUICK_MIB if quick else MIB
     notes = [
         f"{len(measured.lost)} random instants in the log of {len(saves)} real saves (p95 of the lost work "
-        f"{milliseconds(quantile(measured.lost, 0.95))}) and the mean load of {len(measured.kills)} killed "
-        f"machines; emulated: the formula complete + interval/2 + load = {milliseconds(whole)} + "
-        f"{milliseconds(every)}/2 + {milliseconds(measured.load)}",
+        f"{units.seconds(quantile(measured.lost, 0.95))}) and the mean load of {len(measured.kills)} killed "
+        f"machines; emulated: the formula complete + interval/2 + load = {units.seconds(whole)} + "
+        f"{units.seconds(every)}/2 + {units.seconds(measured.load)}",
         f"{RANKS} x {mib:g} MiB of state, read back from {', '.join(tiers)}",
     ]
     if way.saver == "store":
@@ -243,8 +245,8 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         f"{way.name}: stall of a step",
         "s",
         measured=stall,
-        note=f"mean of {len(measured.stalls)} steps of {milliseconds(measured.step)} each without it "
-        f"({stall / measured.step:.0%} more), median {milliseconds(median(measured.stalls))}; a save every "
+        note=f"mean of {len(measured.stalls)} steps of {units.seconds(measured.step)} each without it "
+        f"({stall / measured.step:.0%} more), median {units.seconds(median(measured.stalls))}; a save every "
         f"{(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
     )
     phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
@@ -254,10 +256,10 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         "s",
         measured=mean(kill.lost + kill.load for kill in measured.kills),
         note=f"mean of {len(measured.kills)}: lost work "
-        f"{', '.join(milliseconds(kill.lost) for kill in measured.kills)}; steps done again "
+        f"{', '.join(units.seconds(kill.lost) for kill in measured.kills)}; steps done again "
         f"{', '.join(str(kill.recovery.steps_lost) for kill in measured.kills)}; medians of the phases: "
         + ", ".join(
-            f"{name.replace('_', ' ')} {milliseconds(quantile([v for v in values if v is not None], 0.5))}"
+            f"{name.replace('_', ' ')} {units.seconds(quantile([v for v in values if v is not None], 0.5))}"
             for name, values in phases.items()
         ),
     )
@@ -272,7 +274,7 @@ def strawman_row(store: Measured) -> Row:
         "s",
         emulated=wasted(whole, STRAWMAN * store.step, store.load),
         note=f"computed, from what the high-frequency run measured: a save every {STRAWMAN} steps of "
-        f"{milliseconds(store.step)} (3 h of the published steps of 62 s)",
+        f"{units.seconds(store.step)} (3 h of the published steps of 62 s)",
     )
 
 
@@ -313,7 +315,7 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> I
         "whole failure, shared store over peers' memory",
         "x",
         measured=whole[0] / whole[1],
-        note=f"{milliseconds(whole[0])} over {milliseconds(whole[1])}, means of {len(store.kills)} and "
+        note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}, means of {len(store.kills)} and "
         f"{len(peers.kills)} really killed machines: lost work, detection, decision, regrouping, load and "
         f"the "
         f"first new step. Machines here are at hand and processes fork from a warm one; published: minutes "

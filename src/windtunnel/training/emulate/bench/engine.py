@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from windtunnel.bench.rows import Row
 from windtunnel.engines.replay.bench import events_per_second
-from windtunnel.training.emulate.bench.rows import Row
 
 TARGET = 20e6
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import example, launch, read_figures
-from windtunnel.training.emulate.bench.rows import Row, left_out
 from windtunnel.training.emulate.emulation import Options, simulate
 from windtunnel.training.emulate.live.session import Script
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from windtunnel.bench.rows import Row
 from windtunnel.training.emulate.bench.jobs import BenchJob, capture_one, peak_bytes, run_for_real
-from windtunnel.training.emulate.bench.rows import Row
 
 SECTION = "memory"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from windtunnel.base.errors import ScriptError
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.emulate.bench.jobs import (
     PACKAGE,
     BenchJob,
@@ -19,7 +20,6 @@ from windtunnel.training.emulate.bench.jobs import (
     peak_bytes,
     run_for_real,
 )
-from windtunnel.training.emulate.bench.rows import Row, left_out
 
 SECTION = "peers"
 JOB = BenchJob("none", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windtunnel.training.emulate.bench.rows import Row, left_out
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.emulate.bench.speed import LargeJob, emulate_in_process
 
 SECTION = "published"

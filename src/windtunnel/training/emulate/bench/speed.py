@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from windtunnel.base.errors import ScriptError
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.emulate.bench.jobs import example
-from windtunnel.training.emulate.bench.rows import Row, left_out
 
 SECTION = "speed"
 SAMPLE_SECONDS = 0.1

@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.bench.jobs import BenchJob, capture_one, launch, run_for_real, save
-from windtunnel.training.emulate.bench.rows import Row, left_out
 from windtunnel.training.emulate.emulation import costs_of
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.policy.classes import slice_world

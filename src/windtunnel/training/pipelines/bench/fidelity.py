@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import mean
 
+from windtunnel.bench.measure import median
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import Change
 from windtunnel.training.goodput.twin import simulate as twin
@@ -27,7 +28,7 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
-from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, NODES, Flown, Scheme, median
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, NODES, Flown, Scheme
 from windtunnel.training.pipelines.bench.schemes import RestartOnFewer
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from windtunnel.bench.measure import median
 from windtunnel.bench.rows import Row
 from windtunnel.training.elastic.events import PHASES, Recovery
 from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCH_SIZE, MICROBATCHES
@@ -15,7 +16,7 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
-from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, COMES_AFTER, NODES, Flown, median
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, COMES_AFTER, NODES, Flown
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 

@@ -13,9 +13,6 @@ steps. Machines do not come back, or each comes `COMES_AFTER` seconds after its 
 
 from __future__ import annotations
 
-import shutil
-import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.bench.measure import scratch
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.training.elastic.events import Recovery, recoveries
 from windtunnel.training.elastic.job import PRELOAD
@@ -313,16 +311,7 @@ def fly_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder of its own on disk, for one run; removed with all that is in it."""
+    """A folder for one run, removed when all its processes have ended."""
     adopt_orphans()
-    path = Path(tempfile.mkdtemp(prefix="windtunnel-bench-"))
-    try:
+    with scratch() as path:
         yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def median(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -1,0 +1,122 @@
+"""What measuring takes: arms in turn, quantiles, folders that go, and what the figures were measured on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Count, sum, median and 95th percentile of some figures; zeros where there are none."""
+
+    count: int = 0
+    total: float = 0.0
+    median: float = 0.0
+    p95: float = 0.0
+
+
+def spread(values: Iterable[float]) -> Spread:
+    known = list(values)
+    if not known:
+        return Spread()
+    return Spread(len(known), sum(known), statistics.median(known), quantile(known, 0.95))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that at least ``share`` of the values do not exceed; nan for none."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None for none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def in_turn(arms: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """What each arm gave in each repeat. In every repeat the arms come in another order, so that what the
+    host does meanwhile (heat, other work, a disk that fills) meets all of them alike."""
+    found: dict[str, list[T]] = {name: [] for name in arms}
+    order = list(arms)
+    for _ in range(repeats):
+        for name in order:
+            found[name].append(arms[name]())
+        order.append(order.pop(0))
+    return found
+
+
+def side_by_side(
+    jobs: Iterable[Callable[[], T]], workers: int, give_up: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Results of ``jobs`` in their order, ``workers`` at a time. The first failure (or Ctrl-C) ends those not
+    begun; ``give_up`` tells those that run."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            give_up()
+            raise
+        return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def scratch(beneath: Path | None = None) -> Iterator[Path]:
+    """A folder (``beneath`` another, else where temporary files lie), removed at the end with all in it."""
+    folder = Path(tempfile.mkdtemp(prefix="windtunnel-bench-", dir=beneath)).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def conditions() -> str:
+    """In words, how busy the host is with other work: figures of time mean little where it is."""
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs at the start"
+
+
+def host_facts() -> dict[str, Any]:
+    """What figures of this host depend on."""
+    from windtunnel.cluster.cpu import processor_name
+    from windtunnel.store.table import versions
+
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "processor": processor_name(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+        "kernel": platform.release(),
+        "load_average": os.getloadavg()[0],
+        "versions": versions(),
+    }
+
+
+def _gpus() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return told.stdout.split("\n")[:-1]
