@@ -12,7 +12,7 @@ demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=25 --durations-min=1
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --no-cache --check .

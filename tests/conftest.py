@@ -1,6 +1,23 @@
-"""For all tests: nothing is timed, so examples that hypothesis makes have no deadline either."""
+"""For all tests: nothing is timed, and what is made once for several tests is made by one worker."""
 
+from __future__ import annotations
+
+import pytest
 from hypothesis import settings
 
+# Examples that hypothesis makes have no deadline either.
 settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file go to one worker where a fixture of the file, or a cached function (`GROUPED` in it),
+    serves several of them."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is not None or not isinstance(item, pytest.Function):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        shared = any(one[-1].scope == "module" for one in fixtures if one)
+        if shared or getattr(item.module, "GROUPED", False):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

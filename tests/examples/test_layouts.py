@@ -10,6 +10,7 @@ from example_runs import losses_by_layout
 pytest.importorskip("torch")
 
 STEPS, SEQ = 2, 64
+GROUPED = True  # losses of a world are computed once for the tests of all its layouts
 EXACT = f"--dtype fp32 --seq {SEQ} --steps {STEPS} "  # bf16 rounds differently for every way of summing
 
 # A process sees four sequences a step; so does every layout, over its data parallel ranks together.

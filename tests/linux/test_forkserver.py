@@ -8,22 +8,15 @@ import os
 import queue
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from support.waiting import until
 from windtunnel.linux.forkserver_client import GONE, ForkServerClient, ForkServerKeeper
-
-
-def until(true: Callable[[], object], timeout: float = 90.0) -> None:
-    last = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < last, f"did not come true within {timeout:g} s"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

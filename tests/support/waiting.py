@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -13,14 +13,12 @@ PATIENCE = 90.0
 """Seconds after which something will not come any more. It bounds a failure, so it may be generous."""
 
 
-def until(what: Callable[[], T], timeout: float = PATIENCE, told: Callable[[], Any] | str = "") -> T:
-    """The first true value of ``what``; ``told`` is shown (called, if it can be) should none come."""
+def until(what: Callable[[], T], told: str = "", *, timeout: float = PATIENCE) -> T:
+    """The first true value of ``what``; ``told`` says what did not come, should none come."""
     last = time.monotonic() + timeout
     while not (found := what()):
-        if time.monotonic() > last:
-            shown = told() if callable(told) else told
-            raise AssertionError(f"did not come true within {timeout:g} s: {shown or what}")
-        time.sleep(0.01)
+        assert time.monotonic() < last, f"did not come within {timeout:g} s: {told or what}"
+        time.sleep(0.005)
     return found
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from support.waiting import until
+
 
 def missing() -> str:
     """Why real sandboxes cannot run here, in words; empty when they can."""
@@ -54,7 +56,7 @@ def own_home() -> Iterator[Path]:
 def lasting() -> Iterator[Path]:
     """A home of the tests of one file, whose hosts come and go; in the end nothing of it is left on the
     machine."""
-    from hurt import traces, until
+    from hurt import traces
 
     with fresh_home() as folder:
         yield folder

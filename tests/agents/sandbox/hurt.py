@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.linux import cgroup, mounts
 
@@ -28,15 +28,6 @@ COUNT = (
     "rm -f /tmp/count; kill -USR1 $(cat /tmp/counter); "
     "until [ -s /tmp/count ]; do sleep 0.01; done; cat /tmp/count; rm /tmp/count"
 )
-
-
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    """Poll until ``condition`` holds; what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
-    return value
 
 
 def frozen(home: Path) -> list[str]:

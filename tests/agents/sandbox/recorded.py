@@ -6,8 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hurt import until
-
+from support.waiting import until
 from windtunnel.agents.sandbox.bench.twin import record
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, until, wrapped_criu
+from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.context import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, frozen, traces, until
+from hurt import COUNT, COUNTER, checked, frozen, traces
 
+from support.waiting import until
 from windtunnel.agents.sandbox.model import Spec
 from windtunnel.agents.sandbox.policy import Retention
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurt import COUNT, COUNTER, checked, until
+from hurt import COUNT, COUNTER, checked
 
+from support.waiting import until
 from windtunnel.agents.sandbox.model import Spec, TurnClass
 
 pytestmark = pytest.mark.root

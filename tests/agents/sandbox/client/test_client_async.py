@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.client import Client, SandboxFault, connect_async
 from windtunnel.agents.sandbox.model import Spec
 from windtunnel.agents.sandbox.views import Event
@@ -77,10 +77,7 @@ def test_cancelling_the_task_cancels_the_command(client: Client) -> None:
             return int(await box.get("/pid"))
 
     pid = asyncio.run(life())
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_many_commands_at_once(client: Client) -> None:

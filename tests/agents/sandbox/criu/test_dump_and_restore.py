@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_box import TinyBox, shell, until
+from tiny_box import TinyBox, shell
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.criu import Criu, CriuError, images_in_use, lazy, process, wait_lazy
 
 pytestmark = pytest.mark.root

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_box import TinyBox, until
+from tiny_box import TinyBox
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.criu import Criu, CriuError
 
 pytestmark = pytest.mark.root

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.place import Externals
 
 NUMBERS = itertools.count()
@@ -37,13 +37,6 @@ def cgroup2() -> Path | None:
         if kind == "cgroup2":
             return Path(where)
     return None
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.002)
 
 
 def shell(command: str, *arguments: object) -> None:

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.waiting import until
 from windtunnel.agents.sandbox.client import SandboxFault, connect, launch
 from windtunnel.agents.sandbox.live.daemon.guard import is_loopback, named_here
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
@@ -52,13 +52,6 @@ def _command(pid: int) -> bytes:
 def started(process: subprocess.Popen[str], lines: int = 1) -> list[str]:
     assert process.stdout is not None
     return [process.stdout.readline().strip() for _ in range(lines)]
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: Path) -> None:

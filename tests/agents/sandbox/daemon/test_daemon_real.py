@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.client import SandboxGone, connect, launch
 from windtunnel.agents.sandbox.live.daemon.server import held
 from windtunnel.agents.sandbox.model import Spec, TurnClass
@@ -39,8 +39,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
 
             daemon = client.health().pid
             os.kill(daemon, signal.SIGKILL)
-            while launch.answers(own_home):
-                time.sleep(0.01)
+            until(lambda: not launch.answers(own_home))
             assert box.run("pwd; echo $A; echo more >&3").stdout == b"/tmp\nb c\n"
             assert client.health().pid != daemon
             assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}

@@ -5,26 +5,18 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.client import Client, SandboxFault, SandboxGone
 from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import Collector
 from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
 from windtunnel.base.errors import UserError
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for a condition that has to come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def raw(client: Client) -> httpx.Client:

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from pool_support import Opener, need_btrfs, need_root, state
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.files import Pool, PoolError, loop, open_pool
 from windtunnel.linux import mounts
 
@@ -235,10 +235,7 @@ def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
 
 def _released(image: Path) -> None:
     """No loop device holds the file; a mount namespace that another process makes may, for a moment."""
-    deadline = time.monotonic() + 20
-    while _loops(image):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not _loops(image))
 
 
 def _loops(image: Path) -> list[str]:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.inspect.processes import alive
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
@@ -108,10 +109,7 @@ class Cell:
 
     def settled(self) -> None:
         """Wait until every process is blocked: what a freeze would do to them at once."""
-        deadline = time.monotonic() + 20
-        while any(one is not None and one.state != "S" for one in map(alive, self.pids())):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: all(one is None or one.state == "S" for one in map(alive, self.pids())))
 
     def close(self) -> None:
         deadline = time.monotonic() + 20

@@ -9,13 +9,13 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from inspect_cell import Cell
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.inspect import Inspector, memory
 from windtunnel.agents.sandbox.live.inspect.processes import alive
 
@@ -149,10 +149,7 @@ def test_a_signal_is_input(cell: Cell, inspector: Inspector) -> None:
 
 
 def wait_asleep(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while (one := alive(pid)) is None or one.state != "S":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: (one := alive(pid)) is not None and one.state == "S")
 
 
 def test_doubts_in_words(cell: Cell, inspector: Inspector) -> None:

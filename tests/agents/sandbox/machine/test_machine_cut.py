@@ -5,21 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError
 
 pytestmark = pytest.mark.root
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def running(box: Machine, words: str) -> bool:

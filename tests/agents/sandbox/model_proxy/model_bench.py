@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +117,6 @@ def recorded(bench: Bench, box: FakeBox) -> list[int]:
     """The status of each reply on the disk (0: still under way), read as another program would."""
     with sqlite3.connect(conversation_file(bench.home, box.name)) as file:
         return [status for (status,) in file.execute("SELECT status FROM records ORDER BY id")]
-
-
-def eventually(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import threading
 import pytest
 from fake_model import Plan, answer, events
 from fake_turns import FakeBox
-from model_bench import Asked, Bench, chat, eventually
+from model_bench import Asked, Bench, chat
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     Classified,
@@ -39,7 +40,7 @@ def test_checkpoint_that_is_done_first_is_not_promoted(bench: Bench, proxy: Mode
     pending = box.pending(1)
     bench.model.wait_for(calls=1)
     pending.finish()
-    eventually(lambda: not _checkpoint_threads())
+    until(lambda: not _checkpoint_threads())
     bench.model.plan.answer.set()
     asked.reply()
     assert not pending.promoted.is_set()

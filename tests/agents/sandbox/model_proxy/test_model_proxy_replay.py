@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from fake_model import Plan, answer, events
 from fake_turns import FakeBox
-from model_bench import Bench, chat, eventually, recorded
+from model_bench import Bench, chat, recorded
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     Conversation,
@@ -115,7 +116,7 @@ def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: Model
     first.leave.set()
     bench.model.plan.events.release(2)
     first.join(20)
-    eventually(lambda: recorded(bench, box) == [200])
+    until(lambda: recorded(bench, box) == [200])
     proxy.restored(box.name, 1)
     assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(1, PATH))
     assert len(bench.model.calls) == 1
@@ -191,7 +192,7 @@ def test_rollback_lets_go_of_the_reply_under_way(bench: Bench, proxy: ModelProxy
     box = bench.serve(proxy, FakeBox())
     old = bench.ask(box, chat("go"))
     bench.model.wait_for(1)
-    eventually(lambda: box.turns == 1)
+    until(lambda: box.turns == 1)
     proxy.rolled_back(box.name, 1)
     new = bench.ask(box, chat("go"))
     bench.model.wait_for(2)

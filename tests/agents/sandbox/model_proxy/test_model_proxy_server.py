@@ -9,8 +9,9 @@ import httpx
 import pytest
 from fake_model import FakeModel, answer, events
 from fake_turns import FakeBox
-from model_bench import Bench, chat, eventually, recorded
+from model_bench import Bench, chat, recorded
 
+from support.waiting import until
 from windtunnel.agents.sandbox.live.model_proxy import Bounds, ModelProxy, Upstream
 from windtunnel.base.errors import UserError
 
@@ -96,7 +97,7 @@ def test_client_that_leaves_a_helper_ends_it(bench: Bench, proxy: ModelProxy) ->
         client.stream("POST", bench.url(box), json=helper) as response,
     ):
         assert next(response.iter_raw()) == events(1, "")[0]
-    eventually(lambda: proxy._sessions["one"].open == 0)
+    until(lambda: proxy._sessions["one"].open == 0)
 
 
 def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: ModelProxy) -> None:
@@ -128,7 +129,7 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
     box = bench.serve(proxy, FakeBox("closing", instant=False))
     held = bench.ask(box, chat("go"))
     assert box.pending(1).promoted.wait(20)
-    eventually(lambda: recorded(bench, box) == [200])
+    until(lambda: recorded(bench, box) == [200])
     proxy.close()
     proxy.close()
     assert b"ask again" in held.reply()
@@ -136,7 +137,7 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
     box.pending(1).finish()
     with pytest.raises(UserError, match="closed"):
         proxy.forget(box.name)
-    eventually(lambda: not [t for t in threading.enumerate() if t.name == "turn-of-closing"])
+    until(lambda: not [t for t in threading.enumerate() if t.name == "turn-of-closing"])
     successor = bench.proxy()
     box.instant = True
     bench.serve(successor, box)

@@ -16,6 +16,7 @@ import torch
 from checkpoint_world import FakeJob, Regrouped, together
 from torch import nn
 
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live import checkpointer
@@ -171,7 +172,7 @@ def test_all_copies_lost_falls_to_storage_for_everybody(make: Any, tmp_path: Pat
     together(2, lambda r: run(world, r, 5, persist=url, persist_every=2))
     from windtunnel.training.checkpoint.live import storage
 
-    memory_cluster.eventually(lambda: [s.step for s in storage.steps(url) if not s.bad][-1:] == [3])
+    until(lambda: [s.step for s in storage.steps(url) if not s.bad][-1:] == [3])
     world.lose(0, 1)
     out = together(2, lambda r: run(world, r, 6, persist=url, persist_every=100))
     assert [start for start, _ in out] == [4, 4]
@@ -235,7 +236,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
     for job in jobs:
         job.start()
     # The new machine has its copy again, all but rank 2's are there: they wait with the next save.
-    memory_cluster.eventually(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
+    until(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
     time.sleep(0.3)  # room for a rank that does not wait
     assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
     assert all(memory.committed() == -1 for memory in world.machines.ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,6 @@ from windtunnel.training.elastic.model import Membership, Node
 LAYOUT = b'{"some": "layout"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
 QUICK = Limits(connect=1.0, silence=5.0, membership=3.0, slot=0.3, pause=0.05)
-
-
-def eventually(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
-    """Wait until ``condition`` holds."""
-    end = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < end, "this did not come about"
-        time.sleep(0.005)
-    return value
 
 
 def content(shard: str, step: int, nbytes: int) -> bytes:

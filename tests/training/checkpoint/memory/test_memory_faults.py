@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 import xxhash
-from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content, eventually
+from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content
 
+from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
@@ -121,7 +122,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
             sock.sendall(transfer.LENGTH.pack(N) + data[:at])
             (slot,) = [p for p in folder.glob("*.slot") if (h := read_header(p)) and h.step == 5]
             if at:
-                eventually(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
+                until(lambda p=slot, b=data[:at]: p.read_bytes()[HEADER : HEADER + len(b)] == b)
             process.kill()
         assert list(whole(folder)) == [4]
         again = Process(folder, generation=2)
@@ -138,7 +139,7 @@ def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Clu
     with transfer.connect(cluster.service(0).address, 5.0) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
         sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 0, N)[: N // 2])
-    eventually(lambda: not cluster.service(0)._holder._under_way)
+    until(lambda: not cluster.service(0)._holder._under_way)
     assert whole(cluster.folder / "n0") == {}
     with transfer.connect(cluster.service(0).address, 5.0) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
@@ -256,7 +257,7 @@ def test_a_source_that_went_bad_is_not_replicated(cluster: Cluster) -> None:
     slot.data[:] = content("rank0", 0, N)
     slot.complete(xxhash.xxh3_128_hexdigest(b"something else"))
     cluster.ranks[0].saved("rank0", 0, 0)
-    eventually(lambda: any("checksum" in fields.get("text", "") for _, fields in cluster.contexts[0].events))
+    until(lambda: any("checksum" in fields.get("text", "") for _, fields in cluster.contexts[0].events))
     assert not [copy for copy in cluster.ranks[1].copies() if copy.shard == "rank0"]
 
 
@@ -332,7 +333,7 @@ def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_pa
     assert not memory.wait_committed(0, 0.05)
     (sender,) = service._owner._senders.values()
     form(2, "127.0.0.1:1").close()
-    eventually(lambda: not sender._thread.is_alive())
+    until(lambda: not sender._thread.is_alive())
     assert not memory.wait_committed(0, 30.0)  # at once: that generation is over
     assert [copy.step for copy in memory.copies()] == [0]
     memory.close()
@@ -356,7 +357,7 @@ def test_a_service_that_ends_fails_its_clients_and_leaves_no_thread(tmp_path: Pa
     with pytest.raises(OSError):
         memory.copies()
     cluster.close()
-    eventually(lambda: set(threading.enumerate()) <= before)
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def _fails(call: Any) -> None:
@@ -382,7 +383,7 @@ def test_many_generations_leak_nothing(cluster: Cluster) -> None:
     fds, threads = count()
     for _ in range(30):
         round()
-    eventually(lambda: count()[0] <= fds + 4 and count()[1] <= threads + 4)
+    until(lambda: count()[0] <= fds + 4 and count()[1] <= threads + 4)
 
 
 def test_idle_mode_sends_within_windows_and_flushes_the_rest(cluster: Cluster) -> None:
@@ -396,7 +397,7 @@ def test_idle_mode_sends_within_windows_and_flushes_the_rest(cluster: Cluster) -
     for memory in cluster.ranks:
         memory.close_window()
     pacers = [cluster.service(place)._owner._pacer for place in (0, 1)]
-    eventually(lambda: not any(pacer._until[rank] for rank, pacer in enumerate(pacers)))
+    until(lambda: not any(pacer._until[rank] for rank, pacer in enumerate(pacers)))
     cluster.save(1, 1, N)
     for memory in cluster.ranks:
         memory.flush()

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from memory_cluster import DIGEST, LAYOUT, Cluster, content, eventually, fill
+from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, read_header
@@ -87,7 +88,7 @@ def test_a_step_is_committed_only_when_every_rank_has_all_copies(cluster: Callab
     c = cluster(2)
     c.reserve()
     c.save(0, 0, ranks=[0])
-    eventually(lambda: c.holders("rank0", 0) == [0, 1])
+    until(lambda: c.holders("rank0", 0) == [0, 1])
     assert not c.ranks[0].wait_committed(0, 0.05)
     c.save(0, 0, ranks=[1])
     c.wait(0)
@@ -99,7 +100,7 @@ def test_a_holder_keeps_the_committed_step_until_the_next_is(cluster: Callable[.
     c.save(0, 0)
     c.wait(0)
     c.save(1, 1, ranks=[0])
-    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    until(lambda: c.holders("rank0", 1) == [0, 1])
     # Rank 0 breaks the rule: its own copy of step 0 survives at the holder until step 1 is committed.
     c.save(2, 1, ranks=[0])
     c.holders("rank0", 2)
@@ -123,7 +124,7 @@ def test_lost_replicas_are_made_again_within_one_checkpoint(cluster: Callable[..
     assert bytes(into) == content("rank1", 1, N)
     # The step that all go back to is committed again when all copies are there again, and not before.
     c.go_back(1, ranks=[0, 2, 3])
-    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    until(lambda: c.holders("rank0", 1) == [0, 1])
     assert [m.committed() for m in c.ranks] == [-1] * 4
     c.go_back(1, ranks=[1])
     c.wait(1)
@@ -152,7 +153,7 @@ def test_a_new_owner_does_not_cost_the_last_copy_of_the_step_gone_back_to(
         memory.restored(0)
     c.reserve()
     c.save(1, 0, ranks=[1])
-    eventually(lambda: c.holders("rank1", 1) == [0, 1])
+    until(lambda: c.holders("rank1", 1) == [0, 1])
     assert c.holders("rank1", 0) == [0]
 
 
@@ -170,7 +171,7 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
         memory.restored(1)
     c.reserve()
     c.save(2, 0, ranks=[0])
-    eventually(lambda: c.holders("rank0", 2) == [0, 1])
+    until(lambda: c.holders("rank0", 2) == [0, 1])
     assert {copy.world for copy in c.ranks[0].copies()} == {2, 3}
     assert c.holders("rank2", 1) == [0]
     c.save(2, 0, ranks=[1])
@@ -242,12 +243,12 @@ def test_memory_that_is_wiped_while_a_copy_comes_does_not_count(cluster: Callabl
     c.reserve(N, mode="idle", bandwidth=1e9)
     c.save(0, 0, ranks=[0])
     held = c.folder / "n1" / f"rank0.2.{N}.0.slot"
-    eventually(lambda: (header := read_header(held)) is not None and header.step == 0)
+    until(lambda: (header := read_header(held)) is not None and header.step == 0)
     for path in (c.folder / "n1").glob("rank0*.slot"):
         path.unlink()
     for memory in c.ranks:
         memory.flush()
-    eventually(lambda: c.holders("rank0", 0) == [0, 1])
+    until(lambda: c.holders("rank0", 0) == [0, 1])
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(
@@ -307,7 +308,7 @@ def test_steps_go_to_storage_when_they_are_committed(cluster: Callable[..., Clus
     for step in (1, 2):  # its slots are overwritten while storage is still busy
         c.save(step, step % 2)
         c.wait(step)
-    eventually(lambda: any(kind == "persisted" for kind, _ in c.contexts[0].events))
+    until(lambda: any(kind == "persisted" for kind, _ in c.contexts[0].events))
     (step,) = storage.steps(url)
     assert (step.step, step.world, step.bad) == (0, 4, "")
     into = memoryview(bytearray(N))
@@ -325,7 +326,7 @@ def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(
     c.save(0, 0)
     c.wait(0)
     c.save(1, 1, ranks=[0])
-    eventually(lambda: c.holders("rank0", 1) == [0, 1])
+    until(lambda: c.holders("rank0", 1) == [0, 1])
     c.form(c.places)
     c.go_back(0)
     c.wait(0)

@@ -7,11 +7,11 @@ import contextlib
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.waiting import until
 from windtunnel.linux import network
 from windtunnel.training.elastic.events import recoveries
 from windtunnel.training.elastic.live import cleanup
@@ -21,15 +21,6 @@ T = TypeVar("T")
 TRAINER = Path(__file__).with_name("flight_trainer.py")
 STEPS = 12
 PATIENCE = 170.0
-
-
-def until(what: Callable[[], T], timeout: float = 90.0) -> T:
-    """The first true value of ``what``."""
-    last = time.monotonic() + timeout
-    while not (found := what()):
-        assert time.monotonic() < last, f"did not come true within {timeout:g} s"
-        time.sleep(0.01)
-    return found
 
 
 def of(launched: Launched, kind: str) -> list[dict[str, Any]]:
@@ -113,7 +104,7 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
     try:
         os.close(os.open(kept.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        until(kept.exists, PATIENCE)
+        until(kept.exists, timeout=PATIENCE)
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
     (folder / kind).mkdir()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flight_helpers import at_gate, end_well, flight, of, open_gate, same, until
+from flight_helpers import at_gate, end_well, flight, of, open_gate, same
 
+from support.waiting import until
 from windtunnel.training.elastic import faults
 from windtunnel.training.elastic.policy.rules import Rules
 

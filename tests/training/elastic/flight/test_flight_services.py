@@ -21,10 +21,10 @@ from flight_helpers import (
     open_gate,
     same,
     slot_files,
-    until,
 )
 from flight_trainer import Samples, build, data
 
+from support.waiting import until
 from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,17 +46,6 @@ say(op="done", result=generation)
 os._exit(0)
 """
 )
-
-
-def until(what: Callable[[], T], timeout: float = 30.0) -> T:
-    """The first true value of ``what``."""
-    last = time.monotonic() + timeout
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < last, f"did not come true within {timeout:g} s"
-        time.sleep(0.01)
 
 
 def script(folder: Path, text: str, name: str = "script.py") -> Path:

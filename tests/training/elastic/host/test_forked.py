@@ -6,8 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from node_helpers import alive, environment, until
+from node_helpers import alive, environment
 
+from support.waiting import until
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_helpers import SPEAKER, STAYS, alive, environment, script, until
+from node_helpers import SPEAKER, STAYS, alive, environment, script
 
+from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -395,7 +396,7 @@ def test_end_leaves_nothing(play: Any, status: int) -> None:
         (played.run / "stop").touch()
         played.hear("done")
     played.say(op="end", status=status, reason="a test")
-    assert played.process.wait(30) == status
+    assert played.process.wait(PATIENCE) == status
     assert not alive(pid)
     assert list(played.memory.iterdir()) == []
     assert not (played.run / "agents" / "agent.json").exists()
@@ -408,7 +409,7 @@ def test_sigterm_ends_in_order(play: Any) -> None:
     played.member(1)
     pid = played.hear("event", kind="here")["pid"]
     played.process.terminate()
-    assert played.process.wait(30) == 1
+    assert played.process.wait(PATIENCE) == 1
     assert not alive(pid)
     assert list(played.memory.iterdir()) == []
 
@@ -420,7 +421,7 @@ def test_an_orphan_ends_by_itself(play: Any) -> None:
     pid = played.hear("event", kind="here")["pid"]
     played.listener.close()
     played.sock.close()
-    assert played.process.wait(30) == 1
+    assert played.process.wait(PATIENCE) == 1
     assert not alive(pid)
     assert list(played.memory.iterdir()) == []
 
@@ -449,7 +450,7 @@ time.sleep(600)
     played.member(1)
     pid = played.hear("worker", what="started")["pid"]
     assert played.hear("event", kind="injected")["fault"] == "f"
-    assert played.process.wait(30) == -9
+    assert played.process.wait(PATIENCE) == -9
     until(lambda: not alive(pid))
     assert list(played.memory.iterdir()) == []
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_helpers import STAYS, alive, environment, kinds, script, until
+from node_helpers import STAYS, alive, environment, kinds, script
 
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import network
 from windtunnel.training.elastic.live import cleanup
@@ -51,7 +52,7 @@ def here(launched: Launched, generation: int, count: int) -> list[dict[str, Any]
         found = [event for event in kinds(launched.events(), "here") if event["generation"] == generation]
         return found if len(found) >= count else None
 
-    return until(said, 60)
+    return until(said)
 
 
 def generation(launched: Launched) -> int:
@@ -147,7 +148,7 @@ def test_the_supervisor_dies_and_nobody_notices(go: Launch, tmp_path: Path) -> N
     launched = go()
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
     launched.kill_supervisor()
-    until(lambda: len(kinds(launched.events(), "started")) == 2, 60)
+    until(lambda: len(kinds(launched.events(), "started")) == 2)
     assert {status["place"]: status["workers"] for status in launched.places().values()} == {
         0: {0: first[0]},
         1: {1: first[1]},
@@ -175,7 +176,7 @@ def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     launched.kill_supervisor()
     launched.kill_node(0)
     launched.kill_node(1)
-    until(lambda: generation(launched) >= 2, 60)
+    until(lambda: generation(launched) >= 2)
     here(launched, generation(launched), 2)
     finish(launched, tmp_path)
 
@@ -204,12 +205,12 @@ def test_a_killed_launcher_leaves_no_process_and_the_next_sweeps(tmp_path: Path)
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None
     token = process.stdout.readline().decode().strip()
-    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2, 60)
+    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2)
     assert cleanup.marked(token)
     process.kill()
     process.wait()
     process.stdout.close()
-    until(lambda: not cleanup.marked(token), 30)
+    until(lambda: not cleanup.marked(token))
     assert token in cleanup.sweep() or not (cleanup.MEMORY / token).exists()  # another test may have swept
     assert not (cleanup.MEMORY / token).exists()
     network.sweep()
@@ -230,7 +231,7 @@ def test_sigkill_to_everything_at_once_leaves_only_what_is_swept(tmp_path: Path)
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
     assert process.stdout is not None
     token = process.stdout.readline().decode().strip()
-    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2, 60)
+    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2)
     process.kill()
     for pid in cleanup.marked(token):
         os.kill(pid, signal.SIGKILL)

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from node_helpers import environment, script, until
+from node_helpers import environment, script
 from typer.testing import CliRunner
 
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 

@@ -5,29 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
 
 PIDS = itertools.count(1_000_000)
-PATIENCE = 30.0
 QUICK = Deadlines(suspect=0.1, end=2.0)
-
-
-def until(condition: Callable[[], Any], what: str = "") -> Any:
-    """Wait for ``condition``; its value."""
-    last = time.monotonic() + PATIENCE
-    while time.monotonic() < last:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.002)
-    raise AssertionError(f"did not come: {what or condition}")
 
 
 class Agent:
@@ -122,24 +110,28 @@ class Agent:
         if message["epoch"] < self.epoch:
             return
         self.epoch = message["epoch"]
+        # What a test waits for (node, generation, ended) is set when the rest is there to be read.
         if message["op"] == "welcome":
+            self.received.append(message)
             self.node = message["node"]
         elif message["op"] == "membership":
             restart = message["membership"]["restart_all"]
             kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
             self.workers = {rank: kept.get(rank) or next(PIDS) for rank in message["mine"]}
             self.place = message["place"]
-            self.generation = message["membership"]["generation"]  # last: a test waits for it
+            self.received.append(message)
+            self.generation = message["membership"]["generation"]
             for rank in message["mine"] if self.groups else ():
                 self.say("event", kind="grouped", rank=rank, generation=self.generation)
         elif message["op"] == "fence":
+            self.received.append(message)
             if self.workers.get(message["rank"]) == message["pid"]:
                 self.exit(message["rank"], signal=9)
-        elif message["op"] == "end":
-            self.ended.set()
-        self.received.append(message)
-        if self.ended.is_set():
-            raise OSError("ended")
+        else:
+            self.received.append(message)
+            if message["op"] == "end":
+                self.ended.set()
+                raise OSError("ended")
 
     def _beat(self) -> None:
         while not self._closed.wait(0.02) and not self.ended.is_set():

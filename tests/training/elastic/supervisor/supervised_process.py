@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fake_agents import FakeStore, until
+from fake_agents import FakeStore
 
+from support.waiting import PATIENCE, until
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
+
+TESTS = Path(__file__).parents[3]
 
 
 def start(folder: Path, places: int, lease: float = 1.0) -> tuple[subprocess.Popen[bytes], str]:
     """A supervisor's process and its address."""
     address = folder / "supervisor.json"
     before = json.loads(address.read_text())["epoch"] if address.exists() else 0
-    process = subprocess.Popen([sys.executable, __file__, str(folder), str(places), str(lease)])
+    command = [sys.executable, __file__, str(folder), str(places), str(lease)]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(TESTS)})
 
     def listening() -> str | None:
         assert process.poll() is None, "the supervisor ended"
@@ -44,7 +49,7 @@ def supervised(
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_agents import a_run, until
+from fake_agents import a_run
 
+from support.waiting import until
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.events import goodput, recoveries
 

@@ -9,8 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_agents import Agent, a_run, until
+from fake_agents import Agent, a_run
 
+from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
@@ -30,7 +31,7 @@ def test_forms_and_ends_with_results(tmp_path: Path) -> None:
         agents[1].say("done", generation=1, rank=3, result=[1])
         outcome = run.outcome()
         assert (outcome.status, outcome.results) == (0, {0: 7, 1: 7, 2: None, 3: [1]})
-        assert all(agent.ended.wait(10) for agent in agents)
+        assert all(agent.ended.wait(PATIENCE) for agent in agents)
         assert run.stores[0].status == -9
         assert run.events("finished")[0]["status"] == 0
 
@@ -90,7 +91,7 @@ def test_machines_that_never_come_fail_the_run(tmp_path: Path) -> None:
         agents[1].kill()
         outcome = run.outcome()
         assert outcome.status == 1 and outcome.reason == "1 hosts were ordered and did not come within 0.2 s"
-        assert agents[0].ended.wait(10)
+        assert agents[0].ended.wait(PATIENCE)
 
 
 def test_nobody_says_hello(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
         agents[1].beats = False
         run.formed(2, [agents[0], agents[2]])
         assert run.events("lost")[0]["evidence"] == "lease"
-        assert agents[1].ended.wait(10)
+        assert agents[1].ended.wait(PATIENCE)
 
 
 def test_a_lost_machine_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
@@ -425,7 +426,7 @@ def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(core, "decide", bad)
         agent.exit(0, signal=9)
         assert run.outcome().reason == "the supervisor failed: ZeroDivisionError: 1/0"
-        assert agent.ended.wait(10)
+        assert agent.ended.wait(PATIENCE)
 
 
 def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
@@ -438,7 +439,7 @@ def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
         agent.post("commit/1", 0, 0)
         outcome = run.outcome()
         assert outcome.status == 1 and "cannot be written" in outcome.reason
-        assert agent.ended.wait(10) and not agent.of("decided")
+        assert agent.ended.wait(PATIENCE) and not agent.of("decided")
 
 
 def test_stop_ends_everybody(tmp_path: Path) -> None:
@@ -446,7 +447,7 @@ def test_stop_ends_everybody(tmp_path: Path) -> None:
         (agent,) = run.add()
         run.formed(1)
         run.supervisor.stop("interrupted")
-        assert run.outcome().reason == "interrupted" and agent.ended.wait(10)
+        assert run.outcome().reason == "interrupted" and agent.ended.wait(PATIENCE)
 
 
 def test_refused_values(tmp_path: Path) -> None:

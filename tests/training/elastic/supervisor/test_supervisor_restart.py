@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import supervised_process
-from fake_agents import Agent, Run, a_run, until
+from fake_agents import Agent, Run, a_run
 
+from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import start_time
 from windtunnel.store import eventlog
@@ -246,7 +247,7 @@ def test_two_supervisors_cannot_own_a_run(tmp_path: Path) -> None:
 def test_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
     process, _ = supervised_process.start(tmp_path, places=1)
     process.kill()
-    process.wait(30)
+    process.wait(PATIENCE)
     with a_run(tmp_path, 1) as run:
         assert run.supervisor.snapshot()["epoch"] == 2
 
@@ -278,11 +279,11 @@ def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
             assert run.supervisor.snapshot()["store"] == "127.0.0.1:5" and len(started) == 1
             agent.done()
             assert run.outcome().status == 0
-            assert started[0].wait(30) == -9
+            assert started[0].wait(PATIENCE) == -9
     finally:
         for process in started:
             process.kill()
-            process.wait(30)
+            process.wait(PATIENCE)
     assert Adopted(os.getpid(), (start_time(os.getpid()) or 0) + 1).poll() == -1  # a pid used again
 
 
@@ -312,7 +313,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
         for _ in range(5):
             over.wait(random_.uniform(0.0, 0.3))
             process.kill()
-            process.wait(30)
+            process.wait(PATIENCE)
             process, again = supervised_process.start(tmp_path, places=3)
             assert again == address
         over.set()
@@ -342,8 +343,8 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
                 break
         for agent in agents:
             agent.done(result=1)
-        assert process.wait(30) == 0
-        assert all(agent.ended.wait(10) for agent in agents)
+        assert process.wait(PATIENCE) == 0
+        assert all(agent.ended.wait(PATIENCE) for agent in agents)
         events = eventlog.read(tmp_path / "events.jsonl")
         decided = [e["membership"]["generation"] for e in events if e["kind"] == "decided"]
         assert decided == list(range(1, len(decided) + 1))
@@ -356,7 +357,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
             agent.kill()
         process.send_signal(signal.SIGCONT)
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def test_where_to_connect_is_published(tmp_path: Path) -> None:
