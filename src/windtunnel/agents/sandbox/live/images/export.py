@@ -21,8 +21,9 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
+from windtunnel.agents.sandbox.live.files import Pool
 from windtunnel.agents.sandbox.live.images import intake, outlet
 from windtunnel.agents.sandbox.live.images.intake import Known
 from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
@@ -39,18 +40,6 @@ TRANSFERS = 8
 FOLDER, SUFFIX = "checkpoints", ".json"
 _KIND = "exported checkpoint of a sandbox"
 _PACK = re.compile(r"packs/[A-Za-z0-9][A-Za-z0-9._-]*\.pack")
-
-
-class Pool(Protocol):
-    """What of the pool of files an export and an import need."""
-
-    kind: str
-
-    def send(self, snapshot: str, out: BinaryIO) -> None: ...
-
-    def receive(self, snapshot: str, source: BinaryIO) -> None: ...
-
-    def drop_snapshot(self, snapshot: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,8 @@ class _Packs:
 
     def __getitem__(self, number: int) -> tuple[Pack, Index]:
         if number not in self._open:
-            names = self._recipe.packs
-            if number >= len(names):
-                raise ObjectError(
-                    f"the recipe of image {self._recipe.id} names pack {number} of {len(names)}"
-                )
-            pack = self._stack.enter_context(opened(self._folder / f"{names[number]}.pack"))
+            path = self._folder / f"{self._recipe.packs[number]}.pack"
+            pack = self._stack.enter_context(opened(path))
             self._open[number] = (pack, pack.index())
         return self._open[number]
 
