@@ -11,7 +11,6 @@ from windtunnel.training.emulate.twin.costs.collectives import (
     collective_cost,
     collective_seconds,
     full_bytes,
-    point_to_point_cost,
     sharing_of,
 )
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
@@ -121,8 +120,8 @@ def test_groups_that_share_nics_are_slower():
 
 def test_messages_take_the_link_between_the_two_ends():
     cluster = load_cluster("h100-sxm:2x8")
-    near = point_to_point_cost(BIG, cluster.placement([0, 1]), cluster)
-    far = point_to_point_cost(BIG, cluster.placement([0, 8]), cluster)
+    near = collective_cost("send", BIG, cluster.placement([0, 1]), cluster)
+    far = collective_cost("send", BIG, cluster.placement([0, 8]), cluster)
     assert near.bus_bandwidth == pytest.approx(450e9 * 0.82, rel=0.02)
     assert far.bus_bandwidth == pytest.approx(50e9 * 0.92, rel=0.02)
     group = Group("default_pg", tuple(range(16)), "world")

@@ -26,7 +26,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.training.emulate.graph import Collective, Group
@@ -36,9 +35,7 @@ from windtunnel.training.emulate.twin.costs.parameters import (
     GlooParameters,
     NcclParameters,
 )
-
-if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 LL, LL128, SIMPLE = 0, 1, 2
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -286,23 +283,6 @@ def _message(
     return CollectiveCost(seconds, "direct", "Simple", nbytes / seconds, latency, transfer)
 
 
-def point_to_point_cost(
-    nbytes: int,
-    placement: Placement,
-    cluster: Cluster,
-    *,
-    backend: str = "nccl",
-    sharing: float = 1.0,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-) -> CollectiveCost:
-    """The cost of one message of ``nbytes`` between the two ranks of ``placement``, from the moment that both
-    ends are ready."""
-    return collective_cost(
-        "send", nbytes, placement, cluster, backend=backend, sharing=sharing, profile=profile, params=params
-    )
-
-
 def full_bytes(collective: Collective, ranks: int) -> int:
     """The size of a collective in the meaning of this module, from one rank's buffers."""
     kind = collective.kind
@@ -350,10 +330,6 @@ def collective_seconds(
 @lru_cache(maxsize=65536)
 def _placement(cluster: Cluster, ranks: tuple[int, ...]) -> Placement:
     return cluster.placement(ranks)
-
-
-if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 def gloo_seconds(

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,11 +32,9 @@ from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Slice
 from windtunnel.training.emulate.twin.costs.kinds import FUSABLE, Kind, base_name, kind_of
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters
+from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import counted_flops, moved_bytes, stored_bytes
-
-if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +199,6 @@ def regions_of(slice_: Slice, events: np.ndarray[tuple[int], np.dtype[np.void]])
             region = region or modules.get(int(scope), 0)
         found.append(region * len(Phase) + int(phase) if region else 0)
     return found
-
-
-if TYPE_CHECKING:
-    from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 
 
 def host_seconds(
