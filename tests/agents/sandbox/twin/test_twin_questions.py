@@ -209,7 +209,7 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
     ):
         assert word in found.output
     text = page.read_text()
-    assert "every figure emulated" in text
+    assert "Every figure is emulated" in text
     assert text.count("plotly-graph-div") == 7
     assert "<script src" not in text
 
