@@ -18,7 +18,7 @@ from pathlib import Path
 from scripted_model import STEPS, Server
 
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 KILL_AFTER = 4
@@ -32,7 +32,7 @@ def main() -> None:
     threading.Thread(target=model.serve_forever, daemon=True).start()
     upstream = f"http://127.0.0.1:{model.server_port}"
     with tempfile.TemporaryDirectory(prefix="windtunnel-example-") as folder, Host(Path(folder)) as host:
-        box = host.create(Spec("coder", network="proxy", proxy_upstream=upstream))
+        box = host.create(SandboxSpec("coder", network="proxy", proxy_upstream=upstream))
         try:
             box.put("/agent.py", (HERE / "coding_agent.py").read_bytes())
             box.run(f"python3 -B /agent.py > {LOG} 2>&1 &")

@@ -80,12 +80,12 @@ _NUMBERS = count(1)
 @pytest.fixture
 def make(host: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Make a sandbox of the shared host; it is removed after the test, and so are its forks."""
-    from windtunnel.agents.sandbox.model import Spec
+    from windtunnel.agents.sandbox.model import SandboxSpec
 
     before = {info.name for info in host.boxes()}
 
     def new(**fields: Any) -> Any:
-        return host.create(Spec(**{"name": f"t{next(_NUMBERS)}", **fields}))
+        return host.create(SandboxSpec(**{"name": f"t{next(_NUMBERS)}", **fields}))
 
     yield new
     for info in host.boxes():

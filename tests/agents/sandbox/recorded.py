@@ -10,7 +10,7 @@ from support.waiting import until
 from windtunnel.agents.sandbox.bench.twin import record
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.twin.observed import ObservedRun
 from windtunnel.store import eventlog
@@ -42,7 +42,7 @@ def recorded(home: Path, folder: Path) -> Recorded:
     ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
     with Host(home, workers=1) as host:
-        box = host.create(Spec("recorded"))
+        box = host.create(SandboxSpec("recorded"))
         observed = record(box, Trace("recorded", "", "", turns), epoch=0.0)
         box.run(f"{SERVICE}; echo three > /workspace/c")
         host.notice(60.0)

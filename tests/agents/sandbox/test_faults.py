@@ -15,7 +15,7 @@ from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
 
 from support.waiting import until
 from windtunnel.agents.sandbox.live.context import SandboxDied, SandboxError
-from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +42,7 @@ def test_a_pool_that_is_full_in_the_middle_of_a_checkpoint(own_home: Path) -> No
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home, pool_size=384 << 20) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
         assert box.run(COUNT).stdout == b"1\n"
@@ -79,7 +79,7 @@ def test_a_full_disk_beside_the_pool(own_home: Path, part: str) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with small_disk(own_home / part, "24m") as disk, Host(own_home) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; echo good > /workspace/f; X=1")
         good = box.tip
         filling = fill(disk)
@@ -115,7 +115,7 @@ def test_a_damaged_process_image(own_home: Path, at: float) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=1")
         good = box.tip
         turn(box, f"{COUNT}; X=2; head -c 300000 /dev/urandom > /dev/shm/random")
@@ -141,12 +141,12 @@ def test_damaged_manifests(own_home: Path) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         ids = []
         for number in (1, 2, 3):
             turn(box, f"X={number}; echo {number} > /workspace/f")
             ids.append(box.tip)
-        host.create(Spec("b"))
+        host.create(SandboxSpec("b"))
     seen: list[Any] = []
     flip(own_home / "checkpoints" / ids[0] / "manifest.json")
     (own_home / "checkpoints" / ids[2] / "manifest.json").write_bytes(b"")
@@ -163,7 +163,7 @@ def test_damaged_manifests(own_home: Path) -> None:
         box.restore()
         assert box.run("echo $X; cat /workspace/f").stdout == b"2\n2\n"
         assert "b" not in {info.name for info in host.boxes()}
-        host.create(Spec("b"))
+        host.create(SandboxSpec("b"))
 
 
 # --- CRIU ----------------------------------------------------------------------------------------------

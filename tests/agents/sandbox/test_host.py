@@ -189,8 +189,8 @@ KILLED_HOST = """
 import os, sys
 from pathlib import Path
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.model import Spec
-box = Host(Path(sys.argv[1])).create(Spec("kept"))
+from windtunnel.agents.sandbox.model import SandboxSpec
+box = Host(Path(sys.argv[1])).create(SandboxSpec("kept"))
 box.run("X=7; echo saved > /workspace/f")
 box.end_turn().wait()
 box.run("X=8; echo unsaved > /workspace/g")
@@ -232,10 +232,10 @@ def test_a_notice_saves_what_runs_and_says_what_it_could_not(host: Any, make: Ca
 
 def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., Any]) -> None:
     """What they share (folders of groups, /dev) is made and removed under each other's hands."""
-    from windtunnel.agents.sandbox.model import Spec
+    from windtunnel.agents.sandbox.model import SandboxSpec
 
     def one(number: int) -> bytes:
-        box = host.create(Spec(f"beside-{number}"))
+        box = host.create(SandboxSpec(f"beside-{number}"))
         said: bytes = box.run(f"echo {number}").stdout
         host.remove(box.name)
         return said

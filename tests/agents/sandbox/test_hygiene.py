@@ -15,7 +15,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, frozen, traces
 
 from support.waiting import until
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.policy import Retention
 
 pytestmark = pytest.mark.root
@@ -39,14 +39,14 @@ from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.images import manifests
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
 Pool, Pages, Manifests = type(host.context.pool), type(host.context.pages), type(host.context.manifests)
 if setup:
-    box = host.create(Spec(name))
+    box = host.create(SandboxSpec(name))
     box.run(setup)
     box.end_turn().wait()
     box.run("X=2; echo 2 > /workspace/f")
@@ -186,10 +186,10 @@ def test_the_host_is_killed_while_it_makes_a_sandbox(lasting: Path, point: str) 
     from windtunnel.agents.sandbox.live.host import Host
 
     name = f"n{next(_NUMBERS)}"
-    killed(lasting, name, "", point, "host.create(Spec(name))")
+    killed(lasting, name, "", point, "host.create(SandboxSpec(name))")
     with Host(lasting) as host:
         assert name not in {info.name for info in host.boxes()}
-        box = host.create(Spec(name))
+        box = host.create(SandboxSpec(name))
         assert box.run("echo here").stdout == b"here\n"
         host.remove(name)
         checked(host)
@@ -199,7 +199,7 @@ def test_nothing_is_left_of_a_home(own_home: Path) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home) as host:
-        box = host.create(Spec("a", network="host"))
+        box = host.create(SandboxSpec("a", network="host"))
         turn(box, SETUP)
         host.fork("a", 2)
         assert traces(own_home)
@@ -218,7 +218,7 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home, retention=Retention(keep=3)) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=0; echo 0 > /workspace/f")
         labelled = box.checkpoint(label="start").id
         pinned = ""
@@ -314,7 +314,7 @@ class Life:
     def create(self, _: str = "") -> None:
         self.made += 1
         name = f"b{self.made}"
-        box = self.host.create(Spec(name))
+        box = self.host.create(SandboxSpec(name))
         turn(box, f"X=0; {COUNTER}")
         self.now[name] = State()
         self.saved(name)

@@ -10,7 +10,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked
 
 from support.waiting import until
-from windtunnel.agents.sandbox.model import Spec, TurnClass
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
 
@@ -55,7 +55,7 @@ def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home, criu=criu, pool_kind=pool, inspector_kind=inspector) as host:
-        box = host.create(Spec("a", services={"web": "sleep 98765"}))
+        box = host.create(SandboxSpec("a", services={"web": "sleep 98765"}))
         for command, weakest in TURNS:
             line = turn(box, command)
             assert line.turn_class >= weakest, (command, line)
@@ -101,7 +101,7 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home) as host:
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         turn(box, f"{COUNTER}; X=1")
         whole = box.tip
     with Host(own_home, criu=False) as host:
@@ -148,7 +148,7 @@ def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch:
     told: list[Any] = []
     with hosts.Host(own_home, on_event=told.append) as host:
         assert host.context.pool.kind == "copy" and host.context.criu is None
-        box = host.create(Spec("a"))
+        box = host.create(SandboxSpec("a"))
         assert turn(box, "X=1; echo 1 > /workspace/f").turn_class >= TurnClass.FILES
         box.restore()
         assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -106,4 +106,4 @@ def test_nothing_but_the_proxy_is_reachable(make: Callable[..., Any], model: Mod
 
 def test_a_proxy_without_an_upstream_is_refused(host: Any) -> None:
     with pytest.raises(UserError, match="proxy_upstream"):
-        host.create(Spec("lost", network="proxy"))
+        host.create(SandboxSpec("lost", network="proxy"))

@@ -17,8 +17,8 @@ from windtunnel.agents.sandbox.model import (
     Part,
     ProcessEffect,
     References,
+    SandboxSpec,
     ShellEffect,
-    Spec,
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import (
@@ -201,7 +201,7 @@ def manifest(box: str, number: int, files: str, image: str, *, label: str = "") 
         files=FilesPart(files, "btrfs"),
         image=ImagePart(image, 1, (), (), (), 0, 0),
         shells=(),
-        spec=Spec(box),
+        spec=SandboxSpec(box),
         covered=(),
         not_covered=(),
         label=label,

@@ -1,9 +1,9 @@
 """Agent sandboxes that survive: checkpoint, restore, fork and roll back files, processes and shells.
 
-    from windtunnel.agents.sandbox import Host, Spec
+    from windtunnel.agents.sandbox import Host, SandboxSpec
 
     with Host() as host:
-        box = host.create(Spec("demo"))
+        box = host.create(SandboxSpec("demo"))
         with box.turn():
             box.run("echo hello > /workspace/a")
         forks = host.fork("demo", 4)
@@ -22,21 +22,31 @@ if TYPE_CHECKING:
     from windtunnel.agents.sandbox.live.box import Box
     from windtunnel.agents.sandbox.live.effects import Journal
     from windtunnel.agents.sandbox.live.host import Host
-    from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass, TurnResult
+    from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass, TurnResult
 
 _PLACES = {
     "Box": "live.box",
     "Host": "live.host",
     "Journal": "live.effects",
     "Limits": "model",
-    "Spec": "model",
+    "SandboxSpec": "model",
     "TurnClass": "model",
     "TurnResult": "model",
     "connect": "client",
     "connect_async": "client",
 }
 
-__all__ = ["Box", "Host", "Journal", "Limits", "Spec", "TurnClass", "TurnResult", "connect", "connect_async"]
+__all__ = [
+    "Box",
+    "Host",
+    "Journal",
+    "Limits",
+    "SandboxSpec",
+    "TurnClass",
+    "TurnResult",
+    "connect",
+    "connect_async",
+]
 
 
 def __getattr__(name: str) -> Any:

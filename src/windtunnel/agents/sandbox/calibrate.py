@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.agents.sandbox.costs import SandboxProfile, profile_path, save_costs
 from windtunnel.agents.sandbox.costs_fit import TOGETHER, Basics, Seen, fitted
-from windtunnel.agents.sandbox.model import Limits, Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated, Progress, cpu_name, today
@@ -134,12 +134,12 @@ def _cpu_seconds() -> float:
 
 def _basics(host: Host, repeats: int, progress: Callable[[str, float], None]) -> Basics:
     basics = Basics()
-    host.create(Spec("first"))  # imports the image, which is no part of a creation
+    host.create(SandboxSpec("first"))  # imports the image, which is no part of a creation
     host.remove("first")
     boxes = []
     for number in range(1 + TOGETHER):
         begin = time.monotonic()
-        boxes.append(host.create(Spec(f"basic{number}")))
+        boxes.append(host.create(SandboxSpec(f"basic{number}")))
         basics.create.append(time.monotonic() - begin)
     box = boxes[0]
     for number in range(repeats):
@@ -216,7 +216,7 @@ def _sizes(
 
 def _sized(host: Host, name: str, memory: int, processes: int) -> tuple[Box, Seen]:
     """A sandbox of that many processes, the first of which holds the memory, and its first full image."""
-    box = host.create(Spec(name, limits=Limits(memory=None)))
+    box = host.create(SandboxSpec(name, limits=Limits(memory=None)))
     box.put("/tmp/holder.py", HOLDER.encode())
     box.run(
         f"python3 /tmp/holder.py {memory} {processes * 10**12} > /tmp/held & "

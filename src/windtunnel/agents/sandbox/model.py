@@ -139,7 +139,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Spec:
+class SandboxSpec:
     """How a sandbox is made.
 
     ``image``: ``host`` (this machine's own base packages), a directory, a tarball, an OCI image layout, or
@@ -240,7 +240,7 @@ class Manifest:
     files: FilesPart | None
     image: ImagePart | None
     shells: tuple[ShellState, ...]
-    spec: Spec
+    spec: SandboxSpec
     covered: tuple[str, ...]
     not_covered: tuple[str, ...]
     freeze_seconds: float = 0.0

@@ -63,14 +63,14 @@ def create(
 ) -> None:
     """Make a sandbox and start it."""
     from windtunnel.agents.sandbox.live.place import checked_name
-    from windtunnel.agents.sandbox.model import Limits, Spec
+    from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 
     if network not in ("off", "host", "proxy"):
         raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")
     if (network == "proxy") != bool(upstream):
         raise UserError("sandbox create: --network proxy and --upstream URL go together")
     pid_limit = number_of(pids, "--pids", int, "of at least 1")
-    spec = Spec(
+    spec = SandboxSpec(
         name=checked_name(name),
         image=_image(image),
         network=network,  # type: ignore[arg-type]

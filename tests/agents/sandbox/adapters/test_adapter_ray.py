@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.agents.sandbox.adapters.ray import OF_BOX, SandboxActor, pool
 from windtunnel.agents.sandbox.client import Client, RemoteBox
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -25,7 +25,7 @@ def test_without_ray_the_sentence_says_what_to_install() -> None:
 def test_an_actor_serves_its_node(client: Client) -> None:
     actor = SandboxActor(str(client.place.home))
     assert actor.ping() == str(client.place.home)
-    assert actor.create(Spec("a")).name == "a"
+    assert actor.create(SandboxSpec("a")).name == "a"
     assert actor.call("a", "run", ("echo hi",), {"timeout": 20}).stdout == b"hi\n"
     actor.end_turn("a", "r")
     made = actor.call("a", "checkpoint", (), {})
@@ -52,7 +52,7 @@ def ray() -> Iterator[Any]:
 @pytest.mark.slow
 def test_a_pool_on_a_real_ray(ray: Any, client: Client) -> None:
     made = pool(home=str(client.place.home))
-    box = made.create(Spec("a"))
+    box = made.create(SandboxSpec("a"))
     assert box.node in made.nodes
     assert box.run("echo hi").stdout == b"hi\n"
     box.end_turn()
@@ -61,13 +61,13 @@ def test_a_pool_on_a_real_ray(ray: Any, client: Client) -> None:
     references = [one.start("run", "echo $((6 * 7))") for one in forks]
     assert [result.stdout for result in ray.get(references)] == [b"42\n", b"42\n"]
     with pytest.raises(UserError, match="exists already"):
-        made.create(Spec("a"))
+        made.create(SandboxSpec("a"))
     with pytest.raises(UserError, match="unknown"):
         made.get("nope")
     with pytest.raises(UserError, match="no live node"):
         pool(["nowhere"])
     with pytest.raises(UserError, match="not in the pool"):
-        made.create(Spec("b"), node="nowhere")
+        made.create(SandboxSpec("b"), node="nowhere")
     assert made.get("a").call("info").status == "running"
     made.remove("a")
     made.close()

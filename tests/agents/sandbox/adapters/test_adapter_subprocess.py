@@ -10,13 +10,13 @@ import pytest
 
 from windtunnel.agents.sandbox.adapters import subprocess as ours
 from windtunnel.agents.sandbox.client import Client, RemoteBox
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 
 @pytest.fixture
 def box(client: Client) -> RemoteBox:
-    return client.create(Spec("a"))
+    return client.create(SandboxSpec("a"))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest
 from windtunnel.agents.sandbox.adapters import swerex, swerex_types
 from windtunnel.agents.sandbox.adapters.swerex import SandboxDeployment, SandboxRuntime, faults, rex
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 
 @pytest.fixture
 def runtime(client: Client) -> SandboxRuntime:
-    return SandboxRuntime(client.create(Spec("a")))
+    return SandboxRuntime(client.create(SandboxSpec("a")))
 
 
 def do(work: Coroutine[Any, Any, Any]) -> Any:
@@ -136,7 +136,7 @@ def test_files(runtime: SandboxRuntime, tmp_path: Path) -> None:
 
 def test_a_deployment_makes_and_removes_its_sandbox(client: Client) -> None:
     async def life() -> None:
-        deployment = SandboxDeployment(client, Spec("mine"))
+        deployment = SandboxDeployment(client, SandboxSpec("mine"))
         assert not await deployment.is_alive()
         with pytest.raises(faults.DeploymentNotStartedError):
             _ = deployment.runtime
@@ -151,7 +151,7 @@ def test_a_deployment_makes_and_removes_its_sandbox(client: Client) -> None:
         await deployment.stop()
         assert client.boxes() == []
         with pytest.raises(faults.DeploymentStartupError, match="image"):
-            await SandboxDeployment(client, Spec("b", image="missing")).start()
+            await SandboxDeployment(client, SandboxSpec("b", image="missing")).start()
 
     do(life())
 

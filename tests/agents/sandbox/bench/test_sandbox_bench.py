@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
 from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
 from windtunnel.agents.sandbox.bench.volume import Bytes
 from windtunnel.agents.sandbox.live.context import SandboxError
-from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, Turn, TurnClass
+from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
 from windtunnel.agents.sandbox.traces.replay import Shares
@@ -44,7 +44,7 @@ def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
         files=FilesPart(files, "btrfs", 30),
         image=ImagePart(image, 1, (), (), (), 1000, 100),
         shells=(),
-        spec=Spec("x"),
+        spec=SandboxSpec("x"),
         covered=(),
         not_covered=(),
     )

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.client import Client, launch
 from windtunnel.agents.sandbox.client.wire import Log
-from windtunnel.agents.sandbox.model import Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.common import bytes_of, size
@@ -65,7 +65,7 @@ Verb = Callable[..., str]
 
 
 def test_exec_passes_bytes_and_status_on(client: Client, cli: Run) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     done = cli("exec", "a", "--", r"head -c 5000000 /dev/urandom | tee copy; printf '\xff\n' >&2; exit 41")
     assert done.returncode == 41
     assert done.stdout == client.get("a").get("/copy")
@@ -74,14 +74,14 @@ def test_exec_passes_bytes_and_status_on(client: Client, cli: Run) -> None:
 
 
 def test_exec_quotes_several_arguments_and_leaves_the_turn_open(client: Client, cli: Run) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     done = cli("exec", "--no-turn", "a", "--", "printf", "%s|", "$HOME", "it's", "--timeout", "")
     assert (done.stdout, done.returncode) == (b"$HOME|it's|--timeout||", 0)
     assert client.get("a").info().turns == 0
 
 
 def test_exec_tells_how_a_command_was_cut_off(client: Client, cli: Run) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     late = cli("exec", "a", "--timeout", "0.2", "--", "sleep 600")
     assert (late.returncode, late.stderr) == (124, b"windtunnel: cut off after 0.2 s\n")
     box.run("touch broken")
@@ -94,7 +94,7 @@ def test_exec_tells_how_a_command_was_cut_off(client: Client, cli: Run) -> None:
 
 
 def test_ctrl_c_cancels_the_command(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "echo $$; exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -106,7 +106,7 @@ def test_ctrl_c_cancels_the_command(client: Client) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_command(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     command = [*CLI, "--home", str(client.place.home), "exec", "a", "--", "yes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_ends_the_command(client: Client) -> None:
 
 
 def test_files_in_and_out(client: Client, cli: Run, tmp_path: Path) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     data = bytes(range(256)) * 99
     (tmp_path / "in").write_bytes(data)
     (tmp_path / "in").chmod(0o751)
@@ -135,14 +135,14 @@ def test_files_in_and_out(client: Client, cli: Run, tmp_path: Path) -> None:
 
 
 def test_shell_takes_lines_from_a_pipe(client: Client, cli: Run) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     done = cli("shell", "a", input=b"echo one\n\necho two \\\nthree\nexit\necho never\n")
     assert (done.stdout, done.returncode) == (b"one\ntwo three\n", 0)
     assert client.get("a").info().turns == 2
 
 
 def test_shell_prompts_on_a_terminal(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     ours, theirs = pty.openpty()
     command = [*CLI, "--home", str(client.place.home), "shell", "a"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -206,7 +206,7 @@ def test_the_life_of_sandboxes(client: Client, verb: Verb, tmp_path: Path) -> No
 
 
 def test_checkpoints(client: Client, verb: Verb) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     first = json.loads(verb("checkpoint", "a", "--label", "start", "--full", "--json"))
     assert (first["turn_class"], first["label"]) == ("full", "start")
     assert "not kept: connections" in verb("checkpoint", "a")
@@ -302,7 +302,7 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
             None,
             None,
             (),
-            Spec(box),
+            SandboxSpec(box),
             (),
             (),
             pinned=name == "c2",

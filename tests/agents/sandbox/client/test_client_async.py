@@ -9,7 +9,7 @@ import pytest
 
 from support.waiting import until
 from windtunnel.agents.sandbox.client import Client, SandboxFault, connect_async
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.views import Event
 from windtunnel.base.errors import UserError
 
@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 def test_the_whole_life_of_a_sandbox(client: Client) -> None:
     async def life() -> None:
         async with await connect_async(client.place.home, start=False) as host:
-            box = await host.create(Spec("a", environment={"A": "1"}))
+            box = await host.create(SandboxSpec("a", environment={"A": "1"}))
             pieces: list[bytes] = []
             result = await box.run("echo $A; exit 4", on_output=lambda stream, data: pieces.append(data))
             assert (result.stdout, result.exit_code, pieces) == (b"1\n", 4, [b"1\n"])
@@ -64,7 +64,7 @@ def test_the_whole_life_of_a_sandbox(client: Client) -> None:
 def test_cancelling_the_task_cancels_the_command(client: Client) -> None:
     async def life() -> int:
         async with await connect_async(client.place.home, start=False) as host:
-            box = await host.create(Spec("a"))
+            box = await host.create(SandboxSpec("a"))
             begun = asyncio.Event()
             run = asyncio.create_task(
                 box.run("echo $$ > pid; echo begun; sleep 600", on_output=lambda *_: begun.set())
@@ -83,7 +83,7 @@ def test_cancelling_the_task_cancels_the_command(client: Client) -> None:
 def test_many_commands_at_once(client: Client) -> None:
     async def life() -> None:
         async with await connect_async(client.place.home, start=False) as host:
-            boxes = [await host.create(Spec(f"b{n}")) for n in range(8)]
+            boxes = [await host.create(SandboxSpec(f"b{n}")) for n in range(8)]
             results = await asyncio.gather(*(box.run(f"echo {n}; seq 1000") for n, box in enumerate(boxes)))
             assert [result.stdout.split()[0] for result in results] == [str(n).encode() for n in range(8)]
 
@@ -96,7 +96,7 @@ def test_events_are_heard(client: Client) -> None:
 
             async def make() -> None:
                 for number in range(1000):
-                    await host.create(Spec(f"b{number}"))
+                    await host.create(SandboxSpec(f"b{number}"))
 
             making = asyncio.create_task(make())
             try:

@@ -22,7 +22,14 @@ from windtunnel.agents.sandbox.client.wire import (
     read,
     result_line,
 )
-from windtunnel.agents.sandbox.model import ImagePart, Manifest, ShellState, Spec, TurnClass, TurnResult
+from windtunnel.agents.sandbox.model import (
+    ImagePart,
+    Manifest,
+    SandboxSpec,
+    ShellState,
+    TurnClass,
+    TurnResult,
+)
 from windtunnel.base.errors import UserError
 
 PIECES = st.lists(
@@ -95,7 +102,7 @@ def test_a_manifest_comes_back_the_same() -> None:
         files=None,
         image=ImagePart("c0", 7, ("init", "bash"), ("/a",), ("/lib",), 9, 3),
         shells=(ShellState("main", "bash", "declare -x A", "f"),),
-        spec=Spec("a", environment={"A": "b"}),
+        spec=SandboxSpec("a", environment={"A": "b"}),
         covered=("files",),
         not_covered=(),
     )

@@ -30,7 +30,7 @@ from windtunnel.agents.sandbox.model import (
     FileChange,
     FilesPart,
     Manifest,
-    Spec,
+    SandboxSpec,
     Turn,
     TurnClass,
     TurnResult,
@@ -69,7 +69,7 @@ class FakePending:
 
 
 class FakeBox:
-    def __init__(self, host: FakeHost, spec: Spec) -> None:
+    def __init__(self, host: FakeHost, spec: SandboxSpec) -> None:
         self.host, self.spec, self.name = host, spec, spec.name
         self.folder = host.folder / spec.name
         self.files = self.folder / "files"
@@ -263,10 +263,10 @@ class FakeHost:
         self._boxes: dict[str, FakeBox] = {}
         self.closed = False
         for file in self.folder.glob("*/spec.json"):
-            spec = read(Spec, json.loads(file.read_text()))
+            spec = read(SandboxSpec, json.loads(file.read_text()))
             self._boxes[spec.name] = FakeBox(self, spec)
 
-    def create(self, spec: Spec) -> FakeBox:
+    def create(self, spec: SandboxSpec) -> FakeBox:
         if spec.image == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
         if spec.image == "bug":
@@ -304,7 +304,7 @@ class FakeHost:
                     made = []
                     for number in range(count):
                         name = names[number] if names else f"{source.name}-{number + 1}"
-                        box = self.create(read(Spec, {**asdict(source.spec), "name": name}))
+                        box = self.create(read(SandboxSpec, {**asdict(source.spec), "name": name}))
                         shutil.copytree(
                             source.folder / "snapshots" / one["id"], box.files, dirs_exist_ok=True
                         )
@@ -314,7 +314,7 @@ class FakeHost:
         raise UserError(f"sandbox: checkpoint {checkpoint!r} is unknown")
 
     def import_(self, url: str, name: str) -> FakeBox:
-        return self.create(Spec(name=name, image=url))
+        return self.create(SandboxSpec(name=name, image=url))
 
     def export(self, checkpoint: str, url: str) -> Manifest:
         box = self._boxes[checkpoint]

@@ -23,7 +23,7 @@ from support.waiting import until
 from windtunnel.agents.sandbox.client import SandboxFault, connect, launch
 from windtunnel.agents.sandbox.live.daemon.guard import is_loopback, named_here
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 FAKE = (sys.executable, fakehost.__file__)
@@ -58,7 +58,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: 
     with fakehost.daemon(daemon_home) as first:
         started(first)
         with connect(daemon_home, start=False) as client:
-            client.create(Spec("a")).run("echo kept > file")
+            client.create(SandboxSpec("a")).run("echo kept > file")
             begun = threading.Event()
             with ThreadPoolExecutor(1) as pool:
                 cut = pool.submit(
@@ -80,7 +80,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: 
 def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "COMMAND", FAKE)
     with ended(daemon_home), connect(daemon_home) as client:
-        client.create(Spec("a"))
+        client.create(SandboxSpec("a"))
         pid = client.health().pid
         os.kill(pid, signal.SIGKILL)
         until(lambda: not launch.answers(daemon_home))
@@ -119,7 +119,7 @@ def test_a_daemon_that_is_told_to_end_finishes_commands_and_leaves_no_socket(dae
     with fakehost.daemon(daemon_home) as process:
         started(process)
         with connect(daemon_home, start=False) as client, ThreadPoolExecutor(1) as pool:
-            box = client.create(Spec("a"))
+            box = client.create(SandboxSpec("a"))
             begun = threading.Event()
             running = pool.submit(
                 box.run, "echo begun; sleep 0.5; echo done", on_output=lambda *_: begun.set()
@@ -132,7 +132,7 @@ def test_a_daemon_that_is_told_to_end_finishes_commands_and_leaves_no_socket(dae
 
 
 def test_an_unused_daemon_ends_and_one_with_a_sandbox_stays(daemon_home: Path) -> None:
-    fakehost.FakeHost(daemon_home).create(Spec("a"))
+    fakehost.FakeHost(daemon_home).create(SandboxSpec("a"))
     with fakehost.daemon(daemon_home, "--idle", "0.2") as process:
         started(process)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -196,7 +196,7 @@ def served(daemon_home: Path) -> Iterator[str]:
 
 def test_http_needs_the_token(served: str) -> None:
     with connect(served, TOKEN) as client:
-        assert client.create(Spec("a")).run("echo hi").stdout == b"hi\n"
+        assert client.create(SandboxSpec("a")).run("echo hi").stdout == b"hi\n"
     for wrong in ("nope", TOKEN + "x", TOKEN[:-1]):
         with pytest.raises(UserError, match="token is missing or wrong"), connect(served, wrong) as client:
             client.boxes()

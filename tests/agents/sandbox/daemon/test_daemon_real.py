@@ -12,7 +12,7 @@ import pytest
 from support.waiting import until
 from windtunnel.agents.sandbox.client import SandboxGone, connect, launch
 from windtunnel.agents.sandbox.live.daemon.server import held
-from windtunnel.agents.sandbox.model import Spec, TurnClass
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 
 
@@ -21,7 +21,7 @@ from windtunnel.base.errors import UserError
 def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
     with connect(own_home) as client:
         try:
-            box = client.create(Spec("a"))
+            box = client.create(SandboxSpec("a"))
             result, pending, problem = box.run_turn(
                 "echo $$; cd /tmp; export A='b c'; sleep 600 & exec 3>/tmp/log"
             )

@@ -15,7 +15,7 @@ from support.waiting import until
 from windtunnel.agents.sandbox.client import Client, SandboxFault, SandboxGone
 from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import Collector
-from windtunnel.agents.sandbox.model import Limits, Spec, TurnClass
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 
 
@@ -26,7 +26,7 @@ def raw(client: Client) -> httpx.Client:
 
 
 def test_a_spec_arrives_whole(client: Client) -> None:
-    spec = Spec(
+    spec = SandboxSpec(
         name="a",
         image="x",
         network="proxy",
@@ -41,7 +41,7 @@ def test_a_spec_arrives_whole(client: Client) -> None:
 
 
 def test_output_is_exact_whatever_its_bytes_are(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     pieces: list[tuple[str, bytes]] = []
     result = box.run(
         r"printf 'ok\n\0\xff\xe2\x80\xa8\r\n'; printf 'e\xc3' >&2; exit 7",
@@ -54,7 +54,7 @@ def test_output_is_exact_whatever_its_bytes_are(client: Client) -> None:
 
 
 def test_large_output_is_exact(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     result = box.run("head -c 5000000 /dev/urandom | tee copy; seq 300000 >&2")
     assert result.stdout == box.get("/copy")
     assert len(result.stdout) == 5_000_000
@@ -65,7 +65,7 @@ def test_large_output_is_exact(client: Client) -> None:
 def test_sandboxes_run_side_by_side_and_each_in_order(client: Client) -> None:
     """Every sandbox waits for a file that the next one makes: one after the other they would never end."""
     count = 6
-    boxes = [client.create(Spec(f"b{n}")) for n in range(count)]
+    boxes = [client.create(SandboxSpec(f"b{n}")) for n in range(count)]
     shared = client.place.home
     assert shared is not None
 
@@ -91,7 +91,7 @@ def test_sandboxes_run_side_by_side_and_each_in_order(client: Client) -> None:
 
 
 def test_timeout_and_cancel_cut_a_command_off(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     assert box.run("echo x; sleep 600", timeout=0.3).ended == "timeout"
     cancel = threading.Event()
     result = box.run("echo x; sleep 600", cancel=cancel, on_output=lambda *_: cancel.set())
@@ -99,7 +99,7 @@ def test_timeout_and_cancel_cut_a_command_off(client: Client) -> None:
 
 
 def test_a_client_that_goes_away_cancels_its_command(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     with raw(client) as http:
         body = {"command": "echo $$ > pid; echo begun; sleep 600", "id": "mine"}
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
@@ -110,7 +110,7 @@ def test_a_client_that_goes_away_cancels_its_command(client: Client) -> None:
 
 
 def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     for stream in (True, False):
         with raw(client) as http, pytest.raises(httpx.ReadTimeout):
             body = {"command": "sleep 600", "stream": stream}
@@ -119,7 +119,7 @@ def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) 
 
 
 def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     collector = Collector()
     with raw(client) as http:
         body = {"command": "head -c 60000000 /dev/zero"}
@@ -136,7 +136,7 @@ def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client
 
 
 def test_a_command_may_go_on_without_its_client(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     with raw(client) as http:
         body = {"command": "echo begun; sleep 0.3; echo whole > done", "cancel_on_disconnect": False}
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
@@ -145,7 +145,7 @@ def test_a_command_may_go_on_without_its_client(client: Client) -> None:
 
 
 def test_stop_ends_what_runs_and_what_waits(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     begun = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(box.run, "echo x; sleep 600", on_output=lambda *_: begun.set())
@@ -162,7 +162,7 @@ def test_stop_ends_what_runs_and_what_waits(client: Client) -> None:
 
 
 def test_without_a_stream_the_answer_is_one_object(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     with raw(client) as http:
         body = {"command": "echo hi; printf '\\377' >&2; exit 3", "stream": False}
         answer = http.post("/v1/boxes/a/exec", json=body).json()
@@ -172,7 +172,7 @@ def test_without_a_stream_the_answer_is_one_object(client: Client) -> None:
 
 
 def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     result, pending, problem = box.run_turn("touch hold; echo x", request="r1")
     assert (result.stdout, problem) == (b"x\n", "")
     assert pending is not None and not pending.done
@@ -190,7 +190,7 @@ def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
 
 
 def test_checkpoints_travel_with_all_fields(client: Client) -> None:
-    box = client.create(Spec("a", environment={"A": "1"}))
+    box = client.create(SandboxSpec("a", environment={"A": "1"}))
     box.run("echo one > file")
     made = box.checkpoint("first", full=True, pin=True)
     assert (made.label, made.turn_class, made.pinned, made.spec) == ("first", TurnClass.FULL, True, box.spec)
@@ -211,7 +211,7 @@ def test_checkpoints_travel_with_all_fields(client: Client) -> None:
 
 
 def test_files_go_in_and_out_whole(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
     data = bytes(range(256)) * 20_000
     box.put("/d/big", io.BytesIO(data), 0o640)
     assert box.get("/d/big") == data
@@ -222,7 +222,7 @@ def test_files_go_in_and_out_whole(client: Client) -> None:
 
 
 def test_a_file_that_comes_only_in_part_is_not_written(client: Client) -> None:
-    box = client.create(Spec("a"))
+    box = client.create(SandboxSpec("a"))
 
     class Broken(io.RawIOBase):
         count = 0
@@ -256,11 +256,11 @@ def test_what_happens_is_told_to_listeners(client: Client) -> None:
         def one_more() -> bool:
             nonlocal number
             number += 1
-            client.create(Spec(f"b{number}"))
+            client.create(SandboxSpec(f"b{number}"))
             return bool(seen)
 
         until(one_more)
-        client.create(Spec("last"))
+        client.create(SandboxSpec("last"))
         heard.result(20)
     assert seen[-1] == ("created", "last")
 
@@ -284,7 +284,7 @@ def test_faults_of_the_host_have_a_status_and_a_sentence(
 
 
 def test_wrong_requests_are_refused_in_words(client: Client) -> None:
-    client.create(Spec("a"))
+    client.create(SandboxSpec("a"))
     with raw(client) as http:
 
         def said(method: str, path: str, body: object = None) -> tuple[int, str]:

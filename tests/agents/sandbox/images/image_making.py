@@ -15,8 +15,8 @@ from windtunnel.agents.sandbox.model import (
     ImagePart,
     Limits,
     Manifest,
+    SandboxSpec,
     ShellState,
-    Spec,
     TurnClass,
 )
 
@@ -60,7 +60,7 @@ def manifest(id: str = "20260101-000000-abc", **fields: object) -> Manifest:
         "files": FilesPart(id, "copy", 9),
         "image": ImagePart(id, 7, ("init", "bash"), ("/bin/bash",), ("/bin/bash",), 8192, 4096),
         "shells": (ShellState("main", "bash", "declare -- a='ü'", "f00"),),
-        "spec": Spec("demo", limits=Limits(cpus=1), environment={"A": "b"}, services={"web": "serve"}),
+        "spec": SandboxSpec("demo", limits=Limits(cpus=1), environment={"A": "b"}, services={"web": "serve"}),
         "covered": ("files",),
         "not_covered": ("connections to other machines",),
     }

@@ -14,7 +14,7 @@ import pytest
 
 from windtunnel.agents.sandbox.live.machine import Machine, leftovers
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 
 TOOLS = (
     "bash", "dash", "cat", "chmod", "dd", "env", "head", "id", "ln", "ls", "mkdir", "mkfifo", "mv", "nohup",
@@ -102,7 +102,7 @@ def start(home: Home, make_root: Callable[[str], Path]) -> Iterator[Callable[...
 
     def begin(name: str = "box", root: Path | None = None, **spec: object) -> Machine:
         names.append(name)
-        machine = Machine.start(home, Spec(name, **spec), root or make_root(name))  # type: ignore[arg-type]
+        machine = Machine.start(home, SandboxSpec(name, **spec), root or make_root(name))  # type: ignore[arg-type]
         machines.append(machine)
         return machine
 

@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, MachineError, collect, leftovers
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Limits, Spec
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.linux.processes import look
 
 
@@ -95,17 +95,17 @@ def test_a_start_that_fails_leaves_nothing(home: Home, make_root: Callable[[str]
     (root / "proc").rmdir()
     (root / "proc").symlink_to("/etc")
     with pytest.raises(MachineError, match=r"could not be started: .*/proc"):
-        Machine.start(home, Spec("broken"), root)
+        Machine.start(home, SandboxSpec("broken"), root)
     assert leftovers(home, []) == []
     (root / "proc").unlink()
     (root / "usr/bin/bash").unlink()
     (root / "usr/bin/sh").unlink()
     with pytest.raises(MachineError, match="shell main"):
-        Machine.start(home, Spec("broken"), root)
+        Machine.start(home, SandboxSpec("broken"), root)
     assert leftovers(home, []) == []
 
 
 def test_without_root_it_says_so(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MachineError, match="needs root"):
-        Machine.prepare(home, Spec("box"), tmp_path)
+        Machine.prepare(home, SandboxSpec("box"), tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from windtunnel.agents.sandbox.live.criu import Criu, find_criu
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
 from windtunnel.agents.sandbox.live.place import Externals, Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 
 pytestmark = pytest.mark.root
 
@@ -39,7 +39,7 @@ def adopt(home: Home, start: object) -> Iterator[Callable[[str, Path, int], Mach
     made: list[Machine] = []
 
     def take(name: str, root: Path, pid: int) -> Machine:
-        made.append(Machine.adopt(home, Spec(name), root, pid))
+        made.append(Machine.adopt(home, SandboxSpec(name), root, pid))
         return made[-1]
 
     yield take
@@ -82,7 +82,9 @@ def test_dump_several_times_kill_all_and_go_on(
     states, commands, mounts = box.shell_states(), box.commands(), box.run("cat /proc/self/mountinfo").text
     box.close()
     Cgroup(home.tag, "box").kill()
-    machine = adopt("box", root, restore(criu, Machine.prepare(home, Spec("box"), root), tmp_path / "2"))
+    machine = adopt(
+        "box", root, restore(criu, Machine.prepare(home, SandboxSpec("box"), root), tmp_path / "2")
+    )
     assert machine.run(ASK).stdout == b"4\n", "as of the last dump"
     assert machine.run("f; pwd; echo held >&5; cat /tmp/held").stdout == b"fa b\n/tmp\nheld\n"
     assert machine.run("echo $y", shell="other").stdout == b"2\n"
@@ -112,8 +114,8 @@ def test_dump_several_times_kill_all_and_go_on(
 def restored_again(machine: Machine, home: Home, criu: Criu, root: Path, folder: Path) -> Machine:
     machine.close()
     Cgroup(home.tag, "box").kill()
-    pid = restore(criu, Machine.prepare(home, Spec("box"), root), folder / "1")
-    return Machine.adopt(home, Spec("box"), root, pid)
+    pid = restore(criu, Machine.prepare(home, SandboxSpec("box"), root), folder / "1")
+    return Machine.adopt(home, SandboxSpec("box"), root, pid)
 
 
 def test_a_fork_is_a_sandbox_of_its_own(
@@ -131,7 +133,7 @@ def test_a_fork_is_a_sandbox_of_its_own(
     root = make_root("twin")
     subprocess.run(["cp", "-a", f"{box.externals.root}/.windtunnel", str(root)], check=True)
     box.cgroup.thaw()
-    pid = restore(criu, Machine.prepare(home, Spec("twin"), root), tmp_path / "image")
+    pid = restore(criu, Machine.prepare(home, SandboxSpec("twin"), root), tmp_path / "image")
     twin = adopt("twin", root, pid)
     twin.freshen("twin-host")
     twin.run("echo only here >/tmp/file; x=2; kill %1")

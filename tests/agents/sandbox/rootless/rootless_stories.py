@@ -20,7 +20,7 @@ from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.machine import listen_inside
 from windtunnel.agents.sandbox.live.machine.group import STOPPED
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Limits, Spec, Turn, TurnClass
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
 
@@ -44,8 +44,8 @@ for pid in made:
 """Says how many processes it could start."""
 
 
-def spec(name: str, **fields: Any) -> Spec:
-    return Spec(name=name, image=sys.argv[3], **fields)
+def spec(name: str, **fields: Any) -> SandboxSpec:
+    return SandboxSpec(name=name, image=sys.argv[3], **fields)
 
 
 def until(found: Callable[[], bool]) -> None:
@@ -322,7 +322,7 @@ def closed(home: Path) -> None:
 def image_of_the_host(home: Path) -> None:
     """The image 'host' can be made by a user."""
     with Host(home) as host:
-        box = host.create(Spec(name="one"))
+        box = host.create(SandboxSpec(name="one"))
         assert box.run("git --version").exit_code == 0
 
 

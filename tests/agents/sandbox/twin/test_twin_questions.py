@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
     Manifest,
-    Spec,
+    SandboxSpec,
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Retention
@@ -153,7 +153,7 @@ def measured(gate: float, total: float) -> ObservedRun:
         FilesPart("m", "copy"),
         image,
         (),
-        Spec("b"),
+        SandboxSpec("b"),
         (),
         (),
         1.0,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.agents.sandbox.model import Manifest, Spec, TurnResult
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnResult
 from windtunnel.agents.sandbox.views import BoxInfo
 from windtunnel.base.errors import UserError
 
@@ -50,7 +50,7 @@ class SandboxActor:
         """The home that is served; answers when the daemon does."""
         return self._client.health().home
 
-    def create(self, spec: Spec) -> BoxInfo:
+    def create(self, spec: SandboxSpec) -> BoxInfo:
         return self._client.create(spec).info()
 
     def boxes(self) -> list[BoxInfo]:
@@ -130,7 +130,7 @@ class Pool:
         asked = {node: actor.boxes.remote() for node, actor in self._actors.items()}
         return {node: _got(answer) for node, answer in asked.items()}
 
-    def create(self, spec: Spec, *, node: str | None = None) -> PooledBox:
+    def create(self, spec: SandboxSpec, *, node: str | None = None) -> PooledBox:
         """A new sandbox; its name must be free on all nodes."""
         known = self.boxes()
         for at, found in known.items():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
 from windtunnel.agents.sandbox.adapters import swerex_types as own
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -243,7 +243,12 @@ class SandboxDeployment(Deployment):
     does one to ``keep``."""
 
     def __init__(
-        self, host: Client | Callable[[], Client], spec: Spec, *, keep: bool = False, turns: bool = True
+        self,
+        host: Client | Callable[[], Client],
+        spec: SandboxSpec,
+        *,
+        keep: bool = False,
+        turns: bool = True,
     ) -> None:
         self.logger = LOG
         self._open = host if callable(host) else lambda: host

@@ -15,7 +15,7 @@ from windtunnel.agents.sandbox.live.checkpoint import quiesce
 from windtunnel.agents.sandbox.live.context import SandboxDied
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.machine import MachineError
-from windtunnel.agents.sandbox.model import Manifest, Spec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
@@ -46,7 +46,7 @@ class Seat:
 
     @classmethod
     def new(cls, host: Host, name: str) -> Seat:
-        return cls(host, host.create(Spec(name)))
+        return cls(host, host.create(SandboxSpec(name)))
 
     def run(self, command: str, *, shell: str = "main", timeout: float | None = None) -> TurnResult:
         try:

@@ -20,7 +20,7 @@ from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import calls, http, launch, wire
 from windtunnel.agents.sandbox.client.address import Address, address
 from windtunnel.agents.sandbox.client.calls import Call
-from windtunnel.agents.sandbox.model import Facility, Manifest, Spec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec, Turn, TurnResult
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class AsyncClient:
                 trust_env=False,
             )
 
-    async def create(self, spec: Spec) -> AsyncBox:
+    async def create(self, spec: SandboxSpec) -> AsyncBox:
         """A new running sandbox."""
         return AsyncBox(self, (await self.call(calls.create(spec))).name)
 
@@ -220,7 +220,7 @@ class AsyncBox:
     async def info(self) -> views.BoxInfo:
         return await self.client.call(calls.info(self.name))
 
-    async def spec(self) -> Spec:
+    async def spec(self) -> SandboxSpec:
         return await self.client.call(calls.spec(self.name))
 
     async def shells(self) -> list[str]:

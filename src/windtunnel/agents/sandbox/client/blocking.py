@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.client import calls, http, launch, wire
 from windtunnel.agents.sandbox.client.address import Address, address
 from windtunnel.agents.sandbox.client.calls import Call
 from windtunnel.agents.sandbox.client.remote import OnOutput, RemoteBox
-from windtunnel.agents.sandbox.model import Facility, Manifest, Spec, TurnResult
+from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec, TurnResult
 from windtunnel.base.errors import UserError
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Client:
                 trust_env=False,
             )
 
-    def create(self, spec: Spec) -> RemoteBox:
+    def create(self, spec: SandboxSpec) -> RemoteBox:
         """A new running sandbox."""
         return RemoteBox(self, self.call(calls.create(spec)).name)
 

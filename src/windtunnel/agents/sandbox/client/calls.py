@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import wire
-from windtunnel.agents.sandbox.model import Facility, Manifest, Spec
+from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def doctor() -> Call[list[Facility]]:
     return Call("GET", "/v1/doctor", _kinds(Facility))
 
 
-def create(spec: Spec) -> Call[views.BoxInfo]:
+def create(spec: SandboxSpec) -> Call[views.BoxInfo]:
     return Call("POST", "/v1/boxes", _kind(views.BoxInfo), asdict(spec))
 
 
@@ -70,8 +70,8 @@ def info(name: str) -> Call[views.BoxInfo]:
     return Call("GET", of_box(name), _kind(views.BoxInfo))
 
 
-def spec(name: str) -> Call[Spec]:
-    return Call("GET", of_box(name, "spec"), _kind(Spec))
+def spec(name: str) -> Call[SandboxSpec]:
+    return Call("GET", of_box(name, "spec"), _kind(SandboxSpec))
 
 
 def remove(name: str) -> Call[None]:

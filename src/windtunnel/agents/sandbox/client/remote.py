@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import calls, wire
-from windtunnel.agents.sandbox.model import Manifest, Spec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client.blocking import Client
@@ -69,7 +69,7 @@ class RemoteBox:
         return self.client.call(calls.info(self.name))
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> SandboxSpec:
         return self.client.call(calls.spec(self.name))
 
     @property

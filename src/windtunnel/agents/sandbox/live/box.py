@@ -34,8 +34,8 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     Part,
     References,
+    SandboxSpec,
     ShellEffect,
-    Spec,
     Turn,
     TurnClass,
     TurnResult,
@@ -68,7 +68,7 @@ class Box:
         return self._record.spec.name
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> SandboxSpec:
         return self._record.spec
 
     @property

@@ -37,8 +37,8 @@ from windtunnel.agents.sandbox.model import (
     ImagePart,
     Manifest,
     References,
+    SandboxSpec,
     ShellState,
-    Spec,
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import Keep
@@ -63,7 +63,7 @@ class Order:
     """Which checkpoint is asked for."""
 
     id: str
-    spec: Spec
+    spec: SandboxSpec
     turn: int
     keep: Keep
     parent: Manifest | None

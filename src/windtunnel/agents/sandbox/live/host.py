@@ -41,7 +41,7 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_ad
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
-from windtunnel.agents.sandbox.model import FileChange, Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.model import FileChange, Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
     READS_EFFECTS,
@@ -136,7 +136,7 @@ class Host:
 
     # --- sandboxes
 
-    def create(self, spec: Spec) -> Box:
+    def create(self, spec: SandboxSpec) -> Box:
         """A new running sandbox, with its first checkpoint.
 
         Raises UserError for a name that is taken or an image that cannot be imported; SandboxError when the
@@ -421,7 +421,7 @@ class Host:
             spec = replace(manifest.spec, name=name, hostname="")
             return self._from(manifest, spec, lazy=lazy, fresh=True)
 
-    def _from(self, manifest: Manifest, spec: Spec, *, lazy: bool, fresh: bool) -> Box:
+    def _from(self, manifest: Manifest, spec: SandboxSpec, *, lazy: bool, fresh: bool) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
         name = spec.name

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from windtunnel.agents.sandbox.live import machine
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Limits, Spec
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.base import atomic
 from windtunnel.base.processes import Identity
 
@@ -22,7 +22,7 @@ class Record:
     """One sandbox. ``pid`` and ``started`` (clock ticks since boot) name its init as long as ``boot`` is the
     boot id of the host; ``tip`` is its newest checkpoint; ``base`` the checkpoint that it was forked from."""
 
-    spec: Spec
+    spec: SandboxSpec
     created: float
     status: Status = "making"
     pid: int = 0
@@ -50,7 +50,7 @@ def read(folder: Path) -> Record | None:
     try:
         plain: dict[str, Any] = json.loads((folder / "box.json").read_text())
         spec = plain["spec"]
-        return Record(**{**plain, "spec": Spec(**{**spec, "limits": Limits(**spec["limits"])})})
+        return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": Limits(**spec["limits"])})})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

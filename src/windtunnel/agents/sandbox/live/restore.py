@@ -24,13 +24,13 @@ from windtunnel.agents.sandbox.live.context import Context, SandboxError
 from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
 from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.machine import Machine, MachineError
-from windtunnel.agents.sandbox.model import Manifest, Spec
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.views import RestoreReport
 
 
 def bring_back(
-    context: Context, decider: Decider, spec: Spec, manifest: Manifest, *, lazy: bool = False
+    context: Context, decider: Decider, spec: SandboxSpec, manifest: Manifest, *, lazy: bool = False
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``.
 
@@ -51,7 +51,7 @@ def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
 
 
 def _bring_back(
-    context: Context, decider: Decider, spec: Spec, manifest: Manifest, lazy: bool
+    context: Context, decider: Decider, spec: SandboxSpec, manifest: Manifest, lazy: bool
 ) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
@@ -100,7 +100,7 @@ def _bring_back(
     return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds)
 
 
-def _processes(context: Context, spec: Spec, manifest: Manifest, lazy: bool) -> Machine:
+def _processes(context: Context, spec: SandboxSpec, manifest: Manifest, lazy: bool) -> Machine:
     assert manifest.image is not None and context.criu is not None
     folder = context.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
@@ -137,7 +137,7 @@ def _shells(machine: Machine, manifest: Manifest, restored: list[str], lost: lis
             lost.append(f"part of the state of shell {state.name}: {error}")
 
 
-def _services(machine: Machine, spec: Spec, restored: list[str], lost: list[str]) -> None:
+def _services(machine: Machine, spec: SandboxSpec, restored: list[str], lost: list[str]) -> None:
     for name, command in spec.services.items():
         started = machine.run(f"{command} </dev/null >/dev/null 2>&1 &", timeout=30)
         if started.exit_code == 0:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.agents.sandbox.costs import SandboxCosts, Work
-from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, Spec, TurnClass
+from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention, forgettable
 from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, CheckpointJob, EmulatedHost, Made, Scheduler
 from windtunnel.agents.sandbox.twin.questions import (
@@ -161,7 +161,7 @@ def _manifest(name: str, one: Made, parent: Manifest | None) -> Manifest:
         files=files,
         image=image,
         shells=(),
-        spec=Spec(str(one.box)),
+        spec=SandboxSpec(str(one.box)),
         covered=(),
         not_covered=(),
     )

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.live.daemon import schema
 from windtunnel.agents.sandbox.live.daemon.execution import Execution, lines
 from windtunnel.agents.sandbox.live.daemon.faults import Refused
 from windtunnel.agents.sandbox.live.daemon.service import Service
-from windtunnel.agents.sandbox.model import Facility, Manifest, Spec
+from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
 
 LINES = "application/x-ndjson"
 LONGEST_WAIT = 30.0
@@ -112,7 +112,7 @@ def box_routes(service: Service) -> APIRouter:
         return wire.as_kind(views.BoxInfo, await lanes.call((await service.box(name)).info))
 
     @routes.get("/{name}/spec", summary="How it was made")
-    async def spec(name: str) -> Spec:
+    async def spec(name: str) -> SandboxSpec:
         return (await service.box(name)).spec
 
     @routes.delete("/{name}", summary="Kill and forget it")

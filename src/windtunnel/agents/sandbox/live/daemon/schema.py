@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from windtunnel.agents.sandbox.model import Limits, Network, Spec
+from windtunnel.agents.sandbox.model import Limits, Network, SandboxSpec
 
 
 class Body(BaseModel):
@@ -37,9 +37,9 @@ class SpecBody(Body):
     )
     proxy_upstream: str = Field("", description="Base URL of the model API, for the network 'proxy'.")
 
-    def spec(self) -> Spec:
+    def spec(self) -> SandboxSpec:
         plain = self.model_dump()
-        return Spec(**{**plain, "limits": Limits(**plain["limits"])})
+        return SandboxSpec(**{**plain, "limits": Limits(**plain["limits"])})
 
 
 class Command(Body):

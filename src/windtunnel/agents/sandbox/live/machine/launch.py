@@ -16,7 +16,7 @@ from windtunnel.agents.sandbox.live.machine.group import Cgroup
 from windtunnel.agents.sandbox.live.machine.inside import Folder
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 
 NODES = {
     "null": (1, 3),
@@ -74,7 +74,7 @@ def devices(home: Home) -> Path:
     return folder
 
 
-def prepare(home: Home, spec: Spec, root: Path) -> tuple[Externals, list[str]]:
+def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[str]]:
     """Control groups, network and /dev of the sandbox, as they should be, and which limits could not be set.
 
     What exists stays, so it can be called before every start and every restore. Raises MachineError.
@@ -94,15 +94,15 @@ def prepare(home: Home, spec: Spec, root: Path) -> tuple[Externals, list[str]]:
     return Externals(root, tuple(mounts), netns, cgroup.path, cgroup.procs), missed
 
 
-def environment(spec: Spec) -> dict[str, str]:
+def environment(spec: SandboxSpec) -> dict[str, str]:
     return {**BASE_ENVIRONMENT, "HOSTNAME": hostname(spec), **spec.environment}
 
 
-def hostname(spec: Spec) -> str:
+def hostname(spec: SandboxSpec) -> str:
     return (spec.hostname or spec.name)[:63]
 
 
-def launch(spec: Spec, externals: Externals) -> int:
+def launch(spec: SandboxSpec, externals: Externals) -> int:
     """Start pid 1 in the root; returns its pid on the host. Raises MachineError, leaving no process."""
     lay_channel(spec, externals.root)
     device_folder = next(path for _, key, path in externals.mounts if key == "dev")
@@ -118,7 +118,7 @@ def launch(spec: Spec, externals: Externals) -> int:
     return started([*map(str, command), *map(str, externals.procs)], spec)
 
 
-def lay_channel(spec: Spec, where: Path) -> None:
+def lay_channel(spec: SandboxSpec, where: Path) -> None:
     """The working folder and the channel are in the root ``where``. Raises MachineError."""
     root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -137,7 +137,7 @@ def lay_channel(spec: Spec, where: Path) -> None:
         channel.close()
 
 
-def started(command: list[str], spec: Spec) -> int:
+def started(command: list[str], spec: SandboxSpec) -> int:
     """Run the launcher; the pid on the host that it answers with. Raises MachineError."""
     done = subprocess.run(
         command, env=environment(spec), stdin=subprocess.DEVNULL, capture_output=True, text=True

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
 from windtunnel.agents.sandbox.live.machine.turn import OnOutput
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
-from windtunnel.agents.sandbox.model import ShellState, Spec, TurnResult
+from windtunnel.agents.sandbox.model import SandboxSpec, ShellState, TurnResult
 from windtunnel.agents.sandbox.views import Entry
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
@@ -32,7 +32,7 @@ MOST_SHELLS = 64
 class Machine:
     """One sandbox that runs. Made by `start` or `adopt`; `close` lets it run on, `stop` ends it."""
 
-    def __init__(self, home: Home, spec: Spec, externals: Externals, pid: int) -> None:
+    def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
         self.home, self.spec, self.externals, self.pid = home, spec, externals, pid
         self.cgroup = rootless.group(home, spec.name)
         self.limits_missed: list[str] = []
@@ -61,12 +61,12 @@ class Machine:
     # --- life ------------------------------------------------------------------------------------------
 
     @staticmethod
-    def prepare(home: Home, spec: Spec, root: Path) -> Externals:
+    def prepare(home: Home, spec: SandboxSpec, root: Path) -> Externals:
         """Control groups, network and /dev exist; for a restore, before there is a process."""
         return launch.prepare(home, spec, root)[0]
 
     @classmethod
-    def start(cls, home: Home, spec: Spec, root: Path) -> Machine:
+    def start(cls, home: Home, spec: SandboxSpec, root: Path) -> Machine:
         """Start the sandbox on ``root``, with the shell ``main``. Raises MachineError, leaving nothing."""
         if rootless.group(home, spec.name).pids():
             raise MachineError(f"sandbox {spec.name} runs already")
@@ -90,7 +90,7 @@ class Machine:
             raise
 
     @classmethod
-    def adopt(cls, home: Home, spec: Spec, root: Path, pid: int) -> Machine:
+    def adopt(cls, home: Home, spec: SandboxSpec, root: Path, pid: int) -> Machine:
         """Take over a sandbox that runs: after a restart of the daemon, or just restored. Raises
         MachineError."""
         prepared = rootless.prepare if rootless.rootless() else launch.prepare

@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.live.machine import launch, network
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import Externals, Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 
@@ -72,7 +72,7 @@ def demand() -> None:
         raise UserError(f"sandbox: without root, sandboxes need user namespaces, and {why}{helps}")
 
 
-def check(spec: Spec) -> None:
+def check(spec: SandboxSpec) -> None:
     """Raises UserError for what a sandbox without root cannot have."""
     if spec.network == "host":
         raise UserError(
@@ -86,7 +86,7 @@ def group(home: Home, box: str) -> Cgroup | Group:
     return Group(home, box) if rootless() else Cgroup(home.tag, box)
 
 
-def prepare(home: Home, spec: Spec, root: Path) -> tuple[Externals, list[str]]:
+def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[str]]:
     """What there is before the first process, which is nothing; and which limits cannot be held, in words."""
     held = Group(home, spec.name)
     missed = held.create(spec.limits)
@@ -97,7 +97,7 @@ def prepare(home: Home, spec: Spec, root: Path) -> tuple[Externals, list[str]]:
     return Externals(root, (), network.netns_file(home, spec.name), held.path, held.procs), missed
 
 
-def start(spec: Spec, externals: Externals) -> int:
+def start(spec: SandboxSpec, externals: Externals) -> int:
     """Start pid 1 in the root; returns its pid on the host. Raises MachineError, leaving no process."""
     launch.lay_channel(spec, externals.root)
     pids = spec.limits.pids if _counted_inside() else None

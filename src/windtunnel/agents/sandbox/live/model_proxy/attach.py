@@ -19,7 +19,7 @@ from windtunnel.agents.sandbox.live.machine import listen_inside
 from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning
 from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Spec
+from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 PORT = 7080
@@ -27,7 +27,7 @@ JOURNAL = "effects.sqlite"
 ADDRESS = f"http://127.0.0.1:{PORT}"
 
 
-def with_address(spec: Spec) -> Spec:
+def with_address(spec: SandboxSpec) -> SandboxSpec:
     """``spec`` with the variables by which the usual client libraries find the proxy.
 
     Raises UserError when the network is the proxy's alone and no upstream is named.
@@ -66,7 +66,7 @@ class HostProxy:
                 self._proxy = ModelProxy(self._home, on_event=self._on_event, journal=self._opened_journal())
             return self._proxy
 
-    def serve(self, box: Turning, spec: Spec, netns: Path) -> None:
+    def serve(self, box: Turning, spec: SandboxSpec, netns: Path) -> None:
         """Be the model API of a sandbox that has just begun to run, or to run again, in that namespace.
 
         Requests that were at the model when it died go on: their replies answer the agent when it asks again.
@@ -92,7 +92,7 @@ class HostProxy:
         if (self._home.path / JOURNAL).exists():
             self.journal.retire(name)
 
-    def restored(self, spec: Spec, turn: int, *, on_purpose: bool) -> None:
+    def restored(self, spec: SandboxSpec, turn: int, *, on_purpose: bool) -> None:
         """Before the processes run again as they were after ``turn``. What they ask again is answered from
         the record, except where somebody rolled back ``on_purpose`` and wants another answer."""
         if spec.network != "proxy":
@@ -100,7 +100,7 @@ class HostProxy:
         proxy = self.proxy()
         (proxy.rolled_back if on_purpose else proxy.restored)(spec.name, turn)
 
-    def forked(self, source: str, spec: Spec, turn: int) -> None:
+    def forked(self, source: str, spec: SandboxSpec, turn: int) -> None:
         """Before a fork of ``source`` runs: it has the conversation up to ``turn``."""
         if spec.network == "proxy":
             self.proxy().forked(source, spec.name, turn)
