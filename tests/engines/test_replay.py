@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_reference import random_job, reference
 
 from windtunnel.engines.replay import Program, ReplayJob, Stalled, replay
-from windtunnel.engines.replay.bench import events_per_second, synthetic_job
+from windtunnel.training.emulate.bench.speed import events_per_second, synthetic_job
 
 seeds = st.integers(0, 2**32 - 1)
 

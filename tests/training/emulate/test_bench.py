@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cli import bench as verb
 from windtunnel.training.emulate import bench
-from windtunnel.training.emulate.bench.gpu import catalogue_name, gpu_rows
 from windtunnel.training.emulate.bench.jobs import peak_bytes, step_order
 from windtunnel.training.emulate.bench.tracked import Held
+from windtunnel.training.emulate.bench.truth import catalogue_name, gpu_rows
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
 
 

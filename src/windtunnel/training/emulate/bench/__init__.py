@@ -10,12 +10,12 @@ from windtunnel.bench.rows import runner
 
 SECTIONS = {
     "time": "truth.time_rows",
-    "memory": "memory.memory_rows",
+    "memory": "truth.memory_rows",
     "speed": "speed.speed_rows",
-    "engine": "engine.engine_rows",
-    "published": "published.published_rows",
+    "engine": "speed.engine_rows",
+    "published": "speed.published_rows",
     "peers": "peers.peers_rows",
-    "gpu": "gpu.gpu_rows",
+    "gpu": "truth.gpu_rows",
 }
 
 run = runner(__name__, SECTIONS)

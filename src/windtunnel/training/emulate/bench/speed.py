@@ -1,9 +1,15 @@
-"""How long windtunnel itself takes from command to report, and how much memory, on large jobs."""
+"""How long windtunnel itself takes on large jobs, events a second of its engine, and published figures.
+
+*Speed*: from command to report, and how much memory. *Engine*: a synthetic job of ranks that all differ, on
+one core. *Published*: real runs on hardware that is not here, against the emulation of the same job.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.bench.rows import Row, left_out
+from windtunnel.engines.replay.data import Program, ReplayJob
+from windtunnel.engines.replay.engine import replay
 from windtunnel.training.emulate.bench.jobs import example
 
 SECTION = "speed"
@@ -105,3 +114,125 @@ def resident_bytes(pid: int) -> float:
         except psutil.NoSuchProcess:
             continue  # ended since it was listed
     return total
+
+
+def synthetic_job(
+    ranks: int, nodes: int, *, group: int = 8, join_every: int = 20, programs: int = 1, slow: bool = True
+) -> ReplayJob:
+    """``ranks`` ranks of ``nodes`` nodes each. Every ``join_every``-th node is a join on queue 2, in turn
+    among ``group`` neighbours and among the ranks of the same place in all groups; the compute queue waits
+    for it two nodes later, and the host for the compute queue once in 5,000 nodes. With ``slow`` every rank
+    has its own speed, so that joins really wait."""
+    rng = np.random.default_rng(0)
+    queue = np.ones(nodes, np.int32)
+    at = np.arange(join_every - 1, nodes, join_every)
+    queue[at] = 2
+    queue[4999::5000] = 0
+    joins = np.flatnonzero(queue == 2)
+    join = np.full(nodes, -1, np.int32)
+    join[joins] = np.arange(len(joins))
+    waits = {int(node) + 2: int(node) for node in joins if node + 2 < nodes}
+    waits |= {int(node): int(node) - 3 for node in np.flatnonzero(queue == 0)}
+    has_dep = np.zeros(nodes, np.int64)
+    has_dep[list(waits)] = 1
+    program = Program(
+        queue=queue,
+        duration=rng.uniform(1e-5, 1e-4, nodes),
+        issue=rng.uniform(2e-6, 8e-6, nodes),
+        dep_ptr=np.concatenate([[0], np.cumsum(has_dep)]).astype(np.int32),
+        dep=np.array([waits[node] for node in sorted(waits)], np.int32),
+        join=join,
+    )
+    rank = np.arange(ranks)[:, None]
+    ordinal = np.arange(len(joins))[None, :]
+    groups = -(-ranks // group)
+    widest = max(groups, group)
+    instance = ordinal * widest + np.where(ordinal % 2 == 0, rank // group, rank % group)
+    used, rank_join, size = np.unique(instance, return_inverse=True, return_counts=True)
+    return ReplayJob(
+        programs=[program] * programs,
+        rank_program=(np.arange(ranks) % programs).astype(np.int32),
+        compute_scale=rng.uniform(1.0, 1.1, ranks) if slow else np.ones(ranks),
+        issue_scale=np.ones(ranks),
+        rank_join_ptr=np.arange(ranks + 1, dtype=np.int64) * len(joins),
+        rank_join=rank_join.reshape(-1).astype(np.int64),
+        join_size=size.astype(np.int32),
+        join_duration=rng.uniform(1e-5, 1e-3, len(used)),
+    )
+
+
+def events_per_second(
+    ranks: int = 1024, nodes: int = 20_000, *, join_every: int = 20, keep_times: bool = True, repeats: int = 5
+) -> dict[str, float]:
+    """Replay a `synthetic_job` ``repeats`` times after a first run that compiles.
+
+    Returns ``events_per_second`` (median), ``seconds`` (median), ``events`` and ``peak_bytes`` (the
+    process's peak resident memory, the job itself included). Packing the job is part of the time.
+    """
+    replay(synthetic_job(2, 100), keep_times=keep_times)
+    job = synthetic_job(ranks, nodes, join_every=join_every)
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        events = replay(job, keep_times=keep_times).events
+        seconds.append(time.perf_counter() - begin)
+    median = statistics.median(seconds)
+    return {
+        "events_per_second": events / median,
+        "seconds": median,
+        "events": events,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+ENGINE_TARGET = 20e6
+
+
+def engine_rows(quick: bool) -> Iterator[Row]:
+    """Events a second on a synthetic job of ranks that all differ."""
+    ranks = 128 if quick else 1024
+    figures = events_per_second(ranks, repeats=3 if quick else 5)
+    rate = figures["events_per_second"]
+    yield Row(
+        "engine", f"replay, {ranks} ranks that differ", "events/s", measured=rate,
+        source=f"median of repeats of {figures['events']:.0f} events, packing included",
+        target=f">= {ENGINE_TARGET / 1e6:.0f} M/s", met=rate >= ENGINE_TARGET,
+    )  # fmt: skip
+
+
+PUBLISHED = "published"
+TORCHTITAN = (
+    "torchtitan, docs/performance.md, December 2024: Llama 3.1 8B, FSDP, selective checkpointing, 8 x H100"
+)
+TOKENS_PER_SECOND = 5762.0
+RESERVED_BYTES = 82.4 * (1 << 30)
+CODE = (
+    "the same model and settings, but the code of examples/train_llama.py and not torchtitan's; one factor of"
+    " the cost model (gpu.in_job) was fitted to torchtitan's row for A100s"
+)
+
+
+def published_rows(quick: bool) -> Iterator[Row]:
+    """Tokens/s and reserved bytes of the torchtitan row, and why others are not here."""
+    job = LargeJob(
+        "8B, FSDP2, 8 x h100-96", "h100-96:1x8",
+        "--size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective", 0.0, 0.0,
+    )  # fmt: skip
+    if quick:
+        yield left_out(PUBLISHED, job.name, "left out by --quick")
+    else:
+        _, _, summary = emulate_in_process(job)
+        yield Row(
+            PUBLISHED, f"{job.name}: tokens/s per device", "tokens/s",
+            emulated=summary["tokens_per_second_per_device"],
+            published=TOKENS_PER_SECOND, source=TORCHTITAN, note=CODE,
+        )  # fmt: skip
+        yield Row(
+            PUBLISHED, f"{job.name}: reserved memory", "bytes",
+            emulated=max(row["peak_reserved_bytes"] for row in summary["ranks"]),
+            published=RESERVED_BYTES, source=TORCHTITAN, note=CODE,
+        )  # fmt: skip
+    yield left_out(
+        PUBLISHED, "Megatron-LM, SC'21 table 1",
+        "its models (GPT, vocabulary 51,200, no GQA) are none of the example's sizes",
+    )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Iteration time: the example job for real on this machine's cores, and emulated from one captured rank.
+"""The example job for real, against its emulation: time, tensor memory, and the counters of a GPU.
 
-The real job and the calibration alternate, so that both see the machine as it is; neither knows the other's
-figures. What is emulated is the time between the ends of two consecutive steps, as it is measured.
+*Time*: the real job and the calibration alternate, so that both see the machine as it is; neither knows the
+other's figures. What is emulated is the time between the ends of two consecutive steps, as it is measured.
+*Memory*: bytes of real storages in a real run against those of one captured rank, to be equal. *GPU*: the
+same on a machine with GPUs, by PyTorch's own counters.
 """
 
 from __future__ import annotations
@@ -9,14 +11,28 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from windtunnel.bench.rows import Row, left_out
+from windtunnel.cluster.catalogue import device, device_names
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.bench.jobs import BenchJob, capture_one, launch, run_for_real, save
-from windtunnel.training.emulate.emulation import costs_of
+from windtunnel.training.emulate.bench.jobs import (
+    BenchJob,
+    capture_one,
+    example,
+    launch,
+    peak_bytes,
+    read_figures,
+    run_for_real,
+    save,
+)
+from windtunnel.training.emulate.emulation import Options, costs_of, simulate
 from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, read_profile
@@ -89,3 +105,68 @@ def emulated_timing(job: BenchJob, slice_: Slice, profile: DeviceProfile) -> Tim
 def parts(timing: Timing) -> str:
     """The emulated iteration by kind of time."""
     return ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in timing.critical_path.items())
+
+
+MEMORY = "memory"
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """Peak bytes of a step from the second on: what most steps of the real ranks have, and the emulated."""
+    worlds = (1, 2) if quick else (1, 2, 4)
+    for world in worlds:
+        for parallel in ("ddp", "fsdp"):
+            # Memory needs no long steps.
+            job = BenchJob(parallel, world, seq=64, batch=2)
+            emulated = peak_bytes(capture_one(job))
+            figures = run_for_real(job, "memory", steps=5)
+            settled = [int(peak) for rank in figures for peak in rank[1:]]
+            # A thread of gloo may hold a buffer for a moment longer, so that now and then a step stands out.
+            measured, times = Counter(settled).most_common(1)[0]
+            yield Row(
+                MEMORY, f"peak tensor bytes, {job.name}", "bytes", measured, emulated,
+                source=f"storages of all ranks in a real run: so in {times} of {len(settled)} steps",
+                target="equal", met=measured == emulated,
+            )  # fmt: skip
+
+
+GPU = "gpu"
+GPU_STEPS = 18
+GPU_ARGUMENTS = "--size 1b --parallel fsdp --seq 4096 --batch 2 --ac selective"
+
+
+def gpu_rows(quick: bool) -> Iterator[Row]:
+    """Iteration time, allocated and reserved bytes of a job on all GPUs of this machine."""
+    if not torch.cuda.is_available():
+        yield left_out(GPU, "real GPU run", "no CUDA device: left out")
+        return
+    name = catalogue_name(torch.cuda.get_device_name())
+    if name is None:
+        yield left_out(GPU, "real GPU run", f"{torch.cuda.get_device_name()} is not in the catalogue")
+        return
+    world = torch.cuda.device_count()
+    arguments = [*GPU_ARGUMENTS.split(), "--steps", str(GPU_STEPS)]
+    with tempfile.TemporaryDirectory() as folder:
+        launch(world, "tracked", "cuda", folder, str(example()), *arguments)
+        figures = read_figures(Path(folder), world)
+    result = simulate(Script(example(), tuple(arguments)), load_cluster(f"{name}:1x{world}"), Options())
+    job, source = f"1B, FSDP2, {world} x {name}", "torch.cuda.max_memory_*, all ranks, steady steps"
+    settled = [step for rank in figures for step in rank[WARM_UP:]]
+    seconds = statistics.median(step[0] for step in settled)
+    yield Row(
+        GPU, f"{job}: iteration", "s", seconds, result.timing.iteration_time_s,
+        source=f"median of {len(settled)} steps",
+    )  # fmt: skip
+    yield Row(
+        GPU, f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
+        max(profile.peak_allocated_bytes for profile in result.memory), source=source,
+    )  # fmt: skip
+    yield Row(
+        GPU, f"{job}: peak reserved", "bytes", max(step[2] for step in settled),
+        max(profile.whole.reserved_bytes for profile in result.memory), source=source,
+    )  # fmt: skip
+
+
+def catalogue_name(torch_name: str) -> str | None:
+    """The device of the catalogue that PyTorch calls ``torch_name``, or None."""
+    names = (name for name in device_names() if name != "cpu")
+    return next((name for name in names if device(name).torch_name == torch_name), None)
