@@ -31,7 +31,10 @@ def bench(
     ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """Hold CAPABILITY against real runs, published figures and its peers, side by side."""
+    """Hold CAPABILITY against real runs, published figures and its peers, side by side.
+
+    Example: windtunnel bench training.emulate --quick --markdown
+    """
     from windtunnel.bench import show
     from windtunnel.bench.measure import host_facts
     from windtunnel.capabilities import find

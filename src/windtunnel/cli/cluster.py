@@ -26,7 +26,10 @@ app = typer.Typer(no_args_is_help=True, help="The hardware catalogue, and cluste
 
 @app.command("list")
 def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print plain data.")) -> None:
-    """List the devices, links, hosts and topologies that a cluster can be made of."""
+    """List the devices, links, hosts and topologies that a cluster can be made of.
+
+    Example: windtunnel cluster list
+    """
     kinds = {name: catalogue.host_kind(name) for name in catalogue.device_names()}
     links = {name: catalogue.link(name) for name in catalogue.link_names()}
     if as_json:
@@ -75,7 +78,10 @@ def show(
     cluster: str = typer.Argument(help="A name such as h100-sxm:16x8,nic=ib-200, or a YAML file."),
     as_json: bool = typer.Option(False, "--json", help="Print plain data."),
 ) -> None:
-    """Draw a cluster, and tell its figures with their sources."""
+    """Draw a cluster, and tell its figures with their sources.
+
+    Example: windtunnel cluster show h100-sxm:16x8,nic=ib-200
+    """
     found = load_cluster(cluster)
     if as_json:
         typer.echo(json.dumps(plain(found), indent=2))
@@ -102,7 +108,10 @@ def show(
 
 @app.command()
 def validate(file: str = typer.Argument(help="A cluster file (YAML) or a name.")) -> None:
-    """Check a cluster file: one line when it is right, one sentence and exit status 2 when it is not."""
+    """Check a cluster file: one line when it is right, one sentence and exit status 2 when it is not.
+
+    Example: windtunnel cluster validate ours.yaml
+    """
     found = load_cluster(file)
     size = f"{found.hosts} x {found.devices_per_host} {found.host.device.name}"
     typer.echo(f"{file}: OK, {size}, {topology_text(found)}")

@@ -33,7 +33,10 @@ def show(
     limit: Annotated[int, typer.Option(min=0, help="How many of the first nodes.")] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")] = False,
 ) -> None:
-    """Count the nodes and bytes of each graph, follow its longest chain, and list its first nodes."""
+    """Count the nodes and bytes of each graph, follow its longest chain, and list its first nodes.
+
+    Example: windtunnel graph show last
+    """
     from windtunnel.report.chakra import read_graph
     from windtunnel.report.graph_facts import facts
 

@@ -35,7 +35,7 @@ def replay(
 ) -> None:
     """Make the decisions of a recorded run anew, and list those that come out otherwise.
 
-    Example: windtunnel replay last --policy full
+    Example: windtunnel replay last --policy all
     """
     from rich.console import Console
 

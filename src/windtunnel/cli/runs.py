@@ -38,7 +38,10 @@ def list_runs(
     capability: Annotated[str | None, typer.Option(help="Only of one capability.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest runs."""
+    """Show the newest runs.
+
+    Example: windtunnel runs list --limit 5
+    """
     from windtunnel.store.compare import figures
     from windtunnel.store.runs import Store
 
@@ -75,7 +78,10 @@ def list_runs(
 
 @runs.command()
 def show(run_id: Id, as_json: AsJson = False) -> None:
-    """Show everything that is known of one run."""
+    """Show everything that is known of one run.
+
+    Example: windtunnel runs show last
+    """
     from windtunnel.store.compare import figures
     from windtunnel.store.runs import Store
 
@@ -112,7 +118,10 @@ def show(run_id: Id, as_json: AsJson = False) -> None:
 
 @runs.command()
 def compare(run_ids: Ids, as_json: AsJson = False) -> None:
-    """Put two or more runs side by side, with the ratio to the first."""
+    """Put two or more runs side by side, with the ratio to the first.
+
+    Example: windtunnel runs compare last 20261121-045018
+    """
     from windtunnel.base.errors import UserError
     from windtunnel.store.compare import compare as compare_runs
     from windtunnel.store.runs import Store
@@ -157,7 +166,10 @@ def compare(run_ids: Ids, as_json: AsJson = False) -> None:
 def remove(
     run_ids: Ids, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 ) -> None:
-    """Delete runs and their files."""
+    """Delete runs and their files.
+
+    Example: windtunnel runs rm last
+    """
     from windtunnel.store.runs import Store
 
     store = Store.open()

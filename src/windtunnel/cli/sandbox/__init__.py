@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from windtunnel.cli.sandbox import boxes, checkpoints, commands, daemon, emulate, files, past
+from windtunnel.cli.sandbox import boxes, checkpoints, commands, daemon, emulate
 
 sandbox = typer.Typer(
     name="sandbox",
@@ -43,7 +43,7 @@ def where(
     context.obj = str(home) if home is not None and (named or not url) else url
 
 
-for part in (daemon, boxes, commands, files, checkpoints, past):
+for part in (daemon, boxes, commands, checkpoints):
     part.add_to(sandbox)
 emulate.register(sandbox)
 

@@ -1,13 +1,16 @@
-"""``create``, ``ls``, ``ps``, ``stop`` and ``rm``: the life of sandboxes."""
+"""``create``, ``ls``, ``ps``, ``stop``, ``rm``, and ``put`` and ``get``: sandboxes and the files in them."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AsJson,
@@ -25,6 +28,7 @@ from windtunnel.cli.sandbox.common import (
 )
 
 STYLES = {"running": "green", "stopped": "yellow", "dead": "red"}
+Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The sandboxes.")]
 
 
@@ -34,6 +38,8 @@ def add_to(app: typer.Typer) -> None:
     app.command()(ps)
     app.command()(stop)
     app.command("rm")(remove)
+    app.command()(put)
+    app.command()(get)
 
 
 def create(
@@ -61,7 +67,10 @@ def create(
     upstream: Annotated[str, typer.Option(metavar="URL", help="The model API behind --network proxy.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a sandbox and start it."""
+    """Make a sandbox and start it.
+
+    Example: windtunnel sandbox create demo --memory 2G --network off
+    """
     from windtunnel.agents.sandbox.live.place import checked_name
     from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 
@@ -99,7 +108,10 @@ def list_all(
     path: Annotated[str, typer.Argument(metavar="PATH]", help="A folder of it.")] = "/",
     as_json: AsJson = False,
 ) -> None:
-    """List the sandboxes; or, with a name, the files in a folder of that sandbox."""
+    """List the sandboxes; or, with a name, the files in a folder of that sandbox.
+
+    Example: windtunnel sandbox ls demo /workspace
+    """
     if name is not None:
         _list_files(context, name, path, as_json)
         return
@@ -122,7 +134,10 @@ def list_all(
 
 
 def ps(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
-    """List the processes of a sandbox."""
+    """List the processes of a sandbox.
+
+    Example: windtunnel sandbox ps demo
+    """
     info = box(context, name).info()
     if as_json:
         print_json({"pid": info.pid, "processes": info.processes})
@@ -135,7 +150,10 @@ def ps(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
 
 
 def stop(context: typer.Context, names: Names) -> None:
-    """Kill the processes of sandboxes. Files and checkpoints stay; `restore` brings them back."""
+    """Kill the processes of sandboxes. Files and checkpoints stay; `restore` brings them back.
+
+    Example: windtunnel sandbox stop demo
+    """
     with client(context) as daemon:
         # All are looked up before the first is stopped, so that a wrong name stops nothing.
         for found in [daemon.get(name) for name in names]:
@@ -148,7 +166,10 @@ def remove(
     names: Names,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Kill sandboxes and forget them, with all checkpoints that no other sandbox rests on."""
+    """Kill sandboxes and forget them, with all checkpoints that no other sandbox rests on.
+
+    Example: windtunnel sandbox rm --yes demo
+    """
     with client(context) as daemon:
         chosen = [daemon.get(name).name for name in names]
         if not yes:
@@ -157,6 +178,63 @@ def remove(
         for name in chosen:
             daemon.remove(name)
             typer.echo(f"removed {name}")
+
+
+def put(
+    context: typer.Context,
+    name: Name,
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file of this machine; '-': standard input.")
+    ],
+    path: Inside,
+    mode: Annotated[
+        str | None, typer.Option(metavar="OCTAL", help="Such as 755; by default that of FILE.")
+    ] = None,
+) -> None:
+    """Write a file into a sandbox. A PATH that ends with '/' is a folder.
+
+    Example: windtunnel sandbox put demo notes.txt /workspace/
+    """
+    found = box(context, name)
+    if source == "-":
+        found.put(path, sys.stdin.buffer, _mode(mode, 0o644))
+        return
+    file = Path(source).expanduser()
+    if path.endswith("/"):
+        path += file.name
+    try:
+        with file.open("rb") as data:
+            found.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"sandbox put: {file}: {error.strerror}; a regular file is needed") from error
+
+
+def get(
+    context: typer.Context,
+    name: Name,
+    path: Inside,
+    target: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="A file or folder of this machine; '-': standard output.")
+    ] = "-",
+) -> None:
+    """Read a file of a sandbox.
+
+    Example: windtunnel sandbox get demo /workspace/notes.txt notes.txt
+    """
+    found = box(context, name)
+    if target == "-":
+        found.get_to(path, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    file = Path(target).expanduser()
+    if file.is_dir():
+        file = file / Path(path).name
+    try:
+        # a file that came only in part must not be taken for the whole one
+        with atomic.replacing(file) as part, part.open("wb") as out:
+            found.get_to(path, out)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"sandbox get: {file}: {error.strerror}") from error
 
 
 def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:
@@ -180,3 +258,15 @@ def _image(text: str) -> str:
     """A path of this machine is made absolute, since the daemon has another directory; a name stays one."""
     path = Path(text).expanduser()
     return str(path.absolute()) if text != "host" and ("/" in text or path.exists()) else text
+
+
+def _mode(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o7777:
+        raise UserError(f"sandbox put: --mode {text!r} is not accepted; use octal digits such as 644 or 755")
+    return mode

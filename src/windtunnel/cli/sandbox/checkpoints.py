@@ -1,23 +1,47 @@
-"""``checkpoint``, ``restore``, ``rollback``, ``fork``, ``export``, ``import``, ``notice`` and ``gc``."""
+"""Checkpoints and what is done with them: `checkpoint` to `import`, `notice`, `gc`, `log` and `diff`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.tree import Tree
 
-from windtunnel.cli.sandbox.common import AsJson, Lazy, Name, box, client, local_url, print_json, size
+from windtunnel.cli.sandbox.common import (
+    AsJson,
+    Lazy,
+    Name,
+    box,
+    client,
+    local_url,
+    moment,
+    print_json,
+    show,
+    size,
+    table,
+)
 
 if TYPE_CHECKING:
+    from windtunnel.agents.sandbox.client.wire import Log
+    from windtunnel.agents.sandbox.model import Manifest
     from windtunnel.agents.sandbox.views import RestoreReport
 
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of one; see `log`.")
 ]
 
+CLASSES = {"none": "dim", "shell": "cyan", "files": "blue", "full": "magenta"}
+CHANGES = {
+    "created": "[green]+[/]",
+    "deleted": "[red]-[/]",
+    "modified": "[yellow]~[/]",
+    "renamed": "[yellow]>[/]",
+}
+
 
 def add_to(app: typer.Typer) -> None:
-    for command in (checkpoint, restore, rollback, fork, export, notice, gc):
+    for command in (checkpoint, restore, rollback, fork, export, notice, gc, log, diff):
         app.command()(command)
     app.command("import")(import_)
 
@@ -29,7 +53,10 @@ def checkpoint(
     full: Annotated[bool, typer.Option("--full", help="Dump the processes in any case.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the state of a sandbox as it is now."""
+    """Keep the state of a sandbox as it is now.
+
+    Example: windtunnel sandbox checkpoint demo --label before-upgrade
+    """
     made = box(context, name).checkpoint(label, full=full)
     if as_json:
         print_json(made)
@@ -50,14 +77,20 @@ def restore(
     lazy: Lazy = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a checkpoint of a sandbox back. Whatever of it still runs is killed."""
+    """Bring a checkpoint of a sandbox back. Whatever of it still runs is killed.
+
+    Example: windtunnel sandbox restore demo
+    """
     _told(box(context, name).restore(checkpoint, lazy=lazy), as_json)
 
 
 def rollback(
     context: typer.Context, name: Name, checkpoint: Checkpoint, lazy: Lazy = False, as_json: AsJson = False
 ) -> None:
-    """Go back to an earlier checkpoint. Later ones stay, as another branch of the tree."""
+    """Go back to an earlier checkpoint. Later ones stay, as another branch of the tree.
+
+    Example: windtunnel sandbox rollback demo CHECKPOINT
+    """
     _told(box(context, name).rollback(checkpoint, lazy=lazy), as_json)
 
 
@@ -73,7 +106,10 @@ def fork(
     lazy: Lazy = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start sandboxes that go on from one checkpoint, each with an identity of its own."""
+    """Start sandboxes that go on from one checkpoint, each with an identity of its own.
+
+    Example: windtunnel sandbox fork demo --count 4
+    """
     names = None
     if name:
         names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
@@ -95,7 +131,10 @@ def export(
         str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/path.")
     ],
 ) -> None:
-    """Write a checkpoint, complete in itself, so that another host can restore it."""
+    """Write a checkpoint, complete in itself, so that another host can restore it.
+
+    Example: windtunnel sandbox export demo s3://bucket/demo
+    """
     with client(context) as daemon:
         made = daemon.export(source, local_url(url))
     typer.echo(f"exported {made.id} to {url}")
@@ -106,7 +145,10 @@ def import_(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where `export` wrote it.")],
     name: Name,
 ) -> None:
-    """Make a sandbox from an exported checkpoint, and start it."""
+    """Make a sandbox from an exported checkpoint, and start it.
+
+    Example: windtunnel sandbox import s3://bucket/demo demo-2
+    """
     from windtunnel.agents.sandbox.live.place import checked_name
 
     with client(context) as daemon:
@@ -119,7 +161,10 @@ def notice(
     seconds: Annotated[float, typer.Argument(min=0.001, help="How long the machine will still be there.")],
     as_json: AsJson = False,
 ) -> None:
-    """The machine will be taken: checkpoint every sandbox that runs, cheapest first."""
+    """The machine will be taken: checkpoint every sandbox that runs, cheapest first.
+
+    Example: windtunnel sandbox notice 120
+    """
     with client(context) as daemon:
         outcome = daemon.notice(seconds)
     if as_json:
@@ -134,7 +179,10 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop checkpoints that nothing needs, and whatever a crash left: mounts, cgroups, namespaces."""
+    """Drop checkpoints that nothing needs, and whatever a crash left: mounts, cgroups, namespaces.
+
+    Example: windtunnel sandbox gc --dry-run
+    """
     with client(context) as daemon:
         report = daemon.gc(dry_run=dry_run)
     if as_json:
@@ -159,3 +207,113 @@ def _told(report: RestoreReport, as_json: bool) -> None:
     typer.echo(f"  back: {', '.join(report.restored)}")
     if report.lost:
         typer.echo(f"  not back: {', '.join(report.lost)}")
+
+
+def log(
+    context: typer.Context,
+    name: Name,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="List the turns, also those that needed none.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tree of checkpoints of a sandbox and of what it was forked from.
+
+    Example: windtunnel sandbox log demo --turns
+    """
+    found = box(context, name).log()
+    if as_json:
+        print_json(found)
+    elif turns:
+        _show_turns(found)
+    elif not found.checkpoints:
+        typer.echo(f"sandbox {name} has no checkpoint yet")
+    else:
+        show(tree(name, found))
+
+
+def diff(
+    context: typer.Context,
+    name: Name,
+    older: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
+    newer: Annotated[
+        str, typer.Argument(metavar="[B]", help="A later one; by default the state as it is now.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the files and processes that differ between two checkpoints.
+
+    Example: windtunnel sandbox diff demo CHECKPOINT
+    """
+    found = box(context, name).diff(older, newer)
+    if as_json:
+        print_json(found)
+        return
+    for change in found.files:
+        mark = CHANGES.get(change.change, "[dim]m[/]")
+        show(f"{mark} {escape(change.path)}" + (f"  [dim]{size(change.size)}[/]" if change.size else ""))
+    for command in found.started:
+        show(f"[green]started[/] {escape(command)}")
+    for command in found.ended:
+        show(f"[red]ended[/] {escape(command)}")
+    if not (found.files or found.started or found.ended):
+        typer.echo("no difference")
+
+
+def tree(name: str, found: Log) -> Tree:
+    """The checkpoints as a tree; a chain without branches stays on one level, so that it can be read."""
+    known = {one.id for one in found.checkpoints}
+    children: dict[str, list[Manifest]] = {}
+    for one in found.checkpoints:
+        parent = one.parent if one.parent is not None and one.parent in known else ""
+        children.setdefault(parent, []).append(one)
+    tips: dict[str, list[str]] = {}
+    for owner, tip in found.tips.items():
+        tips.setdefault(tip, []).append(owner)
+    root = Tree(f"[bold]{escape(name)}[/]", guide_style="dim")
+
+    def add(node: Tree, parent: str) -> None:
+        """Below ``node``, all that comes after the checkpoint ``parent``."""
+        while len(only := children.get(parent, [])) == 1:
+            last = node.add(_label(name, only[0], tips.get(only[0].id, [])))
+            parent = only[0].id
+            if len(children.get(parent, [])) > 1:
+                node = last
+        for branch in only:
+            add(node.add(_label(name, branch, tips.get(branch.id, []))), branch.id)
+
+    add(root, "")
+    return root
+
+
+def _label(name: str, one: Manifest, tips: list[str]) -> str:
+    word = one.turn_class.word
+    added = sum(part.bytes_new for part in (one.files, one.image) if part is not None and part.id == one.id)
+    text = f"{one.id}  turn {one.turn}  [{CLASSES[word]}]{word}[/]  {size(added)}  {moment(one.created)}"
+    if one.box != name:
+        text += f"  [dim]of {escape(one.box)}[/]"
+    if one.label:
+        text += f"  [bold]{escape(one.label)}[/]"
+    if one.pinned:
+        text += "  [yellow]pinned[/]"
+    if name in tips:
+        text += "  [green]← tip[/]"
+    others = [tip for tip in tips if tip != name]
+    if others:
+        text += f"  [green]← tip of {escape(', '.join(others))}[/]"
+    return text
+
+
+def _show_turns(found: Log) -> None:
+    shown = table("turn", "class", "checkpoint", "added", "took", "why", right=("turn", "added", "took"))
+    for one in found.turns:
+        word = one.turn_class.word
+        shown.add_row(
+            str(one.number),
+            f"[{CLASSES[word]}]{word}[/]",
+            one.checkpoint or "–",
+            size(one.bytes_new),
+            f"{one.seconds * 1e3:,.0f} ms",
+            escape("; ".join(one.reasons)),
+        )
+    show(shown)

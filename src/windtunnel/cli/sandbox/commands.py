@@ -49,6 +49,8 @@ def execute(
 
     It runs in a persistent shell, so `cd` and variables stay. Afterwards the turn ends: what it changed is
     classified and kept by a checkpoint. Exit status 124: timeout; 130: cancelled by Ctrl-C.
+
+    Example: windtunnel sandbox exec demo -- 'cd /workspace && make test'
     """
     command = argv[0] if len(argv) == 1 else shlex.join(argv)
     with _interruptible() as cancel:
@@ -57,7 +59,10 @@ def execute(
 
 
 def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
-    """Type commands; each line is a turn. Ctrl-C cancels a command, Ctrl-D leaves."""
+    """Type commands; each line is a turn. Ctrl-C cancels a command, Ctrl-D leaves.
+
+    Example: windtunnel sandbox shell demo
+    """
     found = box(context, name)
     found.info()
     typing = sys.stdin.isatty()

@@ -23,6 +23,8 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     """Say what this host has, what that gives, and the exact command for what is missing.
 
     Also what a crash has left in the home: 'gc' removes it.
+
+    Example: windtunnel sandbox doctor
     """
     from windtunnel.agents.sandbox.live.criu import doctor as examine
     from windtunnel.agents.sandbox.live.criu import ladder
@@ -55,7 +57,10 @@ def setup(
         str, typer.Option(help="source: build it. packages: from the distribution's. auto: what is possible.")
     ] = "auto",
 ) -> None:
-    """Install CRIU, or build it, and check it by a real dump and restore."""
+    """Install CRIU, or build it, and check it by a real dump and restore.
+
+    Example: windtunnel sandbox setup --method source
+    """
     from windtunnel.agents.sandbox.live.criu import CriuError
     from windtunnel.agents.sandbox.live.criu import setup as install
 
@@ -83,7 +88,10 @@ def serve(
         bool, typer.Option("--allow-remote", help="Let --http be an address that other machines reach.")
     ] = False,
 ) -> None:
-    """Run the daemon here until Ctrl-C. Sandboxes run on when it ends, and the next one takes them over."""
+    """Run the daemon here until Ctrl-C. Sandboxes run on when it ends, and the next one takes them over.
+
+    Example: windtunnel sandbox serve --http 8080 --token token.txt
+    """
     needed("fastapi")
     needed("uvicorn")
     from windtunnel.agents.sandbox.live.daemon.entry import end, run
@@ -102,7 +110,10 @@ def serve(
 
 
 def down(context: typer.Context) -> None:
-    """End the daemon. Sandboxes run on, and the next command starts a daemon that takes them over."""
+    """End the daemon. Sandboxes run on, and the next command starts a daemon that takes them over.
+
+    Example: windtunnel sandbox down
+    """
     from windtunnel.agents.sandbox.client.launch import answers
 
     home = home_of(context) if "://" not in (context.obj or "") else None

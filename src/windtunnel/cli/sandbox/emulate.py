@@ -57,6 +57,8 @@ def emulate(
 
     Every figure is emulated, from costs that were measured (see 'windtunnel calibrate agents.sandbox') and
     from the load of sessions; decisions and queues are those of live sandboxes.
+
+    Example: windtunnel sandbox emulate --hosts 4 --density 16,64 --html density.html
     """
     from dataclasses import asdict
 

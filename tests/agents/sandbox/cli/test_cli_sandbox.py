@@ -22,8 +22,8 @@ from windtunnel.agents.sandbox.client.wire import Log
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
+from windtunnel.cli.sandbox.checkpoints import tree
 from windtunnel.cli.sandbox.common import bytes_of, size
-from windtunnel.cli.sandbox.past import tree
 
 CLI = (sys.executable, str(Path(__file__).parent / "fakecli.py"), "sandbox")
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
