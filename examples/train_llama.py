@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_llama.py --size debug --steps 20
     torchrun --nnodes 16 --nproc-per-node 8 ... examples/train_llama.py --size 8b --seq 8192 --batch 2
-    windtunnel train --nodes 4 --inject kill:node=2,step=7 examples/train_llama.py --steps 20
+    windtunnel train --hosts 4 --inject kill:host=2,step=7 examples/train_llama.py --steps 20
 
 The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and
 --tp leave of the world is data parallel. The model is built without memory on the meta device, cut up by

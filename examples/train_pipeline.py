@@ -1,8 +1,8 @@
-"""A small language model over pipelines of machines that come and go: templates, no spares, no step lost.
+"""A small language model over pipelines of hosts that come and go: templates, no spares, no step lost.
 
-    windtunnel train --nodes 5 --on-loss shrink --inject "kill:node=1,step=7" examples/train_pipeline.py
+    windtunnel train --hosts 5 --on-loss shrink --inject "kill:host=1,step=7" examples/train_pipeline.py
 
-Each block of the Llama of `llama_model` is a layer. Five machines with room for half of the model each run a
+Each block of the Llama of `llama_model` is a layer. Five hosts with room for half of the model each run a
 pipeline of two and one of three; when one is lost, the others regroup by the next template and copy the
 layers that they now need from each other. Losses and hashes at the end are those of a run without a failure,
 bit for bit.
@@ -63,10 +63,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--microbatch-size", type=int, default=2)
-    parser.add_argument("--n0", type=int, default=2, help="fewest machines that hold the model")
+    parser.add_argument("--n0", type=int, default=2, help="fewest hosts that hold the model")
     parser.add_argument("--reduction", choices=("float", "fixed", "ordered"), default="fixed")
     parser.add_argument("--data", type=Path, default=TEXT)
-    parser.add_argument("--checkpoint", type=Path, help="a folder that all machines see")
+    parser.add_argument("--checkpoint", type=Path, help="a folder that all hosts see")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps")
     return parser.parse_args()
 

@@ -59,7 +59,7 @@ def test_spot_traces(kind: str) -> None:
         spot(4, "p9", np.random.default_rng(5))
 
 
-def test_few_machines_are_never_overdrawn() -> None:
+def test_few_hosts_are_never_overdrawn() -> None:
     there = {0, 1, 2}
     for change in spot(3, "p3", np.random.default_rng(2)):
         assert set(change.lost) <= there
@@ -70,7 +70,7 @@ def test_few_machines_are_never_overdrawn() -> None:
 def test_controlled_traces() -> None:
     for every in CONTROLLED.values():
         changes = regular(30, every, 15)
-        assert len({machine for change in changes for machine in change.lost}) == 15
+        assert len({host for change in changes for host in change.lost}) == 15
         assert changes[-1].time == 15 * every
 
 
@@ -89,8 +89,8 @@ def test_csv() -> None:
         ("0,add", "line 1: '0,add' is not"),
         ("0,add,a\n5,drop,a", "line 2"),
         ("x,add,a", "line 1"),
-        ("0,add,a\n1,add,a", "line 2: add of node 'a', which is there already"),
-        ("0,remove,a", "line 1: remove of node 'a', which is not there"),
+        ("0,add,a\n1,add,a", "line 2: add of host 'a', which is there already"),
+        ("0,remove,a", "line 1: remove of host 'a', which is not there"),
     ],
 )
 def test_csv_refused(text: str, told: str) -> None:

@@ -25,7 +25,7 @@ def random() -> np.random.Generator:
 
 @st.composite
 def captures(draw: st.DrawFn) -> list[Change]:
-    """Nodes come and go; each has a number of its own."""
+    """Hosts come and go; each has a number of its own."""
     there: set[int] = set()
     count, time = 0, draw(st.floats(0.0, 10.0))
     changes = []
@@ -40,10 +40,10 @@ def captures(draw: st.DrawFn) -> list[Change]:
 
 
 @given(captures(), st.integers(1, 8))
-def test_places_are_held_by_as_many_nodes_as_there_are(changes: list[Change], machines: int) -> None:
-    there = set(range(machines))
-    by_time = {change.time: change for change in seated(changes, machines)}
-    nodes = seats = 0
+def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[Change], hosts: int) -> None:
+    there = set(range(hosts))
+    by_time = {change.time: change for change in seated(changes, hosts)}
+    hosts = seats = 0
     for change in changes:
         done = by_time.get(change.time - changes[0].time)
         if done is not None:
@@ -51,11 +51,11 @@ def test_places_are_held_by_as_many_nodes_as_there_are(changes: list[Change], ma
             there -= set(done.lost)
             assert not set(done.joined) & there
             there |= set(done.joined)
-        nodes += len(change.joined) - len(change.lost)
+        hosts += len(change.joined) - len(change.lost)
         seats = len(there)
-        # a node that found no place does not get one later, so there may be fewer than nodes
-        assert seats <= min(machines, nodes)
-    assert all(place < machines for place in there)
+        # a host that found no place does not get one later, so there may be fewer than hosts
+        assert seats <= min(hosts, hosts)
+    assert all(place < hosts for place in there)
 
 
 def test_a_file_of_lines(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_named_traces() -> None:
     assert 0 < spot.away < spot.seconds
 
 
-def test_plan_flies_a_trace(tmp_path: Path) -> None:
+def test_plan_simulates_a_trace(tmp_path: Path) -> None:
     counts = tmp_path / "capture.json"
     counts.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [16, 16, 14, 16, 15, 16]}))
     said = CliRunner().invoke(app, [*ASKED, "--trace", str(counts), "--json"], catch_exceptions=False)

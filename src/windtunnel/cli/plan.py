@@ -48,27 +48,27 @@ def resilience(
         typer.Option(
             metavar="NAME|FILE",
             help="Instead of --mtbf: llama3, spot:p3, spot:g4dn (with their published statistics), or a file"
-            " of lines 'milliseconds,add|remove,node' or of SkyPilot (.json).",
+            " of lines 'milliseconds,add|remove,host' or of SkyPilot (.json).",
         ),
     ] = None,
     step_time: Annotated[str, typer.Option(metavar="TIME", help="Of one step, without failures.")] = "10s",
     step_overhead: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Of it, what fewer machines do not lengthen (optimizer ..); none."),
+        typer.Option(metavar="TIME", help="Of it, what fewer hosts do not lengthen (optimizer ..); none."),
     ] = None,
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How far to look ahead.")] = 30.0,
     software: Annotated[
-        float, typer.Option(min=0, max=1, help="Part of the failures that leaves the machine alive.")
+        float, typer.Option(min=0, max=1, help="Part of the failures that leaves the host alive.")
     ] = 0.13,
     leaf_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Part of the machine failures that takes a whole leaf switch.")
+        float, typer.Option(min=0, max=1, help="Part of the host failures that takes a whole leaf switch.")
     ] = 0.0,
-    replace: Annotated[str, typer.Option(metavar="TIME", help="Until a lost machine is replaced.")] = "10min",
-    spares: Annotated[int, typer.Option(min=0, help="Machines that wait idle.")] = 0,
+    replace: Annotated[str, typer.Option(metavar="TIME", help="Until a lost host is replaced.")] = "10min",
+    spares: Annotated[int, typer.Option(min=0, help="Hosts that wait idle.")] = 0,
     detect: Annotated[str, typer.Option(metavar="TIME", help="Until a loss is noticed.")] = "1s",
     start: Annotated[str, typer.Option(metavar="TIME", help="For a new process until it can train.")] = "60s",
     storage: Annotated[
-        str, typer.Option(metavar="RATE", help="Bandwidth of the shared storage, for all machines together.")
+        str, typer.Option(metavar="RATE", help="Bandwidth of the shared storage, for all hosts together.")
     ] = "20 GB/s",
     host_memory: Annotated[
         str, typer.Option(metavar="BYTES", help="Memory of a host that checkpoints may take.")
@@ -93,7 +93,7 @@ def resilience(
 ) -> None:
     """Recommend interval, copies, placement and the way to go on, with the reasons.
 
-    All of it is emulated: a trace of failures is drawn, and each way to go on flies through it with the
+    All of it is emulated: a trace of failures is drawn, and each way to go on goes through it with the
     decisions of the policies that also run live.
     """
     from dataclasses import replace as replaced
@@ -163,14 +163,14 @@ def resilience(
         )
         told = Trace(drawn, horizon, replaced=False)
     elif trace is not None and mtbf is None:
-        told = load(trace, what.hosts, horizon, random, per_machine=what.host.devices, domain_size=leaf)
+        told = load(trace, what.hosts, horizon, random, per_host=what.host.devices, domain_size=leaf)
         _bound(len(told.losses), f"--trace {trace}", days)
         if not told.losses:
-            raise UserError(f"plan: --trace {trace}: no machine is lost in it; there is nothing to plan for")
+            raise UserError(f"plan: --trace {trace}: no host is lost in it; there is nothing to plan for")
         mean, software, leaf_share = told.mtbf, told.software, told.wide
     else:
         raise UserError("plan: one of --mtbf and --trace is needed, and not both")
-    if told.replaced:  # machines come when the trace says so
+    if told.replaced:  # hosts come when the trace says so
         phases = replaced(phases, replace=math.inf)
     question = Question(
         job,
@@ -250,21 +250,21 @@ def plain(question: Question, advice: Advice, failures: int) -> dict[str, Any]:
         "scheme": advice.scheme,
         "reasons": advice.reasons,
         "job": asdict(question.job),
-        # JSON knows no infinity: null says that machines come when the trace says so
+        # JSON knows no infinity: null says that hosts come when the trace says so
         "costs": {
             name: value if math.isfinite(value) else None for name, value in asdict(question.costs).items()
         },
         "schemes": [
             {
-                "name": flight.scheme,
-                "goodput": flight.goodput,
-                "steps": flight.steps,
-                "redone": flight.redone,
-                "failures": flight.failures,
-                "from_storage": flight.from_storage,
-                "phases": dict(flight.phases),
+                "name": result.scheme,
+                "goodput": result.goodput,
+                "steps": result.steps,
+                "redone": result.redone,
+                "failures": result.failures,
+                "from_storage": result.from_storage,
+                "phases": dict(result.phases),
             }
-            for flight in advice.flights
+            for result in advice.results
         ],
     }
 
@@ -278,15 +278,15 @@ def show(cluster: Cluster, question: Question, advice: Advice, failures: int, ht
 
     console = Console()
     job, costs = question.job, question.costs
-    replicas = job.machines // job.stages
+    replicas = job.hosts // job.stages
     console.print(
-        f"{cluster.name}: {job.machines} hosts, {amount(job.state_bytes)} of state,"
+        f"{cluster.name}: {job.hosts} hosts, {amount(job.state_bytes)} of state,"
         f" steps of {job.step_time:g} s, {replicas} pipelines of {job.stages} hosts"
     )
     after = f"after {costs.replace:g} s" if math.isfinite(costs.replace) else "when the trace says so"
     console.print(
         f"{failures} failures in {question.horizon / 86400:g} days (mean {question.mtbf / 3600:.3g} h,"
-        f" {question.software:.0%} software); a machine is replaced {after}; between hosts"
+        f" {question.software:.0%} software); a host is replaced {after}; between hosts"
         f" {amount(costs.peer_bandwidth)}/s for checkpoints, to storage {amount(costs.storage_bandwidth)}/s",
         style="dim",
         highlight=False,
@@ -308,9 +308,9 @@ def show(cluster: Cluster, question: Question, advice: Advice, failures: int, ht
             f"{choice.fallbacks:.3g} times",
         )
     console.print(table)
-    flights = Table(title=f"Ways to go on, {question.horizon / 86400:g} days (emulated)")
-    flights.add_column("")
-    flights.add_column("goodput", justify="right")
+    results = Table(title=f"Ways to go on, {question.horizon / 86400:g} days (emulated)")
+    results.add_column("")
+    results.add_column("goodput", justify="right")
     groups = {
         "slower": ("slow",),
         "saving": ("checkpoint",),
@@ -319,15 +319,15 @@ def show(cluster: Cluster, question: Question, advice: Advice, failures: int, ht
         "recovering": ("detect", "start", "regroup", "load", "join"),
     }
     for name in groups:
-        flights.add_column(name, justify="right")
-    for flight in sorted(advice.flights, key=lambda flight: -flight.goodput):
+        results.add_column(name, justify="right")
+    for result in sorted(advice.results, key=lambda result: -result.goodput):
         shares = [
-            f"{sum(flight.phases[phase] for phase in phases) / flight.horizon:.2%}"
+            f"{sum(result.phases[phase] for phase in phases) / result.horizon:.2%}"
             for phases in groups.values()
         ]
-        mark = "→ " if flight.scheme == advice.scheme else ""
-        flights.add_row(f"{mark}{flight.scheme}", f"{flight.goodput:.2%}", *shares)
-    console.print(flights)
+        mark = "→ " if result.scheme == advice.scheme else ""
+        results.add_row(f"{mark}{result.scheme}", f"{result.goodput:.2%}", *shares)
+    console.print(results)
     console.print("Recommended", style="bold")
     for reason in advice.reasons:
         console.print(f"  • {reason}", highlight=False)

@@ -1,4 +1,4 @@
-"""``windtunnel train``: run a script so that it survives; ``windtunnel node``: lend it a machine."""
+"""``windtunnel train``: run a script so that it survives; ``windtunnel host``: lend it one more host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("train", context_settings=SETTINGS)(train)
-    app.command("node", context_settings=SETTINGS)(node)
+    app.command("host", context_settings=SETTINGS)(host)
 
 
 def train(
@@ -21,16 +21,16 @@ def train(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
     ] = None,
-    nodes: Annotated[int, typer.Option(help="Machines, emulated on this host.")] = 1,
-    per_node: Annotated[int, typer.Option(help="Ranks on each machine.")] = 1,
-    spares: Annotated[int, typer.Option(help="Further machines that wait for a loss.")] = 0,
+    hosts: Annotated[int, typer.Option(help="Hosts, emulated on this computer.")] = 1,
+    per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
+    spares: Annotated[int, typer.Option(help="Further hosts that wait for a loss.")] = 0,
     on_loss: Annotated[
-        str, typer.Option(help="replace the machine, shrink the job, or restart every process.")
+        str, typer.Option(help="replace the host, shrink the job, or restart every process.")
     ] = "replace",
-    min_nodes: Annotated[int, typer.Option(help="Fewest machines with which --on-loss shrink goes on.")] = 1,
+    min_hosts: Annotated[int, typer.Option(help="Fewest hosts with which --on-loss shrink goes on.")] = 1,
     inject: Annotated[
         list[str] | None,
-        typer.Option(metavar="FAULT", help="A fault, such as kill:node=2,step=7; repeatable."),
+        typer.Option(metavar="FAULT", help="A fault, such as kill:host=2,step=7; repeatable."),
     ] = None,
     copies: Annotated[
         int | None, typer.Option(help="Copies of each checkpoint, the own one included; 2 by default.")
@@ -40,36 +40,34 @@ def train(
         typer.Option(help="Of copies: group, ring, mixed or domains (default where they are given)."),
     ] = None,
     domains: Annotated[
-        str, typer.Option(help="What fails together: a,a,b,b for the machines in turn, or a file of lines.")
+        str, typer.Option(help="What fails together: a,a,b,b for the hosts in turn, or a file of lines.")
     ] = "",
     mode: Annotated[str, typer.Option(help="Of checkpoints: blocking, concurrent or idle.")] = "concurrent",
     slots: Annotated[int, typer.Option(help="Steps that are kept of each copy, 2 or 3.")] = 2,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
     network: Annotated[
-        str, typer.Option(help="loopback, or netns: a network for each machine (root).")
+        str, typer.Option(help="loopback, or netns: a network for each host (root).")
     ] = "loopback",
-    rate: Annotated[str, typer.Option(help="Of each machine's network, such as 1Gbit; with netns.")] = "",
+    rate: Annotated[str, typer.Option(help="Of each host's network, such as 1Gbit; with netns.")] = "",
     lease: Annotated[
-        float, typer.Option(help="Seconds of silence after which a machine or worker is given up.")
+        float, typer.Option(help="Seconds of silence after which a host or worker is given up.")
     ] = 1.0,
     timeout: Annotated[
         float, typer.Option(help="Seconds that ranks have to form a group, and its operations to end.")
     ] = 60.0,
     max_restarts: Annotated[int, typer.Option(help="How often the program may end by its own fault.")] = 3,
-    replace_after: Annotated[
-        float, typer.Option(help="Seconds until a machine that was ordered comes.")
-    ] = 0.0,
-    external_nodes: Annotated[
-        bool, typer.Option("--external-nodes", help="Machines come by `windtunnel node`; none is emulated.")
+    replace_after: Annotated[float, typer.Option(help="Seconds until a host that was ordered comes.")] = 0.0,
+    external_hosts: Annotated[
+        bool, typer.Option("--external-hosts", help="Hosts come by `windtunnel host`; none is emulated.")
     ] = False,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such machines find this one.")] = "",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such hosts find this one.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
-    """Run SCRIPT on emulated machines, and carry it over their failures.
+    """Run SCRIPT on emulated hosts, and carry it over their failures.
 
     Options come before SCRIPT; what follows it is the script's own. The script's output appears as it comes,
     lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
@@ -81,11 +79,11 @@ def train(
         Request(
             script=script,
             arguments=tuple(arguments or ()),
-            nodes=nodes,
-            per_node=per_node,
+            hosts=hosts,
+            per_host=per_host,
             spares=spares,
             on_loss=on_loss,
-            min_nodes=min_nodes,
+            min_hosts=min_hosts,
             faults=tuple(inject or ()),
             copies=copies,
             placement=placement,
@@ -100,7 +98,7 @@ def train(
             timeout=timeout,
             max_restarts=max_restarts,
             replace_after=replace_after,
-            external=external_nodes,
+            external=external_hosts,
             listen=listen,
         ),
         out,
@@ -108,16 +106,16 @@ def train(
     )
 
 
-def node(
-    address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where `windtunnel train --external-nodes` listens.")
+def host(
+    launcher: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where `windtunnel train --external-hosts` listens.")
     ],
-    host: Annotated[
-        str, typer.Option(help="Address of this machine for its peers; else that of the connection.")
+    address: Annotated[
+        str, typer.Option(help="Address of this host for its peers; else that of the connection.")
     ] = "",
     domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
 ) -> None:
-    """Lend this machine to a job that was begun elsewhere; ends with the job."""
+    """Lend this host to a job that was begun elsewhere; ends with the job."""
     from windtunnel.training.elastic.session import lend
 
-    raise typer.Exit(lend(address, host, domain))
+    raise typer.Exit(lend(launcher, address, domain))

@@ -1,1 +1,1 @@
-"""What arrives from outside over time: failures of machines, sessions of agents."""
+"""What arrives from outside over time: failures of hosts, sessions of agents."""

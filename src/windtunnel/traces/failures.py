@@ -1,7 +1,7 @@
-"""Traces of failures: when which machines are lost, and when machines come.
+"""Traces of failures: when which hosts are lost, and when hosts come.
 
-Machines are numbered 0 .. machines-1 and keep their number when they are replaced. Failures that have one
-cause are one change: a rack takes all of its machines at once. Times are seconds from the start of the job.
+Hosts are numbered 0 .. hosts-1 and keep their number when they are replaced. Failures that have one
+cause are one change: a rack takes all of its hosts at once. Times are seconds from the start of the job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 class Change:
     """What happens at ``time``.
 
-    ``lost``: machines that fail together. ``software``: only their processes end, the machines and what lies
-    in their memory stay. ``joined``: machines that come of their own accord (spot capacity); where a machine
+    ``lost``: hosts that fail together. ``software``: only their processes end, the hosts and what lies
+    in their memory stay. ``joined``: hosts that come of their own accord (spot capacity); where a host
     that was lost is replaced, the one who reads the trace says when. ``cause``: in words.
     """
 
@@ -29,7 +29,7 @@ class Change:
 
 
 def poisson(
-    machines: int,
+    hosts: int,
     mtbf: float,
     horizon: float,
     random: np.random.Generator,
@@ -38,33 +38,33 @@ def poisson(
     domain_size: int = 1,
     domain_share: float = 0.0,
 ) -> tuple[Change, ...]:
-    """Independent failures of a job of ``machines``, on average one every ``mtbf`` seconds, until
+    """Independent failures of a job of ``hosts``, on average one every ``mtbf`` seconds, until
     ``horizon``.
 
-    ``software``: the part of them that leaves the machine alive. ``domain_share``: the part of the others
-    that takes a whole domain of ``domain_size`` consecutive machines (a rack, a switch).
+    ``software``: the part of them that leaves the host alive. ``domain_share``: the part of the others
+    that takes a whole domain of ``domain_size`` consecutive hosts (a rack, a switch).
     """
     count = int(random.poisson(horizon / mtbf))
     times = np.sort(random.uniform(0.0, horizon, count))
     kinds = random.uniform(0.0, 1.0, (count, 2))
-    victims = random.integers(0, machines, count)
+    victims = random.integers(0, hosts, count)
     changes = []
     for time, (kind, wide), victim in zip(times.tolist(), kinds.tolist(), victims.tolist(), strict=True):
         if kind < software:
             changes.append(Change(time, (victim,), software=True, cause="software"))
         elif wide < domain_share:
             first = victim - victim % domain_size
-            lost = tuple(range(first, min(first + domain_size, machines)))
+            lost = tuple(range(first, min(first + domain_size, hosts)))
             changes.append(Change(time, lost, cause="domain"))
         else:
-            changes.append(Change(time, (victim,), cause="machine"))
+            changes.append(Change(time, (victim,), cause="host"))
     return tuple(changes)
 
 
-def regular(machines: int, every: float, removals: int, order: Sequence[int] = ()) -> tuple[Change, ...]:
-    """One machine lost every ``every`` seconds, ``removals`` of them, none replaced (Oobleck, section 7.2).
+def regular(hosts: int, every: float, removals: int, order: Sequence[int] = ()) -> tuple[Change, ...]:
+    """One host lost every ``every`` seconds, ``removals`` of them, none replaced (Oobleck, section 7.2).
 
-    ``order``: which machines, else the last ones first.
+    ``order``: which hosts, else the last ones first.
     """
-    victims = order or [machines - 1 - index for index in range(removals)]
-    return tuple(Change(every * (index + 1), (victims[index],), cause="machine") for index in range(removals))
+    victims = order or [hosts - 1 - index for index in range(removals)]
+    return tuple(Change(every * (index + 1), (victims[index],), cause="host") for index in range(removals))

@@ -1,4 +1,4 @@
-"""A trace of failures by its name or from a file, for a job of a given number of machines."""
+"""A trace of failures by its name or from a file, for a job of a given number of hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NAMED = ("llama3", *(f"spot:{kind}" for kind in SPOT))
 
 @dataclass(frozen=True)
 class Trace:
-    """``seconds``: how long it lasts. ``replaced``: whether machines come back as the trace says, or (False)
-    when whoever flies it replaces them."""
+    """``seconds``: how long it lasts. ``replaced``: whether hosts come back as the trace says, or (False)
+    when whoever simulates it replaces them."""
 
     changes: tuple[Change, ...]
     seconds: float
@@ -28,7 +28,7 @@ class Trace:
 
     @property
     def losses(self) -> tuple[Change, ...]:
-        """Changes that take machines or processes, without those that were never there."""
+        """Changes that take hosts or processes, without those that were never there."""
         return tuple(change for change in self.changes if change.lost and change.time > 0)
 
     @property
@@ -38,18 +38,18 @@ class Trace:
 
     @property
     def software(self) -> float:
-        """The part of the losses that leaves the machine alive."""
+        """The part of the losses that leaves the host alive."""
         return sum(change.software for change in self.losses) / max(1, len(self.losses))
 
     @property
     def wide(self) -> float:
-        """The part of the others that takes more than one machine."""
+        """The part of the others that takes more than one host."""
         hard = [change for change in self.losses if not change.software]
         return sum(len(change.lost) > 1 for change in hard) / max(1, len(hard))
 
     @property
     def away(self) -> float:
-        """Mean seconds from the loss of a machine until one comes into its place, or the trace ends."""
+        """Mean seconds from the loss of a host until one comes into its place, or the trace ends."""
         since: dict[int, float] = {}
         spans = []
         for change in self.changes:
@@ -62,30 +62,30 @@ class Trace:
 
 def load(
     name: str,
-    machines: int,
+    hosts: int,
     seconds: float,
     random: np.random.Generator,
     *,
-    per_machine: int = 8,
+    per_host: int = 8,
     domain_size: int = 1,
 ) -> Trace:
     """The trace ``name`` (one of `NAMED`, or a file of `read_csv` or, in JSON, of `read_skypilot`) for a job
-    of ``machines``, cut off after ``seconds``.
+    of ``hosts``, cut off after ``seconds``.
 
-    ``per_machine``, ``domain_size``: as for `published.llama3`.
+    ``per_host``, ``domain_size``: as for `published.llama3`.
 
     Raises:
         UserError: neither a known name nor a file that can be read.
     """
     if name == "llama3":
-        changes = llama3(machines, seconds, random, per_machine=per_machine, domain_size=domain_size)
+        changes = llama3(hosts, seconds, random, per_host=per_host, domain_size=domain_size)
         return Trace(changes, seconds, replaced=False)
     if name in NAMED:
         kind = name.partition(":")[2]
         length = SPOT[kind].seconds
-        changes = spot(machines, kind, random)
+        changes = spot(hosts, kind, random)
     else:
-        changes = seated(_read(Path(name)), machines)
+        changes = seated(_read(Path(name)), hosts)
         length = max((change.time for change in changes), default=0.0)
         if not length > 0:
             raise UserError(f"trace {name}: nothing happens in it; at least two instants are needed")
@@ -101,11 +101,11 @@ def _read(path: Path) -> tuple[Change, ...]:
     return read_skypilot(text, path.name) if path.suffix == ".json" else read_csv(text, path.name)
 
 
-def seated(changes: Sequence[Change], machines: int) -> tuple[Change, ...]:
-    """``changes`` among ``machines`` places, from time 0: a node that comes takes the first free place.
+def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
+    """``changes`` among ``hosts`` places, from time 0: a host that comes takes the first free place.
 
-    In a capture every new node has a number of its own, and more or fewer may be there than the job has
-    places. Nodes for which no place is free are left out; places for which no node is there yet are lost at
+    In a capture every new host has a number of its own, and more or fewer may be there than the job has
+    places. Hosts for which no place is free are left out; places for which no host is there yet are lost at
     time 0.
     """
     if not changes:
@@ -114,16 +114,16 @@ def seated(changes: Sequence[Change], machines: int) -> tuple[Change, ...]:
     seats: dict[int, int] = {}
     found = []
     for change in changes:
-        lost = tuple(sorted(seats.pop(node) for node in change.lost if node in seats))
+        lost = tuple(sorted(seats.pop(host) for host in change.lost if host in seats))
         joined = []
-        for node in change.joined:
-            free = set(range(machines)) - set(seats.values())
+        for host in change.joined:
+            free = set(range(hosts)) - set(seats.values())
             if free:
-                seats[node] = min(free)
-                joined.append(seats[node])
+                seats[host] = min(free)
+                joined.append(seats[host])
         time = change.time - begin
         if time == 0:
-            empty = tuple(sorted(set(range(machines)) - set(joined)))
+            empty = tuple(sorted(set(range(hosts)) - set(joined)))
             if empty:
                 found.append(Change(0.0, empty, cause="not there yet"))
         elif lost or joined:

@@ -1,16 +1,16 @@
-"""Failures as they were published: causes and counts of a large run, removals of spot machines, traces in
+"""Failures as they were published: causes and counts of a large run, removals of spot hosts, traces in
 files.
 
 No trace is copied here: generated ones have the published statistics, and files are read as the user has
 them.
 
 - `llama3`: Llama 3 (Meta, 2024, table 5): 419 unexpected interruptions in 54 days on 16,384 GPUs. The printed
-  percentages do not all fit the counts; the counts are used. Which cause takes more than one machine, or
+  percentages do not all fit the counts; the counts are used. Which cause takes more than one host, or
   leaves its memory alive, is read from its name here, not published.
-- `spot`: what Oobleck's artifact (SOSP 2023) has of EC2: P3, 177 machines added and 167 removed at 79
+- `spot`: what Oobleck's artifact (SOSP 2023) has of EC2: P3, 177 hosts added and 167 removed at 79
   instants in 11.4 hours; g4dn, 79 added and 74 removed in 10.6 hours (its instants are not published: one
   removal each).
-- `CONTROLLED`: Oobleck's rates: 30 machines, 15 single removals (`failures.regular`).
+- `CONTROLLED`: Oobleck's rates: 30 hosts, 15 single removals (`failures.regular`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import numpy as np
 from windtunnel.base.errors import UserError
 from windtunnel.traces.failures import Change
 
-Reach = Literal["machine", "domain", "software"]
+Reach = Literal["host", "domain", "software"]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """``count``: how often in the table. ``reach``: one machine, all machines of a domain, or only the
-    processes of one machine."""
+    """``count``: how often in the table. ``reach``: one host, all hosts of a domain, or only the
+    processes of one host."""
 
     name: str
     count: int
-    reach: Reach = "machine"
+    reach: Reach = "host"
 
 
 LLAMA3 = (
@@ -60,7 +60,7 @@ LLAMA3 = (
 LLAMA3_SECONDS, LLAMA3_DEVICES = 54 * 86_400.0, 16_384
 
 CONTROLLED = {"6h": 21_600.0, "3h": 10_800.0, "1h": 3600.0, "30m": 1800.0, "10m": 600.0, "5m": 300.0}
-"""Seconds between the removals of Oobleck's controlled traces; 15 of them, from 30 machines."""
+"""Seconds between the removals of Oobleck's controlled traces; 15 of them, from 30 hosts."""
 
 
 @dataclass(frozen=True)
@@ -80,32 +80,32 @@ SPOT = {
 
 
 def llama3(
-    machines: int, horizon: float, random: np.random.Generator, *, per_machine: int = 8, domain_size: int = 1
+    hosts: int, horizon: float, random: np.random.Generator, *, per_host: int = 8, domain_size: int = 1
 ) -> tuple[Change, ...]:
-    """Failures of a job with ``per_machine`` devices in a machine, at the rate a device of the table's run.
+    """Failures of a job with ``per_host`` devices in a host, at the rate a device of the table's run.
 
-    ``horizon``: seconds. ``domain_size``: consecutive machines behind one switch.
+    ``horizon``: seconds. ``domain_size``: consecutive hosts behind one switch.
     """
     total = sum(cause.count for cause in LLAMA3)
-    rate = total / LLAMA3_SECONDS / LLAMA3_DEVICES * machines * per_machine
+    rate = total / LLAMA3_SECONDS / LLAMA3_DEVICES * hosts * per_host
     times = np.sort(random.uniform(0.0, horizon, int(random.poisson(rate * horizon))))
     kinds = random.choice(len(LLAMA3), len(times), p=[cause.count / total for cause in LLAMA3])
-    victims = random.integers(0, machines, len(times))
+    victims = random.integers(0, hosts, len(times))
     changes = []
     for time, kind, victim in zip(times.tolist(), kinds.tolist(), victims.tolist(), strict=True):
         cause = LLAMA3[kind]
         lost: tuple[int, ...] = (victim,)
         if cause.reach == "domain":
             first = victim - victim % domain_size
-            lost = tuple(range(first, min(first + domain_size, machines)))
+            lost = tuple(range(first, min(first + domain_size, hosts)))
         changes.append(Change(time, lost, software=cause.reach == "software", cause=cause.name))
     return tuple(changes)
 
 
-def spot(machines: int, kind: str, random: np.random.Generator) -> tuple[Change, ...]:
-    """Removals and additions among ``machines`` at most, all there at first, as in the capture ``kind``.
+def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[Change, ...]:
+    """Removals and additions among ``hosts`` at most, all there at first, as in the capture ``kind``.
 
-    Removals are as clustered as in the capture. What finds no machine to remove, or none to add, is left out.
+    Removals are as clustered as in the capture. What finds no host to remove, or none to add, is left out.
 
     Raises:
         UserError: no such capture.
@@ -118,7 +118,7 @@ def spot(machines: int, kind: str, random: np.random.Generator) -> tuple[Change,
     arrivals = random.uniform(0.0, told.seconds, told.added)
     events = [(time, size) for time, size in zip(instants.tolist(), sizes.tolist(), strict=True)]
     events += [(time, 0) for time in arrivals.tolist()]
-    there = set(range(machines))
+    there = set(range(hosts))
     changes = []
     for time, size in sorted(events):
         if size:
@@ -126,21 +126,21 @@ def spot(machines: int, kind: str, random: np.random.Generator) -> tuple[Change,
             there.difference_update(lost)
             if lost:
                 changes.append(Change(time, tuple(sorted(lost)), cause="spot"))
-        elif len(there) < machines:
-            machine = min(set(range(machines)) - there)
-            there.add(machine)
-            changes.append(Change(time, joined=(machine,), cause="spot"))
+        elif len(there) < hosts:
+            host = min(set(range(hosts)) - there)
+            there.add(host)
+            changes.append(Change(time, joined=(host,), cause="spot"))
     return tuple(changes)
 
 
 def read_csv(text: str, name: str) -> tuple[Change, ...]:
-    """A trace of lines ``milliseconds,add|remove,node``, as Bamboo's and Oobleck's; equal times are one
+    """A trace of lines ``milliseconds,add|remove,host``, as Bamboo's and Oobleck's; equal times are one
     change.
 
-    Nodes are numbered in the order in which they first appear. ``name``: of the file, for messages.
+    Hosts are numbered in the order in which they first appear. ``name``: of the file, for messages.
 
     Raises:
-        UserError: a line of another form, or a node that is added twice or removed without being there.
+        UserError: a line of another form, or a host that is added twice or removed without being there.
     """
     numbers: dict[str, int] = {}
     there: set[str] = set()
@@ -150,18 +150,18 @@ def read_csv(text: str, name: str) -> tuple[Change, ...]:
             continue
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit():
-            raise UserError(f"{name}, line {count}: {line!r} is not 'milliseconds,add|remove,node'")
-        time, what, node = int(fields[0]) / 1000, fields[1], fields[2]
-        if (what == "add") == (node in there):
+            raise UserError(f"{name}, line {count}: {line!r} is not 'milliseconds,add|remove,host'")
+        time, what, host = int(fields[0]) / 1000, fields[1], fields[2]
+        if (what == "add") == (host in there):
             state = "there already" if what == "add" else "not there"
-            raise UserError(f"{name}, line {count}: {what} of node {node!r}, which is {state}")
-        number = numbers.setdefault(node, len(numbers))
+            raise UserError(f"{name}, line {count}: {what} of host {host!r}, which is {state}")
+        number = numbers.setdefault(host, len(numbers))
         lost, joined = at.setdefault(time, ([], []))
         if what == "add":
-            there.add(node)
+            there.add(host)
             joined.append(number)
         else:
-            there.discard(node)
+            there.discard(host)
             lost.append(number)
     return tuple(
         Change(time, tuple(lost), tuple(joined), cause="trace") for time, (lost, joined) in sorted(at.items())
@@ -172,7 +172,7 @@ def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
     """A capture of SkyPilot (Wu et al., NSDI 2024): ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3,
     ..]}``.
 
-    The counts of machines do not say which ones go: those with the highest numbers do. ``name``: of the file,
+    The counts of hosts do not say which ones go: those with the highest numbers do. ``name``: of the file,
     for messages.
 
     Raises:
@@ -189,7 +189,7 @@ def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
     before = 0
     for index, count in enumerate(counts):
         if type(count) is not int or count < 0:
-            raise UserError(f"{name}: data[{index}] is {count!r}; a number of machines is needed")
+            raise UserError(f"{name}: data[{index}] is {count!r}; a number of hosts is needed")
         if count > before:
             changes.append(Change(index * tick, joined=tuple(range(before, count)), cause="trace"))
         elif count < before:

@@ -18,7 +18,7 @@ from windtunnel.training.elastic.policy import rules
 from windtunnel.training.goodput.twin import cost
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.restart import StorageRestart
-from windtunnel.training.goodput.twin.simulate import fly
+from windtunnel.training.goodput.twin.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +46,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The events of a run on three hosts with a spare: three of them are killed, one after the other."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "train.py").write_text(SCRIPT)
-    faults = [f"kill:node={place},step={step}" for place, step in KILLED]
+    faults = [f"kill:host={place},step={step}" for place, step in KILLED]
     with (folder / "output").open("wb") as output:
         launched = launch(
             folder / "train.py", folder=folder / "run", output=output.fileno(),
-            nodes=HOSTS, spares=SPARES, faults=faults, lease=5.0, frozen_after=20.0,
+            hosts=HOSTS, spares=SPARES, faults=faults, lease=5.0, frozen_after=20.0,
         )  # fmt: skip
     with launched:
         outcome = launched.wait(200)
@@ -103,7 +103,7 @@ def test_a_decision_is_in_the_log_before_what_follows(recorded: list[dict[str, A
     for index in formed:
         said = recorded[index - 1]
         assert said["kind"] == "decision" and said["decision"]["is"] == "Form"
-        hosts = [host["id"] for host in recorded[index]["membership"]["nodes"]]
+        hosts = [host["id"] for host in recorded[index]["membership"]["hosts"]]
         assert hosts == said["decision"]["places"]
 
 
@@ -113,10 +113,10 @@ def trace_of(events: list[dict[str, Any]]) -> list[Change]:
     trace = []
     empty: list[int] = []
     for event in events:
-        if event["kind"] == "lost" and event["what"] == "node" and event["place"] is not None:
+        if event["kind"] == "lost" and event["what"] == "host" and event["place"] is not None:
             trace.append(Change(event["t"] - begin, lost=(event["place"],)))
             empty.append(event["place"])
-        elif event["kind"] == "node.joined" and event["node"] >= HOSTS + SPARES:
+        elif event["kind"] == "host.joined" and event["host"] >= HOSTS + SPARES:
             trace.append(Change(event["t"] - begin, joined=(empty[-1],)))
     return trace
 
@@ -136,11 +136,11 @@ def test_the_twin_decides_as_the_run_did(recorded: list[dict[str, Any]]) -> None
     scheme.members.rules = lived[0][0].rules
     seen: list[tuple[Any, Any]] = []
     scheme.members.record = lambda now, said: seen.append((now, said))
-    fly(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
+    simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
     assert told(seen) == told(lived) == [(0, 3, 2), 1, (0, 3, 4), 1, (5, 3, 4)]
 
     scheme.members.rules = replace(scheme.members.rules, on_loss="shrink")
-    fly(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
+    simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
     assert told(seen) != told(lived)
 
 

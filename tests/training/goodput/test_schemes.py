@@ -23,13 +23,13 @@ from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.neighbourhood import Neighbourhood
 from windtunnel.training.goodput.twin.replicas import ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import regroup_time
-from windtunnel.training.goodput.twin.simulate import fly
+from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.bench.artifact import OOBLECK_SYSTEM, VARUNA_SYSTEM, published_throughput
 from windtunnel.training.pipelines.policy.compose import compose
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 
-JOB = Job(machines=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
+JOB = Job(hosts=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
 COSTS = Costs(detect=1.0, start=20.0, replace=300.0)
 
 
@@ -42,12 +42,12 @@ def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: 
     scheme = Templates(JOB, COSTS, 100)
     layout, dead, around = scheme.layout, set[int](), None
     for loss in losses:
-        gone = [node for node in loss if node not in dead]
+        gone = [host for host in loss if host not in dead]
         dead.update(gone)
         came = [min(dead)] if joins and len(dead) > 2 else []
         dead.difference_update(came)
-        gone = [node for node in gone if node not in came]
-        came = [node for node in came if not any(node in p for p in layout.pipelines)]
+        gone = [host for host in gone if host not in came]
+        came = [host for host in came if not any(host in p for p in layout.pipelines)]
         arguments = {"layer_bytes": scheme.layer_bytes, "search": False}
         whole = reconfigure(scheme.set, layout, gone, came, microbatches=96, **arguments)  # type: ignore[arg-type]
         around = Neighbourhood(layout) if around is None or around.layout is not layout else around
@@ -70,28 +70,28 @@ def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: 
 
 @given(losses=st.lists(st.integers(0, 23), max_size=8, unique=True))
 @settings(max_examples=30, deadline=None)
-def test_a_flight_lays_out_what_the_runtime_would(losses: list[int]) -> None:
+def test_the_twin_lays_out_what_the_runtime_would(losses: list[int]) -> None:
     """Parity: the policy that the trainers ask, fed with the same losses, gives the same pipelines."""
     scheme = Templates(JOB, Costs(replace=float("inf")), 100)
     layout = compose(scheme.set, range(24), 96)
-    for index, machine in enumerate(losses):
-        scheme.lost([machine], False, float(index))
+    for index, host in enumerate(losses):
+        scheme.lost([host], False, float(index))
         layout = reconfigure(
-            scheme.set, layout, [machine], microbatches=96, layer_bytes=scheme.layer_bytes
+            scheme.set, layout, [host], microbatches=96, layer_bytes=scheme.layer_bytes
         ).layout
         assert scheme.layout == layout
 
 
-def test_a_large_job_uses_all_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_job_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twin_templates, "WHOLE", 4)
     trace = poisson(24, 400.0, 86400.0, np.random.default_rng(3), software=0.2)
     scheme = Templates(JOB, COSTS, 100)
-    flight = fly(scheme, JOB, COSTS, trace, 86400.0)
-    assert sum(flight.phases.values()) == pytest.approx(86400.0)
-    assert flight.goodput > 0.7
+    result = simulate(scheme, JOB, COSTS, trace, 86400.0)
+    assert sum(result.phases.values()) == pytest.approx(86400.0)
+    assert result.goodput > 0.7
     assert sum(scheme.layout.microbatches) == JOB.microbatches
-    present = {number for number, host in enumerate(scheme.members.numbers) if host is not None}
-    assert {node for pipeline in scheme.layout.pipelines for node in pipeline} == present
+    present = {number for number, id in enumerate(scheme.members.numbers) if id is not None}
+    assert {host for pipeline in scheme.layout.pipelines for host in pipeline} == present
 
 
 def question(**changes: object) -> Question:
@@ -106,9 +106,9 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     trace = poisson(24, 3600.0, 10 * 86400.0, np.random.default_rng(0))
     advice = advise(question(), trace)
     assert advice.chosen.copies == 2 and advice.chosen.placement.kind == "domains"
-    assert {flight.scheme for flight in advice.flights} >= {"templates", "peer memory", "rerouting"}
+    assert {result.scheme for result in advice.results} >= {"templates", "peer memory", "rerouting"}
     best = max(
-        (f for f in advice.flights if f.scheme in ("templates", "peer memory")), key=lambda f: f.goodput
+        (f for f in advice.results if f.scheme in ("templates", "peer memory")), key=lambda f: f.goodput
     )
     assert advice.scheme == best.scheme
     assert any("failure domains" in reason for reason in advice.reasons)
@@ -126,12 +126,12 @@ def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:
         fatal = 0
         away: dict[int, float] = {}
         for change in poisson(24, asked.mtbf, times * asked.horizon, np.random.default_rng(1)):
-            away = {machine: since for machine, since in away.items() if since > change.time - window}
-            (machine,) = change.lost
-            if machine in away:
+            away = {host: since for host, since in away.items() if since > change.time - window}
+            (host,) = change.lost
+            if host in away:
                 continue
-            fatal += survives(choice.placement, away) and not survives(choice.placement, [*away, machine])
-            away[machine] = change.time
+            fatal += survives(choice.placement, away) and not survives(choice.placement, [*away, host])
+            away[host] = change.time
         assert choice.fallbacks == pytest.approx(fatal / times, rel=off)
 
 
@@ -212,15 +212,15 @@ def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None
         CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
-def test_overhead_stays_when_machines_go() -> None:
+def test_overhead_stays_when_hosts_go() -> None:
     with_overhead = replace(JOB, overhead=JOB.step_time / 2)
     for scheme in (Templates, Rerouting, ReplicaDrop):
         paces = []
         for job in (JOB, with_overhead):
             made = scheme(job, COSTS, 10**9)
             whole = made.pace()[0]
-            for machine in range(JOB.stages):
-                made.lost([machine], False, 0.0)
+            for host in range(JOB.stages):
+                made.lost([host], False, 0.0)
             paces.append((whole, made.pace()[0]))
         (whole, fewer), (same, less) = paces
         assert same == pytest.approx(whole)
@@ -235,4 +235,4 @@ def test_time_is_not_read_by_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = poisson(24, 3600.0, 86400.0, np.random.default_rng(0))
     monkeypatch.setattr(time, "time", never)
     monkeypatch.setattr(time, "monotonic", never)
-    assert fly(Templates(JOB, COSTS, 100), JOB, COSTS, trace, 86400.0).steps > 0
+    assert simulate(Templates(JOB, COSTS, 100), JOB, COSTS, trace, 86400.0).steps > 0

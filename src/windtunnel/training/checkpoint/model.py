@@ -1,7 +1,7 @@
 """What checkpoints in memory and on disk are described by.
 
 A *shard* is what one rank saves: ``"rank3"``; state that all ranks hold alike (a DDP replica) is the shard
-``"shared"``. A *copy* is a shard of one step in one place: a node's memory, or storage. A step is *complete*
+``"shared"``. A *copy* is a shard of one step in one place: a host's memory, or storage. A step is *complete*
 when every shard that it needs has a verified copy.
 """
 
@@ -73,7 +73,7 @@ class Health:
 
     ``committed``: newest step that was committed or that all went back to, -1 for none. ``replication``:
     fewest verified copies that any shard of it has now, as far as is known. ``nbytes``: memory that slots
-    take on this node. ``age``: seconds since ``committed`` was committed, None for never.
+    take on this host. ``age``: seconds since ``committed`` was committed, None for never.
     """
 
     committed: int

@@ -5,13 +5,13 @@ the generation that stands. Losses before that first step belong to the same rec
 generation supersedes the others. Phases, each in seconds:
 
 - detect: from the injection to the first evidence (unknown for a failure that nobody injected);
-- decide: until the last generation was decided (waiting for machines is in it);
+- decide: until the last generation was decided (waiting for hosts is in it);
 - regroup: until all ranks said that their new group works (`Recovery.starting` says how much of it was the
   wait for processes that start anew and for survivors to come out of the old group);
 - load: until all ranks have their state;
 - first step: until a step of the new generation is finished.
 
-Phases are of one clock only as far as the machines' clocks agree. GEMINI's wasted time (Wang et al., SOSP
+Phases are of one clock only as far as the hosts' clocks agree. GEMINI's wasted time (Wang et al., SOSP
 2023, section 2) is the sum of the phases and of the steps that were done again.
 """
 
@@ -232,7 +232,7 @@ def in_short(text: str) -> str:
 
 
 def _fits(injected: Event, lost: Sequence[Event]) -> bool:
-    """Whether an injected fault can be what was lost: same rank, or same place where a machine was meant.
+    """Whether an injected fault can be what was lost: same rank, or same place where a host was meant.
     One that names neither fits anything.
     """
     place, rank = injected.get("place"), injected.get("rank")

@@ -1,18 +1,18 @@
 """Faults that are injected on purpose: what strikes, whom, and when, written as one short text.
 
-    kill:node=2,step=7                          the machine at place 2 goes, with its memory, after step 7
+    kill:host=2,step=7                          the host at place 2 goes, with its memory, after step 7
     kill:rank=3,step=5                          a process gets SIGKILL
     kill:rank=2,point=after_local_write,step=5  at a named point instead of at a step's end
     kill:rank=1,during=recovery                 as soon as it has regrouped after another failure
     stop:rank=1,step=4                          SIGSTOP: it hangs, its connections stay open
     exit:rank=1,step=4,status=3                 raise:rank=0,step=2
-    kill-agent:node=1,step=3                    the agent alone
-    wipe:node=1,step=3                          what the machine holds in memory is lost
-    flip:node=1,step=6                          one bit of a replica that it holds is turned
-    down:node=1,step=4                          its network link goes down
-    slow:node=1,step=4,rate=10Mbit              its network link gets slow
+    kill-agent:host=1,step=3                    the agent alone
+    wipe:host=1,step=3                          what the host holds in memory is lost
+    flip:host=1,step=6                          one bit of a replica that it holds is turned
+    down:host=1,step=4                          its network link goes down
+    slow:host=1,step=4,rate=10Mbit              its network link gets slow
 
-``node`` is a place, so that it names the same position before and after a replacement. A fault strikes
+``host`` is a place, so that it names the same position before and after a replacement. A fault strikes
 ``times`` (1) times in a job, however often processes start anew: `live.inject` remembers that. This file only
 reads the texts and says when one applies; it is pure.
 """
@@ -32,7 +32,7 @@ POINTS = {
     "restoring": "a rank is about to load its state",
     "before_local_write": "a checkpoint of the step is due, its slot is not begun",
     "during_local_write": "some bytes of the step are in the slot, which is marked dirty",
-    "after_local_write": "the step is complete in this machine's memory, no replica is",
+    "after_local_write": "the step is complete in this host's memory, no replica is",
     "after_replicated": "all copies of this rank's shard are complete",
     "before_commit": "a rank is about to say that it is ready for the commit of the step",
     "after_ack": "a rank has said so, the commit is in doubt",
@@ -42,7 +42,7 @@ POINTS = {
 WITHOUT_STEP = ("regrouped",)
 RECOVERY = ("regrouped", "restoring")
 
-# Fields beyond whom and when, by action. An action that needs a machine is done by its agent.
+# Fields beyond whom and when, by action. An action that needs a host is done by its agent.
 _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "kill": (),
     "stop": (),
@@ -54,19 +54,19 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "down": (),
     "slow": ("rate",),
 }
-_OF_MACHINES = ("kill-agent", "wipe", "flip", "down", "slow")
-_NUMBERS = ("node", "rank", "step", "generation", "times", "status")
-_COMMON = ("node", "rank", "step", "point", "during", "generation", "times")
+_OF_HOSTS = ("kill-agent", "wipe", "flip", "down", "slow")
+_NUMBERS = ("host", "rank", "step", "generation", "times", "status")
+_COMMON = ("host", "rank", "step", "point", "during", "generation", "times")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that the machine
+    """One fault. ``rate``: bytes/s. ``shard``: whose replicas are hit ("rank3"), "" for all that the host
     holds. ``text``: as it was written."""
 
     text: str
     action: str
-    node: int | None = None
+    host: int | None = None
     rank: int | None = None
     step: int | None = None
     point: str = "step"
@@ -107,12 +107,12 @@ def parse(text: str) -> Fault:
 def matches(
     fault: Fault, point: str, step: int | None, rank: int, place: int, generation: int, fired: int
 ) -> bool:
-    """Whether ``fault`` strikes now: ``rank`` on the machine at ``place`` is at ``point`` of ``step`` (None
+    """Whether ``fault`` strikes now: ``rank`` on the host at ``place`` is at ``point`` of ``step`` (None
     where there is none) in ``generation``, and the fault struck ``fired`` times before. Generations count
     from 1: a later one is a recovery."""
     if fired >= fault.times:
         return False
-    if fault.rank not in (None, rank) or fault.node not in (None, place):
+    if fault.rank not in (None, rank) or fault.host not in (None, place):
         return False
     if fault.generation not in (None, generation):
         return False
@@ -147,10 +147,10 @@ def _value(text: str, name: str, value: str) -> int | float | str:
 
 
 def _check_whom_and_when(text: str, action: str, fields: dict[str, Any]) -> None:
-    if ("node" in fields) == ("rank" in fields):
-        raise _refused(text, "it does not say whom it strikes", "either node=PLACE or rank=RANK")
-    if action in _OF_MACHINES and "node" not in fields:
-        raise _refused(text, f"rank={fields['rank']}", f"node=PLACE, since {action} strikes a machine")
+    if ("host" in fields) == ("rank" in fields):
+        raise _refused(text, "it does not say whom it strikes", "either host=PLACE or rank=RANK")
+    if action in _OF_HOSTS and "host" not in fields:
+        raise _refused(text, f"rank={fields['rank']}", f"host=PLACE, since {action} strikes a host")
     if not fields.keys() & {"step", "point", "during", "generation"}:
         raise _refused(text, "it does not say when", "step=, point=, during=recovery or generation=")
     if "during" in fields and fields.keys() & {"step", "point"}:

@@ -1,4 +1,4 @@
-"""The agent process of one machine: ``python -m windtunnel.training.elastic.host CONFIG``.
+"""The agent process of one host: ``python -m windtunnel.training.elastic.host CONFIG``.
 
 It puts together the agent, its memory service and, where nobody else keeps one, its fork server. CONFIG is
 the JSON of `AgentConfig`. No torch in here: an agent is there in a fraction of a second.
@@ -27,7 +27,7 @@ MEMORY_SERVICE = "windtunnel.training.checkpoint.live.memory"
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; ends with the status that the supervisor gave, 1 as an orphan."""
-    parser = argparse.ArgumentParser(prog="node")
+    parser = argparse.ArgumentParser(prog="host")
     parser.add_argument("config", type=Path)
     parser.add_argument("--lifeline", type=int, default=None)
     options = parser.parse_args(arguments)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def serve(config: AgentConfig, lifeline: int | None = None) -> int:
-    """Be the agent of this machine until its end: the exit status.
+    """Be the agent of this host until its end: the exit status.
 
     ``lifeline``: an fd of a pipe; when its other end closes the owner is gone and the agent ends.
     """
@@ -69,7 +69,7 @@ def with_memory(agent: Agent) -> None:
     service = import_module(MEMORY_SERVICE)
     folder = agent.memory / "shards"
     folder.mkdir(exist_ok=True)
-    agent.services.append(service.MemoryService(folder, agent.config.host, context=agent))
+    agent.services.append(service.MemoryService(folder, agent.config.address, context=agent))
 
 
 def _watch(agent: Agent, lifeline: int) -> None:

@@ -1,4 +1,4 @@
-"""What is launched: a script, its machines, what is done at a loss; checked before anything starts."""
+"""What is launched: a script, its hosts, what is done at a loss; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ PRELOAD = (
 class Job:
     """What is launched.
 
-    ``nodes`` machines of ``per_node`` ranks, and ``spares`` more that wait. ``domains``: failure domain of
-    each machine, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
-    ``network``: "loopback", or "netns" for a network of its own for each machine, limited to ``rate``
-    bytes/s. Seconds: ``lease`` of machines, ``frozen_after`` of workers, ``replace_after`` until a machine
+    ``hosts`` hosts of ``per_host`` ranks, and ``spares`` more that wait. ``domains``: failure domain of
+    each host, in turn. ``settings``: for the workers (environment variable WINDTUNNEL_CHECKPOINT).
+    ``network``: "loopback", or "netns" for a network of its own for each host, limited to ``rate``
+    bytes/s. Seconds: ``lease`` of hosts, ``frozen_after`` of workers, ``replace_after`` until a host
     that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
     of the process group where the program does not say. ``listen``: "host:port"
-    where machines that are not ours ask for the job; then none are emulated.
+    where hosts that are not ours ask for the job; then none are emulated.
     """
 
     script: Path
     arguments: tuple[str, ...]
-    nodes: int
-    per_node: int = 1
+    hosts: int
+    per_host: int = 1
     spares: int = 0
     rules: Rules = field(default_factory=Rules)
     faults: tuple[str, ...] = ()
@@ -65,21 +65,19 @@ class Job:
             UserError: one sentence.
         """
         self._check_script()
-        for name, least in (("nodes", 1), ("per_node", 1), ("spares", 0)):
+        for name, least in (("hosts", 1), ("per_host", 1), ("spares", 0)):
             value = getattr(self, name)
             if value < least:
                 raise UserError(f"{name} is {value}, at least {least} is needed")
         for text in self.faults:
             fault = parse(text)
-            if fault.node is not None and fault.node >= self.nodes:
-                raise UserError(f"fault {text!r}: node={fault.node}, but places are 0 to {self.nodes - 1}")
-            if fault.rank is not None and fault.rank >= self.nodes * self.per_node:
-                last = self.nodes * self.per_node - 1
+            if fault.host is not None and fault.host >= self.hosts:
+                raise UserError(f"fault {text!r}: host={fault.host}, but places are 0 to {self.hosts - 1}")
+            if fault.rank is not None and fault.rank >= self.hosts * self.per_host:
+                last = self.hosts * self.per_host - 1
                 raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {last}")
             if fault.action in ("down", "slow") and self.network != "netns":
-                raise UserError(
-                    f"fault {text!r}: the machines share one network; accepted with --network netns"
-                )
+                raise UserError(f"fault {text!r}: the hosts share one network; accepted with --network netns")
         if self.network not in ("loopback", "netns"):
             raise UserError(f"network {self.network!r}: accepted are loopback and netns")
         if self.rate is not None and self.network != "netns":

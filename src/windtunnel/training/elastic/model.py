@@ -1,7 +1,7 @@
-"""What the supervisor, the node agents, the trainers and the twin say to each other of a job's membership.
+"""What the supervisor, the agents, the trainers and the twin say to each other of a job's membership.
 
-A *place* is a position in the job (0 .. places-1); a *node* is a machine, with an id that is never used
-again. Places stay while nodes come and go: a machine that replaces another takes its place under a new id. A
+A *place* is a position in the job (0 .. places-1); a *host* is a host, with an id that is never used
+again. Places stay while hosts come and go: a host that replaces another takes its place under a new id. A
 *generation* is a complete picture of the membership. Generations only grow; a newer one supersedes an older
 one at any moment, also while the job recovers into the older one. Whatever a process sends carries its
 generation, and what carries an old one is refused (fencing). The *epoch* numbers the supervisors of a run
@@ -15,24 +15,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Node:
-    """One machine of the job.
+class MemberHost:
+    """One host of the job.
 
-    ``host``: its address. ``memory``: "host:port" where its agent serves the shards that it holds in memory.
-    ``domain``: what fails together with it (a rack, a switch, a power feed), "" where unknown.
+    ``address``: where peers reach it. ``memory``: "host:port" where its agent serves the shards that it holds
+    in memory. ``domain``: what fails together with it (a rack, a switch, a power feed), "" where unknown.
     """
 
     id: int
-    host: str
+    address: str
     memory: str
     domain: str = ""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A generation: which node holds which place, and where its process group meets.
+    """A generation: which host holds which place, and where its process group meets.
 
-    Rank ``r`` lives on ``nodes[r // per_node]``, with local rank ``r % per_node``. ``store``: "host:port" of
+    Rank ``r`` lives on ``hosts[r // per_host]``, with local rank ``r % per_host``. ``store``: "host:port" of
     a TCPStore outside the trainers; the group of this generation meets under the prefix ``prefix``.
     ``cause``: why it was formed, in words. ``restart_all``: no process of an earlier generation goes on in
     this one.
@@ -40,24 +40,24 @@ class Membership:
 
     generation: int
     epoch: int
-    nodes: tuple[Node, ...]
-    per_node: int
+    hosts: tuple[MemberHost, ...]
+    per_host: int
     store: str
     cause: str
     restart_all: bool = False
 
     @property
     def world(self) -> int:
-        return len(self.nodes) * self.per_node
+        return len(self.hosts) * self.per_host
 
     @property
     def prefix(self) -> str:
         return f"generation/{self.epoch}.{self.generation}"
 
-    def place_of(self, node: int) -> int | None:
-        """The place that ``node`` (an id) holds, None if it holds none."""
-        for place, member in enumerate(self.nodes):
-            if member.id == node:
+    def place_of(self, host: int) -> int | None:
+        """The place that ``host`` (an id) holds, None if it holds none."""
+        for place, member in enumerate(self.hosts):
+            if member.id == host:
                 return place
         return None
 
@@ -68,4 +68,4 @@ class Membership:
     @staticmethod
     def of(plain: dict[str, Any]) -> Membership:
         """The inverse of `plain`."""
-        return Membership(**{**plain, "nodes": tuple(Node(**node) for node in plain["nodes"])})
+        return Membership(**{**plain, "hosts": tuple(MemberHost(**host) for host in plain["hosts"])})

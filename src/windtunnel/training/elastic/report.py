@@ -47,7 +47,7 @@ class Narrator:
         if kind == "lost":
             return _lost(event)
         if kind == "ordered":
-            return f"{_count(event['count'], 'machine')} ordered ({event.get('reason', 'one is missing')})"
+            return f"{_count(event['count'], 'host')} ordered ({event.get('reason', 'one is missing')})"
         if kind == "note":
             return f"note: {event['text'].strip().splitlines()[-1]}"
         if kind == "finished":
@@ -58,10 +58,10 @@ class Narrator:
         membership = event["membership"]
         self._recovering = True
         self._restored = []
-        nodes = ", ".join(str(node["id"]) for node in membership["nodes"])
-        ranks = len(membership["nodes"]) * membership["per_node"]
+        hosts = ", ".join(str(host["id"]) for host in membership["hosts"])
+        ranks = len(membership["hosts"]) * membership["per_host"]
         how = ", every process anew" if membership["restart_all"] else self._of_plain(membership)
-        return f"generation {membership['generation']}: {ranks} ranks on machines {nodes}{how}"
+        return f"generation {membership['generation']}: {ranks} ranks on hosts {hosts}{how}"
 
     def _of_plain(self, membership: dict[str, Any]) -> str:
         if self._grouped or membership["generation"] == 1:
@@ -100,9 +100,9 @@ def _lost(event: Event) -> str:
     }.get(event["evidence"], event["evidence"])
     if event["evidence"] == "suspect":
         return f"rank {event['rank']} lost its peers: {in_short(event['error'])}"
-    if event["what"] == "node":
+    if event["what"] == "host":
         place = f" (place {event['place']})" if event.get("place") is not None else ""
-        return f"lost machine {event['node']}{place}: {evidence}"
+        return f"lost host {event['host']}{place}: {evidence}"
     error = in_short(event.get("error") or "")
     return f"lost rank {event['rank']}: {error or evidence}"
 

@@ -31,10 +31,10 @@ CHOICES = {
     "network": ("loopback", "netns"),
 }
 LEAST = {
-    "nodes": 1,
-    "per_node": 1,
+    "hosts": 1,
+    "per_host": 1,
     "spares": 0,
-    "min_nodes": 1,
+    "min_hosts": 1,
     "slots": 2,
     "persist_every": 1,
     "max_restarts": 0,
@@ -48,11 +48,11 @@ class Request:
 
     script: Path
     arguments: tuple[str, ...]
-    nodes: int
-    per_node: int
+    hosts: int
+    per_host: int
     spares: int
     on_loss: str
-    min_nodes: int
+    min_hosts: int
     faults: tuple[str, ...]
     copies: int | None
     placement: str | None
@@ -85,22 +85,20 @@ class Request:
                 raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
         if self.timeout <= 0:
             raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
-        if self.copies is not None and not 1 <= self.copies <= self.nodes:
-            raise UserError(
-                f"--copies {self.copies}: accepted are 1 to {self.nodes}, a machine for each copy"
-            )
-        if self.min_nodes > self.nodes:
-            raise UserError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}")
-        domains = read_domains(self.domains, self.nodes)
+        if self.copies is not None and not 1 <= self.copies <= self.hosts:
+            raise UserError(f"--copies {self.copies}: accepted are 1 to {self.hosts}, a host for each copy")
+        if self.min_hosts > self.hosts:
+            raise UserError(f"--min-hosts {self.min_hosts}: more than --hosts {self.hosts}")
+        domains = read_domains(self.domains, self.hosts)
         settings = self._settings(domains)
-        place(self.nodes, settings["copies"], settings["placement"], domains)
+        place(self.hosts, settings["copies"], settings["placement"], domains)
         if self.external and not self.listen:
-            raise UserError("--external-nodes: give --listen HOST:PORT, where the machines find this one")
+            raise UserError("--external-hosts: give --listen HOST:PORT, where the hosts find this one")
         job = Job(
             script=self.script.absolute(),
             arguments=self.arguments,
-            nodes=self.nodes,
-            per_node=self.per_node,
+            hosts=self.hosts,
+            per_host=self.per_host,
             spares=self.spares,
             rules=self._rules(),
             faults=self.faults,
@@ -121,11 +119,11 @@ class Request:
 
     def _rules(self) -> Rules:
         on_loss = cast(OnLoss, self.on_loss)
-        return Rules(on_loss, minimum=self.min_nodes, max_own_failures=self.max_restarts)
+        return Rules(on_loss, minimum=self.min_hosts, max_own_failures=self.max_restarts)
 
     def _settings(self, domains: tuple[str, ...]) -> dict[str, Any]:
         settings: dict[str, Any] = {
-            "copies": min(2, self.nodes) if self.copies is None else self.copies,
+            "copies": min(2, self.hosts) if self.copies is None else self.copies,
             "placement": self.placement or ("domains" if self.domains else "mixed"),
             "mode": self.mode,
             "slots": self.slots,
@@ -151,13 +149,13 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
             raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
         if (out / "events.jsonl").exists():
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
-        return _fly(job, out, as_json)
+        return _launch(job, out, as_json)
     from windtunnel.store.runs import Store
 
     inputs = {**asdict(request), "script": str(request.script)}
     run = Store.open().begin(CAPABILITY, inputs)
     try:
-        summary = _fly(job, run.directory, as_json)
+        summary = _launch(job, run.directory, as_json)
     except (UserError, ScriptError) as error:
         run.fail(str(error))
         raise
@@ -168,7 +166,7 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
     return summary
 
 
-def _fly(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
+def _launch(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
     from rich.console import Console
 
     narrator = report.Narrator()
@@ -231,22 +229,22 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def lend(address: str, host: str, domain: str) -> int:
-    """Be a machine of the job that the launcher at ``address`` has begun: the exit status.
+def lend(launcher: str, address: str, domain: str) -> int:
+    """Be a host of the job that the ``launcher`` has begun: the exit status.
 
     Raises:
-        UserError: nobody listens there, or the script is not on this machine.
+        UserError: nobody listens there, or the script is not on this host.
     """
     from windtunnel.training.elastic.host import serve
 
-    config = rendezvous.ask(address, host, domain)
+    config = rendezvous.ask(launcher, address, domain)
     if not Path(config.script).is_file():
-        raise UserError(f"{config.script}: no such file on this machine; the job at {address} needs it")
+        raise UserError(f"{config.script}: no such file on this host; the job at {launcher} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
     cleanup.sweep()
     memory = cleanup.claim(f"{Path(config.memory_root).name}-{os.getpid()}")
-    name = f"machine-{os.uname().nodename}-{os.getpid()}"
-    os.write(2, f"windtunnel this machine is lent to the job at {address} until that ends\n".encode())
+    name = f"host-{os.uname().nodename}-{os.getpid()}"
+    os.write(2, f"windtunnel this host is lent to the job at {launcher} until that ends\n".encode())
     try:
         return serve(replace(config, name=name, memory_root=str(memory)))
     finally:
@@ -281,18 +279,18 @@ def parse_rate(text: str) -> float:
     from windtunnel.training.elastic.faults import parse
 
     try:
-        return parse(f"slow:node=0,step=0,rate={text}").rate
+        return parse(f"slow:host=0,step=0,rate={text}").rate
     except UserError:
         raise UserError(
             f"--rate {text}: accepted is a rate such as 10Mbit, 1Gbit or 5MB (a second)"
         ) from None
 
 
-def read_domains(text: str, nodes: int) -> tuple[str, ...]:
-    """The failure domain of each machine: "a,a,b,b", or a file with one in each line.
+def read_domains(text: str, hosts: int) -> tuple[str, ...]:
+    """The failure domain of each host: "a,a,b,b", or a file with one in each line.
 
     Raises:
-        UserError: there are not as many as machines.
+        UserError: there are not as many as hosts.
     """
     if not text:
         return ()
@@ -300,8 +298,8 @@ def read_domains(text: str, nodes: int) -> tuple[str, ...]:
     where = f"--domains {text}"
     parts = path.read_text().split() if path.is_file() else text.split(",")
     found = tuple(part.strip() for part in parts)
-    if len(found) != nodes or not all(found):
-        raise UserError(f"{where}: {len(found)} domains for {nodes} machines; give one for each")
+    if len(found) != hosts or not all(found):
+        raise UserError(f"{where}: {len(found)} domains for {hosts} hosts; give one for each")
     return found
 
 

@@ -1,1 +1,1 @@
-"""What failures cost a job of thousands of machines, and what to do about it, emulated."""
+"""What failures cost a job of thousands of hosts, and what to do about it, emulated."""

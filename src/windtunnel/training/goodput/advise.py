@@ -2,7 +2,7 @@
 
 Copies: as few as make the losses that memory does not cover rare enough, by the exact recovery probability of
 the placement and the time in which losses count as simultaneous. Intervals: as often as the network
-replicates, and to storage as often as the rare rest is worth. How to go on: every scheme flies through the
+replicates, and to storage as often as the rare rest is worth. How to go on: every scheme goes through the
 same trace.
 """
 
@@ -21,7 +21,7 @@ from windtunnel.training.checkpoint.policy.fit import explain, needed
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import chances, recovery, recovery_given
-from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
 from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import (
     PeerMemory,
@@ -30,7 +30,7 @@ from windtunnel.training.goodput.twin.restart import (
     regroup_time,
     storage_every,
 )
-from windtunnel.training.goodput.twin.simulate import Scheme, fly
+from windtunnel.training.goodput.twin.simulate import Scheme, simulate
 from windtunnel.training.goodput.twin.templates import Templates
 
 LIVE = ("restart from storage", "peer memory", "templates")
@@ -41,13 +41,13 @@ NEAR = 1.1
 
 @dataclass(frozen=True)
 class Question:
-    """A job on machines that fail.
+    """A job on hosts that fail.
 
     ``mtbf``: mean seconds between failures of the whole job. ``software``: part of them that leaves the
-    machine alive; ``domain_share``: part of the others that takes all machines of a domain. ``host_memory``:
-    bytes of a machine that checkpoints may take. ``domains``: failure domain of every machine. ``horizon``:
-    seconds to look ahead. ``away``: mean seconds until a lost machine is back, where ``costs.replace`` is
-    infinite since the trace brings machines itself.
+    host alive; ``domain_share``: part of the others that takes all hosts of a domain. ``host_memory``:
+    bytes of a host that checkpoints may take. ``domains``: failure domain of every host. ``horizon``:
+    seconds to look ahead. ``away``: mean seconds until a lost host is back, where ``costs.replace`` is
+    infinite since the trace brings hosts itself.
     """
 
     job: Job
@@ -66,8 +66,8 @@ class Question:
 class Choice:
     """One number of copies.
 
-    ``memory``: bytes of a machine. ``every``, ``storage_every``: steps between checkpoints to memory and to
-    storage. ``pair``: probability to recover from memory when two machines are lost at once. ``fallbacks``:
+    ``memory``: bytes of a host. ``every``, ``storage_every``: steps between checkpoints to memory and to
+    storage. ``pair``: probability to recover from memory when two hosts are lost at once. ``fallbacks``:
     expected recoveries from storage within the horizon. ``waste``: seconds in it that depend on the choice.
     """
 
@@ -90,7 +90,7 @@ class Advice:
     chosen: Choice
     choices: tuple[Choice, ...]
     storage_every: int
-    flights: tuple[Flight, ...]
+    results: tuple[SimulationResult, ...]
     scheme: str
     reasons: tuple[str, ...]
 
@@ -101,10 +101,10 @@ def advise(
     """Compare all choices on ``trace``; emulated throughout.
 
     Raises:
-        UserError: a machine's memory does not even hold its own part of the state twice.
+        UserError: a host's memory does not even hold its own part of the state twice.
     """
     job, costs = question.job, question.costs
-    choices = tuple(_choice(question, copies) for copies in range(1, min(MOST_COPIES, job.machines) + 1))
+    choices = tuple(_choice(question, copies) for copies in range(1, min(MOST_COPIES, job.hosts) + 1))
     fitting = [choice for choice in choices if choice.fits]
     if not fitting:
         raise UserError(
@@ -126,32 +126,32 @@ def advise(
         lambda: Rerouting(job, costs, to_storage),
         lambda: ReplicaDrop(job, costs, to_storage),
     ]
-    flights = []
+    results = []
     for index, make in enumerate(schemes):
         scheme = make()
         if scheme.name == WITH_SPARE and question.spares:
             continue
         if progress is not None:
             progress(scheme.name, index / len(schemes))
-        flights.append(fly(scheme, job, costs, trace, question.horizon))
-    live = [flight for flight in flights if flight.scheme in LIVE]
-    best = max(live, key=lambda flight: flight.goodput)
-    reasons = _reasons(question, choices, chosen, to_storage, flights, best)
-    return Advice(chosen, choices, to_storage, tuple(flights), best.scheme, reasons)
+        results.append(simulate(scheme, job, costs, trace, question.horizon))
+    live = [result for result in results if result.scheme in LIVE]
+    best = max(live, key=lambda result: result.goodput)
+    reasons = _reasons(question, choices, chosen, to_storage, results, best)
+    return Advice(chosen, choices, to_storage, tuple(results), best.scheme, reasons)
 
 
-def _placement(machines: int, copies: int, domains: Sequence[str]) -> Placement:
+def _placement(hosts: int, copies: int, domains: Sequence[str]) -> Placement:
     """Across failure domains where there are several; else in groups, mixed where they do not divide."""
-    kind: Kind = "group" if machines % copies == 0 else "mixed"
+    kind: Kind = "group" if hosts % copies == 0 else "mixed"
     if len(set(domains)) > 1 and copies > 1:
         kind = "domains"
-    return place(machines, copies, kind, domains if kind == "domains" else ())
+    return place(hosts, copies, kind, domains if kind == "domains" else ())
 
 
 def _choice(question: Question, copies: int) -> Choice:
     job, costs = question.job, question.costs
-    placement = _placement(job.machines, copies, question.domains)
-    share = math.ceil(job.state_bytes / job.machines)
+    placement = _placement(job.hosts, copies, question.domains)
+    share = math.ceil(job.state_bytes / job.hosts)
     held = (copies - 1) * share
     memory = needed(share, held, 2)
     replicate = held / costs.peer_bandwidth
@@ -163,7 +163,7 @@ def _choice(question: Question, copies: int) -> Choice:
     waste = fallbacks * (to_storage * job.step_time / 2 + load)
     waste += question.horizon / question.mtbf * every * job.step_time / 2
     waste += copy_time(job, costs) * question.horizon / (every * job.step_time)
-    pair = float(recovery(placement, 2).value) if job.machines > 1 else 0.0
+    pair = float(recovery(placement, 2).value) if job.hosts > 1 else 0.0
     words = explain(share, held, 2, free=int(question.host_memory))
     return Choice(
         copies,
@@ -182,10 +182,10 @@ def _choice(question: Question, copies: int) -> Choice:
 def _fallbacks(question: Question, placement: Placement, every: int) -> float:
     """Recoveries from storage that are to be expected within the horizon.
 
-    Losses count as simultaneous from the first until the machine is replaced and its copies are made again,
-    the *window*. Machines that fail one by one are fatal when the last of a copy set falls within the windows
+    Losses count as simultaneous from the first until the host is replaced and its copies are made again,
+    the *window*. Hosts that fail one by one are fatal when the last of a copy set falls within the windows
     of the others. `recovery_given` says how likely that is among the losses of one window; with horizon /
-    window windows side by side a set of m machines is counted once in m times, since others lie across a
+    window windows side by side a set of m hosts is counted once in m times, since others lie across a
     border. What takes a whole domain is fatal if all copies of a shard are in it.
     """
     job, costs, copies = question.job, question.costs, placement.copies
@@ -194,18 +194,18 @@ def _fallbacks(question: Question, placement: Placement, every: int) -> float:
         return hardware
     away = costs.replace if question.away is None else question.away
     window = costs.detect + (away if question.spares == 0 else 0.0) + costs.start
-    window += regroup_time(costs, job.machines) + every * job.step_time
-    window += job.state_bytes / job.machines / costs.peer_bandwidth
-    own = [str(index) for index in range(job.machines)]
+    window += regroup_time(costs, job.hosts) + every * job.step_time
+    window += job.state_bytes / job.hosts / costs.peer_bandwidth
+    own = [str(index) for index in range(job.hosts)]
     alone = hardware * (1.0 - question.domain_share)
-    chance = chances(dict.fromkeys(own, alone / question.horizon / job.machines), window)
+    chance = chances(dict.fromkeys(own, alone / question.horizon / job.hosts), window)
     fatal = 1.0 - recovery_given(placement, own, chance).value
     members = defaultdict(list)
-    for machine, domain in enumerate(question.domains):
-        members[domain].append(machine)
-    # a domain is struck by way of one of its machines: the larger, the oftener
+    for host, domain in enumerate(question.domains):
+        members[domain].append(host)
+    # a domain is struck by way of one of its hosts: the larger, the oftener
     struck = sum(len(inside) for inside in members.values() if not survives(placement, inside))
-    wide = hardware * question.domain_share * struck / job.machines
+    wide = hardware * question.domain_share * struck / job.hosts
     return min(hardware, copies * question.horizon / window * fatal + wide)
 
 
@@ -214,8 +214,8 @@ def _reasons(
     choices: Sequence[Choice],
     chosen: Choice,
     to_storage: int,
-    flights: Sequence[Flight],
-    best: Flight,
+    results: Sequence[SimulationResult],
+    best: SimulationResult,
 ) -> tuple[str, ...]:
     job = question.job
     days = question.horizon / 86400
@@ -227,7 +227,7 @@ def _reasons(
             for other in choices
             if abs(other.copies - chosen.copies) == 1
         )
-        + f"; memory of a machine: {chosen.sum_in_words}."
+        + f"; memory of a host: {chosen.sum_in_words}."
     ]
     names = len(set(question.domains))
     weak = weakest_domain(chosen.placement, question.domains)
@@ -238,10 +238,10 @@ def _reasons(
         )
     elif chosen.copies > 1:
         said.append(f"Placement {chosen.placement.kind}: the fewest copy sets that two losses could hit.")
-    took = (chosen.copies - 1) * job.state_bytes / job.machines / question.costs.peer_bandwidth
+    took = (chosen.copies - 1) * job.state_bytes / job.hosts / question.costs.peer_bandwidth
     often = "step" if chosen.every == 1 else f"{chosen.every} steps"
     said.append(
-        f"A checkpoint every {often}: the copy within a machine stops training for"
+        f"A checkpoint every {often}: the copy within a host stops training for"
         f" {copy_time(job, question.costs):.3g} s, replication takes {took:.3g} s beside it."
     )
     said.append(
@@ -249,7 +249,7 @@ def _reasons(
         f" ({chosen.storage_every * job.step_time / 3600:.3g} h) for what memory does not cover;"
         f" without peer memory it had to be every {to_storage} ({to_storage * job.step_time / 60:.3g} min)."
     )
-    by_name = {flight.scheme: flight for flight in flights}
+    by_name = {result.scheme: result for result in results}
     others = ", ".join(f"{by_name[name].goodput:.1%} {name}" for name in LIVE if name != best.scheme)
     said.append(f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}.")
     if best.scheme == "templates":
@@ -257,10 +257,10 @@ def _reasons(
         spare = by_name.get(WITH_SPARE)
         said.append(
             "Templates need a pipeline-parallel job; any other takes peer memory"
-            + (f", with a spare machine ({spare.goodput:.1%})." if spare else f" ({memory.goodput:.1%}).")
+            + (f", with a spare host ({spare.goodput:.1%})." if spare else f" ({memory.goodput:.1%}).")
         )
-    over = [f for f in flights if f.scheme not in (*LIVE, WITH_SPARE) and f.goodput > best.goodput + 0.001]
+    over = [f for f in results if f.scheme not in (*LIVE, WITH_SPARE) and f.goodput > best.goodput + 0.001]
     if over:
-        top = max(over, key=lambda flight: flight.goodput)
+        top = max(over, key=lambda result: result.goodput)
         said.append(f"{top.scheme.capitalize()} would reach {top.goodput:.1%}; it is emulated only.")
     return tuple(said)

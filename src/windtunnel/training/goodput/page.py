@@ -10,7 +10,7 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.report.page import figure, heading, page, plot
 from windtunnel.training.goodput.advise import Advice, Question
-from windtunnel.training.goodput.twin.model import PHASES, Flight
+from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
 COLOURS = {
     "useful": "#2a9d8f", "slow": "#8ab17d", "checkpoint": "#e9c46a", "redo": "#e76f51", "detect": "#6d597a",
@@ -42,10 +42,10 @@ def progress(question: Question, advice: Advice) -> Any:
     """Work that is kept over time, in days of undisturbed training."""
     chart = figure("days", "days of undisturbed training done", height=520, hovermode="x unified")
     day = 86400.0
-    for flight in sorted(advice.flights, key=lambda flight: -flight.goodput):
-        times, steps = _thinned(flight)
+    for result in sorted(advice.results, key=lambda result: -result.goodput):
+        times, steps = _thinned(result)
         done = [count * question.job.step_time / day for count in steps]
-        chart.add_scatter(x=[time / day for time in times], y=done, mode="lines", name=flight.scheme)
+        chart.add_scatter(x=[time / day for time in times], y=done, mode="lines", name=result.scheme)
     whole = question.horizon / day
     chart.add_scatter(
         x=[0, whole], y=[0, whole], mode="lines", name="no failures", line={"dash": "dot", "color": "#999"}
@@ -56,17 +56,17 @@ def progress(question: Question, advice: Advice) -> Any:
 def breakdown(advice: Advice) -> Any:
     """Where the time goes, a bar for each scheme."""
     chart = figure("", "", height=420, barmode="stack", xaxis_tickformat=".0%", xaxis_range=[0, 1])
-    flights = sorted(advice.flights, key=lambda flight: flight.goodput)
-    names = [flight.scheme for flight in flights]
+    results = sorted(advice.results, key=lambda result: result.goodput)
+    names = [result.scheme for result in results]
     for phase in PHASES:
-        shares = [flight.phases[phase] / flight.horizon for flight in flights]
+        shares = [result.phases[phase] / result.horizon for result in results]
         if any(shares):
             chart.add_bar(y=names, x=shares, name=phase, orientation="h", marker_color=COLOURS[phase])
     return chart
 
 
-def _thinned(flight: Flight) -> tuple[list[float], list[float]]:
+def _thinned(result: SimulationResult) -> tuple[list[float], list[float]]:
     """The series with no more points than a plot can show."""
-    every = max(1, len(flight.series) // MOST_POINTS)
-    points = [*flight.series[::every], flight.series[-1]]
+    every = max(1, len(result.series) // MOST_POINTS)
+    points = [*result.series[::every], result.series[-1]]
     return [time for time, _ in points], [steps for _, steps in points]

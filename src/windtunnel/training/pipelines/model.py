@@ -10,8 +10,8 @@ class LayerProfile:
     """What one layer costs for one microbatch on one device.
 
     ``forward``, ``backward``: seconds. ``state_bytes``: all that training keeps of it (parameters, gradients,
-    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``in_node``: seconds of its
-    all-reduce over 2, 4, .. devices of a node, by number of devices. ``gradient_bytes``: what pipelines
+    optimizer). ``activation_bytes``: kept for each microbatch in flight. ``in_host``: seconds of its
+    all-reduce over 2, 4, .. devices of a host, by number of devices. ``gradient_bytes``: what pipelines
     reduce of it.
     """
 
@@ -21,12 +21,12 @@ class LayerProfile:
     state_bytes: float = 0.0
     activation_bytes: float = 0.0
     gradient_bytes: float = 0.0
-    in_node: tuple[tuple[int, float], ...] = ()
+    in_host: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers ``first`` .. ``last - 1`` on ``devices`` devices of one node; ``time``: seconds a microbatch."""
+    """Layers ``first`` .. ``last - 1`` on ``devices`` devices of one host; ``time``: seconds a microbatch."""
 
     first: int
     last: int
@@ -36,24 +36,24 @@ class Stage:
 
 @dataclass(frozen=True)
 class Template:
-    """How to cut the model over ``nodes`` machines: ``nodes_of_stage[s]`` is the machine of stage ``s``
+    """How to cut the model over ``hosts`` hosts: ``hosts_of_stage[s]`` is the host of stage ``s``
     (0-based).
 
     ``time``: seconds for ``microbatches`` microbatches (Oobleck, section 4.2, with 4 a stage).
     """
 
-    nodes: int
+    hosts: int
     stages: tuple[Stage, ...]
-    nodes_of_stage: tuple[int, ...]
+    hosts_of_stage: tuple[int, ...]
     time: float
     microbatches: int
 
 
 @dataclass(frozen=True)
 class TemplateSet:
-    """Templates for ``n0`` .. ``n0 + len(templates) - 1`` machines, in this order.
+    """Templates for ``n0`` .. ``n0 + len(templates) - 1`` hosts, in this order.
 
-    ``failures``: machines that may be lost at once with a copy of every layer left (f). ``fingerprint``: of
+    ``failures``: hosts that may be lost at once with a copy of every layer left (f). ``fingerprint``: of
     the profile and the parameters they were made from.
     """
 
@@ -62,20 +62,20 @@ class TemplateSet:
     templates: tuple[Template, ...]
     fingerprint: str
 
-    def of(self, nodes: int) -> Template:
-        """The template for ``nodes`` machines.
+    def of(self, hosts: int) -> Template:
+        """The template for ``hosts`` hosts.
 
         Raises:
             KeyError: there is none.
         """
-        if not self.n0 <= nodes < self.n0 + len(self.templates):
-            raise KeyError(nodes)
-        return self.templates[nodes - self.n0]
+        if not self.n0 <= hosts < self.n0 + len(self.templates):
+            raise KeyError(hosts)
+        return self.templates[hosts - self.n0]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What runs: each pipeline's machines (ids, in the order of its template), and its microbatches a
+    """What runs: each pipeline's hosts (ids, in the order of its template), and its microbatches a
     step."""
 
     pipelines: tuple[tuple[int, ...], ...]
@@ -84,7 +84,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A layer's state goes from one machine to another (ids); ``nbytes`` of it."""
+    """A layer's state goes from one host to another (ids); ``nbytes`` of it."""
 
     layer: int
     source: int
@@ -94,7 +94,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Reconfiguration:
-    """What follows from a change of the machines.
+    """What follows from a change of the hosts.
 
     ``how``: "simple", "borrow", "merge", "join", "search", "compose" (at the start) or
     "none". ``transfers``: layers to copy. ``lost``:

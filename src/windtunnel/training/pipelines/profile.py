@@ -6,9 +6,9 @@ A file (YAML or JSON) lists the layers in order, with the fields of `LayerProfil
     layers:
       - {name: embedding, forward: 1.0e-4, backward: 2.0e-4, state_bytes: 4.1e+9}
       - {name: block, repeat: 24, forward: 0.011, backward: 0.022, state_bytes: 3.2e+9,
-         activation_bytes: 5.6e+8, gradient_bytes: 4.0e+8, in_node: {2: 1.1e-4, 4: 1.3e-4}}
+         activation_bytes: 5.6e+8, gradient_bytes: 4.0e+8, in_host: {2: 1.1e-4, 4: 1.3e-4}}
 
-Layers measured on the machine at hand come from `live.profiler`.
+Layers measured on the host at hand come from `live.profiler`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Layer(BaseModel):
     state_bytes: Amount = 0.0
     activation_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
-    in_node: dict[Annotated[int, Field(ge=2)], Amount] = {}
+    in_host: dict[Annotated[int, Field(ge=2)], Amount] = {}
     repeat: Annotated[int, Field(ge=1, strict=True)] = 1
 
 
@@ -69,7 +69,7 @@ class _File(BaseModel):
 ACCEPTED = {
     "layers": "a list of at least one layer",
     "name": "text",
-    "in_node": "a mapping of devices (2, 4, ..) to seconds from 0 up",
+    "in_host": "a mapping of devices (2, 4, ..) to seconds from 0 up",
     "repeat": "a whole number from 1 up",
 }
 
@@ -95,8 +95,8 @@ def read_profile(path: Path) -> tuple[LayerProfile, ...]:
         raise UserError(f"{path}: {_sentence(error)}") from None
     found = []
     for layer in layers:
-        fields = layer.model_dump(exclude={"repeat", "in_node"})
-        made = LayerProfile(**fields, in_node=tuple(sorted(layer.in_node.items())))
+        fields = layer.model_dump(exclude={"repeat", "in_host"})
+        made = LayerProfile(**fields, in_host=tuple(sorted(layer.in_host.items())))
         count = layer.repeat
         found += [made] if count == 1 else [replace(made, name=f"{made.name}.{i}") for i in range(count)]
     return tuple(found)
@@ -114,8 +114,8 @@ def write_profile(layers: Sequence[LayerProfile]) -> str:
             "activation_bytes": layer.activation_bytes,
             "gradient_bytes": layer.gradient_bytes,
         }
-        if layer.in_node:
-            fields["in_node"] = dict(layer.in_node)
+        if layer.in_host:
+            fields["in_host"] = dict(layer.in_host)
         listed.append(fields)
     return yaml.safe_dump({"layers": listed}, sort_keys=False)
 
@@ -246,7 +246,7 @@ def gpt_profile(
     vocabulary: int = 51_200,
     recompute: bool = False,
     intra: Link | None = None,
-    devices_per_node: int = 1,
+    devices_per_host: int = 1,
 ) -> tuple[LayerProfile, ...]:
     """A GPT of so many transformer layers on ``device``, with its embedding before and its head after them.
 
@@ -254,8 +254,8 @@ def gpt_profile(
     backward, the head ``2 b s h V`` (Narayanan et al., SC 2021, appendix). Kept activations are ``34 s b h``
     bytes a layer where attention does not keep its matrix (Korthikanti et al., MLSys 2023, section 4.1), or
     ``2 s b h`` with ``recompute``, whose forward is run again. Rates: bfloat16 peak x sustained x
-    `MATMUL_EFFICIENCY`. ``intra``: the link inside a machine, for two all-reduces of the activations each
-    way on 2, 4, .. ``devices_per_node`` devices.
+    `MATMUL_EFFICIENCY`. ``intra``: the link inside a host, for two all-reduces of the activations each
+    way on 2, 4, .. ``devices_per_host`` devices.
     """
     tokens = microbatch * seq
     rate = device.peak("bfloat16") * device.sustained * MATMUL_EFFICIENCY
@@ -266,7 +266,7 @@ def gpt_profile(
             return ()
         speed = intra.bandwidth * intra.efficiency
         found, d = [], 2
-        while d <= devices_per_node:
+        while d <= devices_per_host:
             # A ring: each of d devices sends (d - 1) / d of the bytes twice, in 2 (d - 1) messages.
             found.append((d, times * 2 * (d - 1) * (wide / d / speed + intra.latency)))
             d *= 2

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NODES = 30
-"""Machines at the start; half of them are taken away one by one in the traces with a fixed interval."""
+HOSTS = 30
+"""Hosts at the start; half of them are taken away one by one in the traces with a fixed interval."""
 
 CHECKPOINT_EVERY = 10
 """Steps between Varuna's blocking checkpoints."""
@@ -54,7 +54,7 @@ INTERVALS: dict[str, float] = {"6h": 21_600.0, "1h": 3_600.0, "30m": 1_800.0, "1
 """Seconds between losses in the traces with a fixed interval, by name."""
 
 SPOT: dict[str, float] = {"p3": 234.0, "gcp": float("nan")}
-"""Mean seconds between losses in the spot traces (EC2 P3, GCP), before they are rescaled to 15..30 machines;
+"""Mean seconds between losses in the spot traces (EC2 P3, GCP), before they are rescaled to 15..30 hosts;
 not a number where it is not told."""
 
 

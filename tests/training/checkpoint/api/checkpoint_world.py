@@ -20,11 +20,11 @@ class Regrouped(BaseException):
 
 @dataclass
 class Cluster:
-    """Machines with memory: ``folder/place`` each; a copy goes to the next place."""
+    """Hosts with memory: ``folder/place`` each; a copy goes to the next place."""
 
     folder: Path
     world: int
-    per_node: int = 1
+    per_host: int = 1
     copies: int = 2
     replicate: bool = True
     generation: int = 1
@@ -39,7 +39,7 @@ class Cluster:
 
     @property
     def places(self) -> int:
-        return self.world // self.per_node
+        return self.world // self.per_host
 
     def at(self, place: int) -> Path:
         path = self.folder / str(place)
@@ -80,7 +80,7 @@ class FakeMemory:
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank = cluster, rank
-        self.place = rank // cluster.per_node
+        self.place = rank // cluster.per_host
         self.windows: list[float] = []
         self.slots: dict[str, list[Slot]] = {}
 
@@ -179,8 +179,8 @@ class FakeJob:
 
     def __init__(self, cluster: Cluster, rank: int, kept: dict[str, Any] | None = None) -> None:
         self.cluster, self.rank, self.world = cluster, rank, cluster.world
-        self.local_rank, self.place = rank % cluster.per_node, rank // cluster.per_node
-        self.node, self.generation = self.place, cluster.generation
+        self.local_rank, self.place = rank % cluster.per_host, rank // cluster.per_host
+        self.host, self.generation = self.place, cluster.generation
         self.memory: str | None = "unix:/nowhere"
         self.membership = None
         self.supervised, self.timeout, self.folder = True, 30.0, cluster.folder

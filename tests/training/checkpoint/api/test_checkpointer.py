@@ -129,7 +129,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return same and all(torch.equal(left[p][k], right[p][k]) for p in left for k in left[p])
 
 
-def test_a_lost_machine_is_served_by_its_peer(folder: Path) -> None:
+def test_a_lost_host_is_served_by_its_peer(folder: Path) -> None:
     cluster = Cluster(folder, world=2)
     states = save_some(cluster, 3)
     cluster.wipe(1)
@@ -219,8 +219,8 @@ def test_what_is_alike_is_shared_and_what_differs_later_is_not(folder: Path) -> 
     assert torch.equal(found[0]["model"][0].weight, states[0]["model"][0].weight)
 
 
-def test_several_ranks_of_a_machine_write_what_is_shared_once(folder: Path) -> None:
-    cluster = Cluster(folder, world=4, per_node=2)
+def test_several_ranks_of_a_host_write_what_is_shared_once(folder: Path) -> None:
+    cluster = Cluster(folder, world=4, per_host=2)
 
     def one(rank: int) -> None:
         state = program(0)

@@ -1,4 +1,4 @@
-"""The checkpointer on real memory services, one for each machine, in one process."""
+"""The checkpointer on real memory services, one for each host, in one process."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Job(FakeJob):
 
     def __init__(self, world: World, rank: int) -> None:
         super().__init__(world, rank)
-        self.path = world.machines.service(self.place).path
+        self.path = world.hosts.service(self.place).path
 
 
 class World:
-    """Machines, and the agreements between their ranks; what `FakeJob` asks of a cluster."""
+    """Hosts, and the agreements between their ranks; what `FakeJob` asks of a cluster."""
 
-    def __init__(self, folder: Path, nodes: int, per_node: int = 1) -> None:
+    def __init__(self, folder: Path, hosts: int, per_host: int = 1) -> None:
         from checkpoint_world import Cluster
 
-        self.machines = memory_cluster.Cluster(folder, nodes, per_node)
-        self._plain = Cluster(folder, nodes * per_node, per_node)
+        self.hosts = memory_cluster.Cluster(folder, hosts, per_host)
+        self._plain = Cluster(folder, hosts * per_host, per_host)
         self.regroup()
 
     def __getattr__(self, name: str) -> Any:
@@ -52,16 +52,16 @@ class World:
 
     def regroup(self, places: list[int] | None = None) -> None:
         if places is not None:
-            self.machines.form(places)
-        self._plain.world = self.machines.world
-        self._plain.generation = self.machines.generation
+            self.hosts.form(places)
+        self._plain.world = self.hosts.world
+        self._plain.generation = self.hosts.generation
 
     def lose(self, *gone: int) -> None:
-        """Machines at these places are lost with their memory, new ones take the places."""
-        places = list(self.machines.places)
+        """Hosts at these places are lost with their memory, new ones take the places."""
+        places = list(self.hosts.places)
         for place in gone:
-            self.machines.stop(places[place])
-            places[place] = self.machines.start()
+            self.hosts.stop(places[place])
+            places[place] = self.hosts.start()
         self.regroup(places)
 
 
@@ -83,7 +83,7 @@ def make(folder: Path, in_memory: None) -> Iterator[Any]:
 
     yield one
     for world in made:
-        world.machines.close()
+        world.hosts.close()
 
 
 _building = threading.Lock()  # ranks are threads here and share the generator
@@ -126,7 +126,7 @@ def straight(rank: int, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "blocking", "idle"])
-def test_machines_are_lost_one_after_the_other(make: Any, mode: str) -> None:
+def test_hosts_are_lost_one_after_the_other(make: Any, mode: str) -> None:
     world = make(3)
     assert [start for start, _ in together(3, lambda r: run(world, r, 4, mode=mode))] == [0, 0, 0]
     for number, gone in enumerate([1, 0, 2]):
@@ -139,10 +139,10 @@ def test_machines_are_lost_one_after_the_other(make: Any, mode: str) -> None:
             assert (health.committed, health.replication) == (steps - 1, 2)
 
 
-def test_replicas_are_not_sent_and_serve_a_new_machine(make: Any) -> None:
+def test_replicas_are_not_sent_and_serve_a_new_host(make: Any) -> None:
     world = make(2)
     together(2, lambda r: run(world, r, 3, seed=0))
-    shards = {c.shard for m in world.machines.ranks for c in m.copies()}
+    shards = {c.shard for m in world.hosts.ranks for c in m.copies()}
     assert shards == {"rank0", "rank1", "shared"}
     world.lose(0)
     out = together(2, lambda r: run(world, r, 3, seed=5))
@@ -153,13 +153,13 @@ def test_replicas_are_not_sent_and_serve_a_new_machine(make: Any) -> None:
 def test_a_flipped_bit_is_found(make: Any) -> None:
     world = make(2)
     together(2, lambda r: run(world, r, 3))
-    for path in (world.machines.folder / "n0").glob("rank0.*.slot"):
+    for path in (world.hosts.folder / "n0").glob("rank0.*.slot"):
         header = read_header(path)
         if header is not None and header.step == 2:
             with open(path, "r+b") as file:
                 file.seek(HEADER + 5000)
                 file.write(b"flip")
-    world.regroup(world.machines.places)
+    world.regroup(world.hosts.places)
     out = together(2, lambda r: run(world, r, 3))
     assert [start for start, _ in out] == [3, 3]
     assert torch.equal(out[0][1][0], straight(0, 3))
@@ -199,8 +199,8 @@ def test_what_does_not_fit_is_refused_with_the_sum(make: Any, monkeypatch: pytes
 def test_a_second_loss_while_the_restored_step_lacks_copies(
     make: Any, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    """Step 2 is complete at home everywhere, but rank 2's copy does not get through; machine 0 is lost, all
-    go back to step 2. Nobody may overwrite step 1 before rank 2's copy is there: machine 2 is lost next."""
+    """Step 2 is complete at home everywhere, but rank 2's copy does not get through; host 0 is lost, all
+    go back to step 2. Nobody may overwrite step 1 before rank 2's copy is there: host 2 is lost next."""
     world = make(4)
     put, blocked = Holder._put, threading.Event()
 
@@ -210,7 +210,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
         return put(self, sock, message, following)
 
     for place in range(4):
-        service = world.machines.service(place)
+        service = world.hosts.service(place)
         for listener in (service._peers, service._ranks):
             listener._handlers["put"] = functools.partial(held_up, service._holder)
 
@@ -227,7 +227,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
         return start
 
     def kept() -> set[tuple[int, str, int]]:
-        return {(c.place, c.shard, c.step) for m in world.machines.ranks for c in m.copies()}
+        return {(c.place, c.shard, c.step) for m in world.hosts.ranks for c in m.copies()}
 
     assert together(4, lambda r: one(r, 3)) == [0] * 4
     assert {(r, f"rank{r}", 2) for r in range(4)} <= kept() and (3, "rank2", 2) not in kept()
@@ -235,11 +235,11 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
     jobs = [threading.Thread(target=one, args=(r, 5)) for r in range(4)]
     for job in jobs:
         job.start()
-    # The new machine has its copy again, all but rank 2's are there: they wait with the next save.
+    # The new host has its copy again, all but rank 2's are there: they wait with the next save.
     until(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
     time.sleep(0.3)  # room for a rank that does not wait
     assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
-    assert all(memory.committed() == -1 for memory in world.machines.ranks)
+    assert all(memory.committed() == -1 for memory in world.hosts.ranks)
     world.lose(2)
     for job in jobs:
         job.join(30.0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import bench
 from windtunnel.training.checkpoint.bench import cost, harness, recovery, savers, timeline, wasted
-from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, Flown, Stroke, Truth
+from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, JobRun, Stroke, Truth
 from windtunnel.training.checkpoint.bench.timeline import Save
 from windtunnel.training.elastic.events import Event
 
@@ -41,7 +41,7 @@ def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise harness.Failed("the job ended (a reason) before a commit")
 
-    monkeypatch.setattr(cost, "flown", broken)
+    monkeypatch.setattr(cost, "ran", broken)
     monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
     rows = bench.run(["cost"], quick=True)
     assert [row.name for row in rows] == [f"{mode} (failed)" for mode in cost.QUICK_MODES]
@@ -104,25 +104,25 @@ def a_run(losses: dict[int, str]) -> list[Event]:
 def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> None:
     truth = Truth({0: (1.0).hex(), 1: (2.0).hex()}, {rank: {"1": "state"} for rank in range(RANKS)})
     losses = {**truth.losses, **({} if right else {1: math.nextafter(2.0, 3.0).hex()})}
-    flown = Flown(
+    ran = JobRun(
         [Stroke("worker killed", 1, 0.0, False)], 1, 1, a_run(losses), dict.fromkeys(range(RANKS), "state")
     )
-    rows = {row.name: row for row in recovery.result_rows([flown], truth, "")}
+    rows = {row.name: row for row in recovery.result_rows([ran], truth, "")}
     assert rows["kills survived"].met
     assert rows["finished steps lost by a failure, most"].measured == 1
     assert rows["losses as in a run that nothing disturbed"].met is right
     assert rows["final states as in a run that nothing disturbed"].met
-    phases = {row.name: row.measured for row in recovery.phase_rows([flown], "")}
+    phases = {row.name: row.measured for row in recovery.phase_rows([ran], "")}
     assert phases["worker killed: to the first new step"] == pytest.approx(1.0)
     assert phases["worker killed: detect"] == pytest.approx(0.1)
-    assert phases["machine killed: recovery"] is None
+    assert phases["host killed: recovery"] is None
 
 
 def test_two_strokes_in_one_recovery_are_several_at_once() -> None:
     events = a_run({0: "", 1: ""})
-    events.insert(5, event("injected", 2.65, fault="kill_node(2)", place=2, rank=None))
-    strokes = [Stroke("worker killed", 1, 0.0, False), Stroke("machine killed", 2, 0.0, True)]
-    assert list(recovery.kinds_of([Flown(strokes, 2, 1, events)])) == [recovery.SEVERAL]
+    events.insert(5, event("injected", 2.65, fault="kill_host(2)", place=2, rank=None))
+    strokes = [Stroke("worker killed", 1, 0.0, False), Stroke("host killed", 2, 0.0, True)]
+    assert list(recovery.kinds_of([JobRun(strokes, 2, 1, events)])) == [recovery.SEVERAL]
 
 
 # --- wasted -------------------------------------------------------------------------------------------------
@@ -225,11 +225,11 @@ def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
-    strokes = [Stroke("machine killed", 1, 0.1, False)]
-    flown = recovery.fly(tmp_path / "struck", strokes)
-    assert not flown.failure
-    truth = recovery.undisturbed(tmp_path / "calm", [flown.last])
-    assert all(row.met for row in recovery.result_rows([flown], truth, "") if row.target)
+    strokes = [Stroke("host killed", 1, 0.1, False)]
+    ran = recovery.run_job(tmp_path / "struck", strokes)
+    assert not ran.failure
+    truth = recovery.undisturbed(tmp_path / "calm", [ran.last])
+    assert all(row.met for row in recovery.result_rows([ran], truth, "") if row.target)
 
 
 @pytest.mark.slow

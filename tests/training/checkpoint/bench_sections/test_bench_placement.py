@@ -1,4 +1,4 @@
-"""The comparison of placements: its arithmetic, and machines that are really killed."""
+"""The comparison of placements: its arithmetic, and hosts that are really killed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
+from windtunnel.training.checkpoint.bench.hosts import Hosts
 
 from windtunnel.training.checkpoint.bench import placement
-from windtunnel.training.checkpoint.bench.machines import Machines
 from windtunnel.training.checkpoint.policy.placement import place, survives
 from windtunnel.training.checkpoint.policy.probability import recovery
 
@@ -22,7 +22,7 @@ def test_the_papers_formula_is_a_lower_bound_and_exact_below_twice_the_copies() 
             assert bound == pytest.approx(exact)
 
 
-def test_the_rows_without_machines_all_meet_what_they_are_held_against() -> None:
+def test_the_rows_without_hosts_all_meet_what_they_are_held_against() -> None:
     rows = [*placement._published(), *placement._mixed(), *placement._racks()]
     assert len(rows) == 15
     assert all(row.met is not False for row in rows)
@@ -30,20 +30,20 @@ def test_the_rows_without_machines_all_meet_what_they_are_held_against() -> None
     assert published >= {93.3, 80.0, 60.0}
 
 
-def test_which_machines_are_killed() -> None:
+def test_which_hosts_are_killed() -> None:
     assert len(placement.trials(2, quick=False)) == 28
     assert placement.trials(3, quick=False) == placement.trials(3, quick=False)
     assert len(set(placement.trials(3, quick=False))) == 24
 
 
-def test_killed_machines_end_as_the_placement_says_and_nothing_stays() -> None:
+def test_killed_hosts_end_as_the_placement_says_and_nothing_stays() -> None:
     kept = place(4, 2, "group")
-    with Machines(4, 4096) as machines:
-        folder: Path = machines._folder
+    with Hosts(4, 4096) as hosts:
+        folder: Path = hosts._folder
         for gone in islice(combinations(range(4), 2), 3):
-            machines.save(2, "group")
-            assert machines.readable()
-            machines.kill(gone)
-            assert machines.readable() == survives(kept, gone)
+            hosts.save(2, "group")
+            assert hosts.readable()
+            hosts.kill(gone)
+            assert hosts.readable() == survives(kept, gone)
     assert not folder.exists()
-    assert all(machine.process.poll() is not None for machine in machines._machines)
+    assert all(host.process.poll() is not None for host in hosts._hosts)

@@ -1,4 +1,4 @@
-"""Nodes with real memory services in one process, and a control plane that agrees as the supervisor does."""
+"""Hosts with real memory services in one process, and a control plane that agrees as the supervisor does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import xxhash
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.checkpoint.policy.slots import slot_for
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 LAYOUT = b'{"some": "layout"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
@@ -39,8 +39,8 @@ def fill(slot: Slot, shard: str, step: int, nbytes: int, world: int, generation:
 class Context:
     """An agent, as a memory service sees it."""
 
-    def __init__(self, cluster: Cluster, node: int) -> None:
-        self.cluster, self.node = cluster, node
+    def __init__(self, cluster: Cluster, host: int) -> None:
+        self.cluster, self.host = cluster, host
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def post(self, key: str, rank: int, value: Any) -> None:
@@ -51,10 +51,10 @@ class Context:
 
 
 class Cluster:
-    """``nodes`` machines with ``per_node`` ranks each. Node ids are never used again."""
+    """``hosts`` hosts with ``per_host`` ranks each. MemberHost ids are never used again."""
 
-    def __init__(self, folder: Path, nodes: int, per_node: int = 1, limits: Limits = QUICK) -> None:
-        self.folder, self.per_node, self.limits = folder, per_node, limits
+    def __init__(self, folder: Path, hosts: int, per_host: int = 1, limits: Limits = QUICK) -> None:
+        self.folder, self.per_host, self.limits = folder, per_host, limits
         self.lock = threading.RLock()
         self.posts: dict[str, dict[int, Any]] = {}
         self.decided: list[str] = []
@@ -66,35 +66,35 @@ class Cluster:
         self.generation = 0
         self.ranks: list[LocalMemory] = []
         self.slots: dict[tuple[int, str], list[Slot]] = {}
-        self.form([self.start() for _ in range(nodes)])
+        self.form([self.start() for _ in range(hosts)])
 
     def start(self) -> int:
-        """A new machine."""
-        node, self.next = self.next, self.next + 1
-        self.contexts[node] = Context(self, node)
-        folder = self.folder / f"n{node}"
-        self.services[node] = MemoryService(
-            folder, "127.0.0.1", context=self.contexts[node], limits=self.limits
+        """A new host."""
+        host, self.next = self.next, self.next + 1
+        self.contexts[host] = Context(self, host)
+        folder = self.folder / f"n{host}"
+        self.services[host] = MemoryService(
+            folder, "127.0.0.1", context=self.contexts[host], limits=self.limits
         )
-        return node
+        return host
 
-    def stop(self, node: int, wipe: bool = True) -> None:
-        """Lose a machine."""
-        self.services.pop(node).close(wipe)
+    def stop(self, host: int, wipe: bool = True) -> None:
+        """Lose a host."""
+        self.services.pop(host).close(wipe)
 
     def form(self, places: list[int]) -> Membership:
         """A new generation."""
         self.generation += 1
-        nodes = tuple(Node(node, "127.0.0.1", self.services[node].address) for node in places)
-        self.membership = Membership(self.generation, 1, nodes, self.per_node, "", "test")
+        hosts = tuple(MemberHost(host, "127.0.0.1", self.services[host].address) for host in places)
+        self.membership = Membership(self.generation, 1, hosts, self.per_host, "", "test")
         with self.lock:
             self.places, self.posts = places, {}
-        for node, service in self.services.items():
-            service.membership(self.membership, places.index(node) if node in places else None)
+        for host, service in self.services.items():
+            service.membership(self.membership, places.index(host) if host in places else None)
         for memory in self.ranks:
             memory.close()
         self.ranks = [
-            LocalMemory(self.services[places[r // self.per_node]].path, r, self.generation, 10.0)
+            LocalMemory(self.services[places[r // self.per_host]].path, r, self.generation, 10.0)
             for r in range(self.world)
         ]
         self.slots = {}
@@ -102,7 +102,7 @@ class Cluster:
 
     @property
     def world(self) -> int:
-        return len(self.places) * self.per_node
+        return len(self.places) * self.per_host
 
     def service(self, place: int) -> MemoryService:
         return self.services[self.places[place]]
@@ -163,7 +163,7 @@ class Cluster:
     def holders(self, shard: str, step: int) -> list[int]:
         """Places with a copy that is complete and, read over the network, what it should be."""
         found = []
-        for place, memory in enumerate(self.ranks[:: self.per_node]):
+        for place, memory in enumerate(self.ranks[:: self.per_host]):
             for copy in memory.copies():
                 if (copy.shard, copy.step) == (shard, step):
                     into = memoryview(bytearray(copy.nbytes))
@@ -179,8 +179,8 @@ class Cluster:
         for slots in self.slots.values():
             for slot in slots:
                 slot.close()
-        for node in list(self.services):
-            self.stop(node)
+        for host in list(self.services):
+            self.stop(host)
 
 
 def together(tasks: list[Callable[[], None]]) -> None:

@@ -1,8 +1,8 @@
-"""A random course of saves, copies, commits and lost machines: what is committed can be read again.
+"""A random course of saves, copies, commits and lost hosts: what is committed can be read again.
 
 Four ranks in pairs with real slots; the steps of a save and of a copy happen one by one, in any order that
-the rules allow, and word of a commit comes to each machine when it comes. At any moment the loss of any
-single machine leaves, for every shard, a verified copy of the newest committed step or of a later one.
+the rules allow, and word of a commit comes to each host when it comes. At any moment the loss of any
+single host leaves, for every shard, a verified copy of the newest committed step or of a later one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rank:
 
 
 @dataclass
-class Machine:
+class Host:
     folder: Folder
     committed: int = -1
     base: int = -1
@@ -54,22 +54,22 @@ class Course(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="windtunnel-course-"))
         self.made = 0
         self.generation = 1
-        self.machines = [self.machine() for _ in range(WORLD)]
+        self.hosts = [self.host() for _ in range(WORLD)]
         self.ranks = [Rank() for _ in range(WORLD)]
         self.committed = -1
         self.safe = False  # whether a step was committed in this generation
 
     def teardown(self) -> None:
-        for machine in self.machines:
-            machine.folder.close()
+        for host in self.hosts:
+            host.folder.close()
         shutil.rmtree(self.root)
 
-    def machine(self) -> Machine:
+    def host(self) -> Host:
         self.made += 1
-        return Machine(Folder(self.root / f"m{self.made}", threading.Condition()))
+        return Host(Folder(self.root / f"m{self.made}", threading.Condition()))
 
-    def shelf(self, machine: int, rank: int) -> Shelf:
-        folder = self.machines[machine].folder
+    def shelf(self, host: int, rank: int) -> Shelf:
+        folder = self.hosts[host].folder
         return folder.ensure(f"rank{rank}", WORLD, N, self.slots, self.generation, -1)
 
     @rule(rank=st.integers(0, WORLD - 1), times=st.integers(1, 6))
@@ -80,7 +80,7 @@ class Course(RuleBasedStateMachine):
 
     def one(self, number: int) -> bool:
         """The next thing that a rank, or a service for it, does; False if it must wait."""
-        rank, machine = self.ranks[number], self.machines[number]
+        rank, host = self.ranks[number], self.hosts[number]
         data = content(f"rank{number}", rank.step, N)
         about = {
             "nbytes": N,
@@ -94,7 +94,7 @@ class Course(RuleBasedStateMachine):
             behind = any((r.step, r.phase) <= (rank.step - 1, COMPLETE) for r in self.ranks)
             shelf = self.shelf(number, number)
             held = shelf.held()
-            if behind or not may_overwrite(self.slots, rank.step, held, max(machine.committed, machine.base)):
+            if behind or not may_overwrite(self.slots, rank.step, held, max(host.committed, host.base)):
                 return False
             rank.own = shelf.slots[slot_for(self.slots, rank.step, held)]
             rank.own.begin(rank.step, **about)
@@ -106,11 +106,11 @@ class Course(RuleBasedStateMachine):
             rank.own.data[:] = data
             rank.own.complete(checksum_of(memoryview(data)))
         elif rank.phase == PUT:
-            holder = self.machines[number ^ 1]
+            holder = self.hosts[number ^ 1]
             shelf = self.shelf(number ^ 1, number)
             keeps = [s for s in self.shelf(number, number).held() if s not in (EMPTY, rank.step)]
-            committed = max(machine.committed, holder.committed)
-            index = shelf.target(rank.step, committed, max(machine.base, holder.base), keeps)
+            committed = max(host.committed, holder.committed)
+            index = shelf.target(rank.step, committed, max(host.base, holder.base), keeps)
             if index is None:
                 return False
             shelf.writing[index] = rank.step
@@ -129,7 +129,7 @@ class Course(RuleBasedStateMachine):
             done = min(r.step for r in self.ranks) - 1
             if done > self.committed:
                 self.committed, self.safe = done, True
-                for other in self.machines:
+                for other in self.hosts:
                     other.news.append(done)
             return True
         rank.phase += 1
@@ -137,9 +137,9 @@ class Course(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, WORLD - 1))
     def hear(self, number: int) -> None:
-        machine = self.machines[number]
-        if machine.news:
-            machine.committed = machine.news.pop(0)
+        host = self.hosts[number]
+        if host.news:
+            host.committed = host.news.pop(0)
 
     @precondition(lambda self: self.safe)
     @rule(lost=st.integers(0, WORLD - 1))
@@ -149,30 +149,30 @@ class Course(RuleBasedStateMachine):
     @precondition(lambda self: self.committed >= 0)
     @rule()
     def fail(self) -> None:
-        """All processes end, no machine."""
+        """All processes end, no host."""
         self.regroup(set())
 
     def regroup(self, lost: set[int]) -> None:
         back = self.newest(lost)
         assert back >= self.committed
         for number in lost:
-            self.machines[number].folder.close()
-            self.machines[number] = self.machine()
+            self.hosts[number].folder.close()
+            self.hosts[number] = self.host()
         self.generation += 1
         self.committed, self.safe = back, False
-        for machine in self.machines:
-            machine.committed = machine.base = back
-            machine.news = []
-            for shelf in machine.folder.shelves:
+        for host in self.hosts:
+            host.committed = host.base = back
+            host.news = []
+            for shelf in host.folder.shelves:
                 shelf.writing.clear()
         self.ranks = [Rank(back + 1) for _ in range(WORLD)]
 
     def newest(self, lost: set[int]) -> int:
-        """The newest step of which the machines that are left hold every shard; all that is complete is
+        """The newest step of which the hosts that are left hold every shard; all that is complete is
         verified."""
         held: list[set[int]] = [set() for _ in range(WORLD)]
-        for number, machine in enumerate(self.machines):
-            for shelf in machine.folder.shelves if number not in lost else ():
+        for number, host in enumerate(self.hosts):
+            for shelf in host.folder.shelves if number not in lost else ():
                 for slot in shelf.slots.values():
                     header = slot.header
                     if header is not None and header.complete:

@@ -23,7 +23,7 @@ from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
 from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, load, read_header
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 N = 300_000
 SHARD = "rank1"
@@ -50,8 +50,8 @@ class Process:
         )
         assert self.popen.stdin and self.popen.stdout
         self.address, self.path = json.loads(self.popen.stdout.readline())
-        nodes = (Node(0, "127.0.0.1", self.address), Node(1, "127.0.0.1", "127.0.0.1:1"))
-        membership = Membership(generation, 1, nodes, 1, "", "test")
+        hosts = (MemberHost(0, "127.0.0.1", self.address), MemberHost(1, "127.0.0.1", "127.0.0.1:1"))
+        membership = Membership(generation, 1, hosts, 1, "", "test")
         self.popen.stdin.write(json.dumps([0, membership.plain()]) + "\n")
         self.popen.stdin.flush()
         assert self.popen.stdout.readline() == "ok\n"
@@ -242,8 +242,8 @@ def test_a_flipped_bit_in_a_replica_is_noticed_and_mended(cluster: Cluster, wher
 
 def test_a_flipped_bit_in_a_layout_is_noticed(cluster: Cluster) -> None:
     cluster.reserve(N)
-    for node in (0, 1):
-        path = cluster.folder / f"n{node}" / f"layout-{DIGEST}"
+    for host in (0, 1):
+        path = cluster.folder / f"n{host}" / f"layout-{DIGEST}"
         assert cluster.ranks[0].layout(DIGEST) == LAYOUT
         path.write_bytes(b"X" + LAYOUT[1:])
     with pytest.raises(CopyError, match="layout"):
@@ -315,14 +315,14 @@ def test_connections_that_break_anywhere_are_made_again(tmp_path: Path) -> None:
 
 def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_path: Path) -> None:
     frozen = Process(tmp_path / "frozen")
-    context = Context(cluster=None, node=0)  # type: ignore[arg-type]
+    context = Context(cluster=None, host=0)  # type: ignore[arg-type]
     context.post = lambda *_: None  # type: ignore[method-assign]
     service = MemoryService(tmp_path / "n", "127.0.0.1", context=context, limits=QUICK)
     size = 30 << 20  # more than sockets take
 
     def form(generation: int, other: str) -> LocalMemory:
-        nodes = (Node(generation * 10, "127.0.0.1", other), Node(1, "127.0.0.1", service.address))
-        service.membership(Membership(generation, 1, nodes, 1, "", "test"), 1)
+        hosts = (MemberHost(generation * 10, "127.0.0.1", other), MemberHost(1, "127.0.0.1", service.address))
+        service.membership(Membership(generation, 1, hosts, 1, "", "test"), 1)
         return LocalMemory(service.path, 1, generation)
 
     memory = form(1, frozen.address)

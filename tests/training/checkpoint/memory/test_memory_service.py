@@ -56,7 +56,7 @@ def test_other_numbers_of_copies(cluster: Callable[..., Cluster], copies: int) -
     assert c.ranks[0].health().replication == copies
 
 
-def test_several_ranks_of_a_node_and_shared_state(cluster: Callable[..., Cluster]) -> None:
+def test_several_ranks_of_a_host_and_shared_state(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2, 2)
     c.reserve(copies=2)
     shared = {}
@@ -118,7 +118,7 @@ def test_lost_replicas_are_made_again_within_one_checkpoint(cluster: Callable[..
     c.form([0, c.start(), 2, 3])
     assert c.ranks[0].health().replication == 1
     assert c.ranks[3].health().replication == 1
-    # The new machine's own shard is read from its holder.
+    # The new host's own shard is read from its holder.
     into = memoryview(bytearray(N))
     c.ranks[1].fetch(0, "rank1", 1, into)
     assert bytes(into) == content("rank1", 1, N)
@@ -180,7 +180,7 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
     assert not list((c.folder / "n0").glob("rank?.3.*"))
 
 
-def test_more_copies_than_machines_are_left(cluster: Callable[..., Cluster]) -> None:
+def test_more_copies_than_hosts_are_left(cluster: Callable[..., Cluster]) -> None:
     c = cluster(2)
     c.stop(1)
     c.form([0])

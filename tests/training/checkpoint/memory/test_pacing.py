@@ -83,7 +83,7 @@ def test_a_closed_window_stops_and_an_endless_one_sends_the_rest() -> None:
     assert not p.inside()
 
 
-def test_a_window_is_open_when_all_ranks_of_the_node_say_so() -> None:
+def test_a_window_is_open_when_all_ranks_of_the_host_say_so() -> None:
     p, clock = pacer(mode="idle", chunk=MB, bandwidth=100e6)
     p.window(0, clock.now + 5)
     p.window(1, 0.0)

@@ -71,7 +71,7 @@ def test_domains_are_spread_as_far_as_can_be(both: tuple[Placement, list[str]]) 
 
 @pytest.mark.parametrize("places", range(1, 9))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_loss_of_a_few_machines(places: int, kind: Kind) -> None:
+def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
     """Any m - 1 losses are survived, and a loss is fatal exactly if it takes a whole copy set."""
     domains = [f"rack {p % 3}" for p in range(places)]
     for copies in range(1, places + 1):
@@ -182,7 +182,7 @@ def test_sampling_agrees_with_counting() -> None:
     assert abs(told.value - truth) < 5 * told.error
 
 
-def test_eight_thousand_machines() -> None:
+def test_eight_thousand_hosts() -> None:
     group = probability.recovery(place(8192, 2, "group"), 20).exact
     assert group == probability.group(8192, 2, 20)
     ring = probability.recovery(place(8192, 2, "ring"), 20).exact
@@ -213,12 +213,12 @@ def test_racks() -> None:
 @pytest.mark.parametrize(
     ("places", "copies", "kind", "domains", "told"),
     [
-        (4, 5, "group", (), "copies is 5; with 4 machines 1 to 4"),
+        (4, 5, "group", (), "copies is 5; with 4 hosts 1 to 4"),
         (4, 0, "ring", (), "copies is 0"),
         (0, 1, "ring", (), "places is 0"),
         (7, 2, "group", (), "2 does not divide 7; choose placement 'mixed', or copies of 7"),
         (6, 4, "group", (), "copies of 2, 3, 6"),
-        (4, 2, "domains", ("a",), "4 machines; 1 are given"),
+        (4, 2, "domains", ("a",), "4 hosts; 1 are given"),
         (4, 2, "star", (), "placement is 'star'; accepted are group, ring, mixed, domains"),
     ],
 )

@@ -43,7 +43,7 @@ def stored(step: int, world: int = 2, generation: int = 1, bad: str = "", checks
 
 
 def whole(step: int, world: int = 2) -> list[Copy]:
-    """Each shard with its machine and the next one."""
+    """Each shard with its host and the next one."""
     return [copy(at, f"rank{r}", step, world=world) for r in range(world) for at in (r, (r + 1) % world)]
 
 

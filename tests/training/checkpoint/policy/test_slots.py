@@ -89,8 +89,8 @@ def _saved(step: int, replicated: Sequence[int]) -> Iterator[str]:
         yield f"step {step} of rank {rank} is replicated"
 
 
-IN_DOUBT = [*_saved(0, range(4)), *_saved(1, (0, 1, 3)), "machine 0 dies and is replaced"]
-"""Step 1 is complete, but rank 2's lies on machine 2 alone; a machine of the other group is lost."""
+IN_DOUBT = [*_saved(0, range(4)), *_saved(1, (0, 1, 3)), "host 0 dies and is replaced"]
+"""Step 1 is complete, but rank 2's lies on host 2 alone; a host of the other group is lost."""
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_who_saves_before_the_restored_step_is_committed_again_is_found_out() ->
     begin = lead(2, 4, IN_DOUBT, remake=True, wait=False)
     found = search(2, 4, steps=1, failures=1, remake=True, wait=False, start=begin)
     assert found is not None
-    assert "step 0 was committed; without machine 2, nothing can be restored" in found.why
+    assert "step 0 was committed; without host 2, nothing can be restored" in found.why
 
 
 @pytest.mark.parametrize("choose", [the_first, the_newest])

@@ -39,23 +39,23 @@ def test_it_is_as_short_as_it_says() -> None:
 def test_without_windtunnel() -> None:
     alone = done(sys.executable, EXAMPLE)
     assert alone.returncode == 0, alone.stderr
-    torchrun = done(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", EXAMPLE)
+    torchrun = done(BIN / "torchrun", "--standalone", "--nproc-per-host", "2", EXAMPLE)
     assert torchrun.returncode == 0, torchrun.stderr
     assert set(losses(alone.stdout)) == set(losses(torchrun.stdout)) == set(range(30))
 
 
 @pytest.mark.slow
-def test_a_lost_machine_changes_no_loss(tmp_path: Path) -> None:
-    """One machine is lost after step 7, and another with its very last step: every loss is that of a run
+def test_a_lost_host_changes_no_loss(tmp_path: Path) -> None:
+    """One host is lost after step 7, and another with its very last step: every loss is that of a run
     without a failure."""
-    train = [BIN / "windtunnel", "train", "--nodes", "3"]
+    train = [BIN / "windtunnel", "train", "--hosts", "3"]
     plain = done(*train, "--out", tmp_path / "plain", EXAMPLE)
     assert plain.returncode == 0, plain.stderr
-    faults = ["--inject", "kill:node=2,step=7", "--inject", "kill:node=1,step=29"]
+    faults = ["--inject", "kill:host=2,step=7", "--inject", "kill:host=1,step=29"]
     struck = done(*train, *faults, "--out", tmp_path / "struck", EXAMPLE)
     assert struck.returncode == 0, struck.stderr
     assert losses(struck.stdout) == losses(plain.stdout)
     summary = json.loads((tmp_path / "struck" / "summary.json").read_text())
     first = summary["recoveries"][0]
-    assert first["failure"] == "kill:node=2,step=7"
+    assert first["failure"] == "kill:host=2,step=7"
     assert first["steps_lost"] <= 1

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from node_helpers import alive, environment
+from host_helpers import alive, environment
 
 from support.waiting import until
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper

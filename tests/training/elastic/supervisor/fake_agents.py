@@ -1,4 +1,4 @@
-"""Agents that speak the supervisor's protocol over real sockets, without machines or workers behind them."""
+"""Agents that speak the supervisor's protocol over real sockets, without hosts or workers behind them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Agent:
     def __init__(self, address: str, *, groups: bool = True, returns: bool = True) -> None:
         self.address = address
         self.pid = next(PIDS)
-        self.node: int | None = None
+        self.host: int | None = None
         self.generation = 0
         self.epoch = 0
         self.place: int | None = None
@@ -99,8 +99,8 @@ class Agent:
             self._closed.wait(0.01)
 
     def _hello(self, sock: Any) -> None:
-        about = {"host": "127.0.0.1", "memory": f"127.0.0.1:{self.pid}", "domain": "", "pid": self.pid}
-        state = {"node": self.node, "generation": self.generation, "epoch": self.epoch}
+        about = {"address": "127.0.0.1", "memory": f"127.0.0.1:{self.pid}", "domain": "", "pid": self.pid}
+        state = {"host": self.host, "generation": self.generation, "epoch": self.epoch}
         with self._lock:
             workers = {str(rank): pid for rank, pid in self.workers.items()}
             wire.send(sock, {"op": "hello", **about, **state, "workers": workers, "posts": self.outstanding})
@@ -113,7 +113,7 @@ class Agent:
         # What a test waits for (node, generation, ended) is set when the rest is there to be read.
         if message["op"] == "welcome":
             self.received.append(message)
-            self.node = message["node"]
+            self.host = message["host"]
         elif message["op"] == "membership":
             restart = message["membership"]["restart_all"]
             kept = {} if restart else {r: p for r, p in self.workers.items() if r in message["mine"]}
@@ -167,9 +167,9 @@ class Run:
         self.supervisor = self.supervise()
 
     def supervise(self) -> Supervisor:
-        settings = {"start_store": self._store, "order_machines": self.ordered.append, **self.settings}
-        per_node = settings.pop("per_node", 1)
-        self.supervisor = Supervisor(self.folder, self.rules, self.places, per_node, **settings)
+        settings = {"start_store": self._store, "order_hosts": self.ordered.append, **self.settings}
+        per_host = settings.pop("per_host", 1)
+        self.supervisor = Supervisor(self.folder, self.rules, self.places, per_host, **settings)
         self.supervisor.start()
         return self.supervisor
 
@@ -178,7 +178,7 @@ class Run:
         for _ in range(count):
             agent = Agent(self.supervisor.address, **how)
             self.agents.append(agent)
-            until(lambda a=agent: a.node is not None, "a welcome")  # type: ignore[misc]
+            until(lambda a=agent: a.host is not None, "a welcome")  # type: ignore[misc]
         return self.agents[-count:]
 
     def formed(self, generation: int, agents: list[Agent] | None = None) -> dict[str, Any]:

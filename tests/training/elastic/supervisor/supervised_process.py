@@ -60,7 +60,7 @@ def main() -> None:
         places,
         1,
         start_store=lambda: ("127.0.0.1:1", FakeStore()),
-        order_machines=lambda count: None,
+        order_hosts=lambda count: None,
         beat=0.02,
         lease=lease,
         deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2),

@@ -20,9 +20,9 @@ def at(t: float, kind: str, generation: int, **fields: Any) -> Event:
 
 
 def lost(t: float, generation: int, place: int | None, rank: int | None = None, **fields: Any) -> Event:
-    what = "node" if rank is None else "worker"
+    what = "host" if rank is None else "worker"
     about = {"what": what, "place": place, "rank": rank, "evidence": "exit", "own": False, "error": ""}
-    return at(t, "lost", generation, node=0, **{**about, **fields})
+    return at(t, "lost", generation, host=0, **{**about, **fields})
 
 
 def steps(t: float, generation: int, *numbers: int) -> list[Event]:
@@ -36,9 +36,9 @@ def test_phases_of_one_loss() -> None:
     events = [
         *BEGIN,
         *steps(2, 1, 0, 1, 2),
-        at(5.0, "injected", 1, fault="kill:node=1", place=1, rank=None),
+        at(5.0, "injected", 1, fault="kill:host=1", place=1, rank=None),
         lost(5.5, 1, 1, evidence="connection"),
-        at(6.0, "decided", 2, reason="machine 1"),
+        at(6.0, "decided", 2, reason="host 1"),
         at(6.25, "grouped", 2, rank=0),
         at(6.5, "grouped", 2, rank=1),
         at(7.0, "restored", 2, rank=0, step=1, tier="memory"),
@@ -47,7 +47,7 @@ def test_phases_of_one_loss() -> None:
     ]
     (one,) = recoveries(events)
     assert one.phases == {"detect": 0.5, "decide": 0.5, "regroup": 0.5, "load": 1.5, "first_step": 2.0}
-    assert (one.kind, one.fault, one.seconds, one.complete) == ("loss", "kill:node=1", 5.0, True)
+    assert (one.kind, one.fault, one.seconds, one.complete) == ("loss", "kill:host=1", 5.0, True)
     assert (one.newest, one.resumed, one.steps_lost) == (2, 1, 1)
     assert one.tiers == {0: "memory", 1: "peer"} and one.generations == 1
     used = goodput(events)

@@ -20,7 +20,7 @@ from windtunnel.training.elastic.policy.rules import Rules
 
 
 def test_forms_and_ends_with_results(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, per_node=2) as run:
+    with a_run(tmp_path, 2, per_host=2) as run:
         agents = run.add(2)
         run.formed(1)
         first = agents[0].of("membership")[0]
@@ -36,7 +36,7 @@ def test_forms_and_ends_with_results(tmp_path: Path) -> None:
         assert run.events("finished")[0]["status"] == 0
 
 
-def test_a_worker_lost_makes_a_generation_of_the_same_machines(tmp_path: Path) -> None:
+def test_a_worker_lost_makes_a_generation_of_the_same_hosts(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(2)
         run.formed(1)
@@ -60,7 +60,7 @@ def test_losses_that_come_together_are_one_generation(tmp_path: Path) -> None:
         assert len(run.events("decided")) == 2 and len(run.events("lost")) == 3
 
 
-def test_a_spare_takes_the_place_of_a_lost_machine(tmp_path: Path) -> None:
+def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
@@ -72,7 +72,7 @@ def test_a_spare_takes_the_place_of_a_lost_machine(tmp_path: Path) -> None:
         assert run.ordered == []
 
 
-def test_machines_are_ordered_and_waited_for(tmp_path: Path) -> None:
+def test_hosts_are_ordered_and_waited_for(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(2)
         run.formed(1)
@@ -84,8 +84,8 @@ def test_machines_are_ordered_and_waited_for(tmp_path: Path) -> None:
         assert run.supervisor.snapshot()["coming"] == 0
 
 
-def test_machines_that_never_come_fail_the_run(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(machines=0.2, end=1.0)) as run:
+def test_hosts_that_never_come_fail_the_run(tmp_path: Path) -> None:
+    with a_run(tmp_path, 2, deadlines=Deadlines(hosts=0.2, end=1.0)) as run:
         agents = run.add(2)
         run.formed(1)
         agents[1].kill()
@@ -104,11 +104,11 @@ def test_orders_that_fail(tmp_path: Path) -> None:
     def refuse(count: int) -> None:
         raise RuntimeError("no quota")
 
-    with a_run(tmp_path, 1, order_machines=refuse) as run:
+    with a_run(tmp_path, 1, order_hosts=refuse) as run:
         (agent,) = run.add()
         run.formed(1)
         agent.kill()
-        assert run.outcome().reason == "1 machines could not be ordered: no quota"
+        assert run.outcome().reason == "1 hosts could not be ordered: no quota"
 
 
 def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
 
 
 def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
-    """A frozen machine: its connection stays, nothing comes; when it wakes up it is told to end."""
+    """A frozen host: its connection stays, nothing comes; when it wakes up it is told to end."""
     with a_run(tmp_path, 2, lease=0.3) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
@@ -137,7 +137,7 @@ def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
         assert agents[1].ended.wait(PATIENCE)
 
 
-def test_a_lost_machine_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
+def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
@@ -145,20 +145,20 @@ def test_a_lost_machine_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Pa
         old.kill()
         run.formed(2, [agents[0], agents[2]])
         with wire.connect(run.supervisor.address, 10.0) as sock:
-            about = {"host": "h", "memory": "m", "domain": "", "pid": old.pid}
-            wire.send(sock, {"op": "hello", "node": old.node, "generation": 1, "workers": {}, **about})
+            about = {"address": "h", "memory": "m", "domain": "", "pid": old.pid}
+            wire.send(sock, {"op": "hello", "host": old.host, "generation": 1, "workers": {}, **about})
             message, _ = wire.receive(sock)
             assert message["op"] == "end" and "given up" in message["reason"]
         (again,) = run.add()
-        assert again.node == 3
+        assert again.host == 3
 
 
-def test_another_process_with_a_live_machines_id_is_refused(tmp_path: Path) -> None:
+def test_another_process_with_a_live_hosts_id_is_refused(tmp_path: Path) -> None:
     with a_run(tmp_path, 1) as run:
         run.add()
         run.formed(1)
         with wire.connect(run.supervisor.address, 10.0) as sock:
-            wire.send(sock, {"op": "hello", "node": 0, "host": "h", "memory": "m", "pid": 1})
+            wire.send(sock, {"op": "hello", "host": 0, "address": "h", "memory": "m", "pid": 1})
             assert wire.receive(sock)[0]["op"] == "end"
         assert run.supervisor.snapshot()["places"] == [0]
 
@@ -451,7 +451,7 @@ def test_stop_ends_everybody(tmp_path: Path) -> None:
 
 
 def test_refused_values(tmp_path: Path) -> None:
-    given = {"start_store": lambda: None, "order_machines": lambda count: None}
+    given = {"start_store": lambda: None, "order_hosts": lambda count: None}
     with pytest.raises(UserError, match="at least 1"):
         Supervisor(tmp_path, Rules(), 0, 1, **given)
     with pytest.raises(UserError, match="two beats"):

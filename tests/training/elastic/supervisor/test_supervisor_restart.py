@@ -86,7 +86,7 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
             assert answer[0]["values"] == values
 
 
-def test_a_machine_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
+def test_a_host_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
     deadlines = Deadlines(back=0.5, end=2.0)
     with a_run(tmp_path, 2, deadlines=deadlines, lease=0.5) as run:
         agents = run.add(3)
@@ -97,7 +97,7 @@ def test_a_machine_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
         run.supervise()
         run.formed(2, [agents[0], agents[2]])
         assert agents[2].place == 1 and run.events("lost")[0]["evidence"] == "lease"
-        assert "machine 1 (place 1) is lost" in run.events("decided")[1]["reason"]
+        assert "host 1 (place 1) is lost" in run.events("decided")[1]["reason"]
 
 
 def test_a_loss_that_was_known_but_not_acted_on(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_decision_that_nobody_got(tmp_path: Path) -> None:
         assert [e["membership"]["generation"] for e in decided] == [1, 2]
 
 
-def test_machines_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> None:
+def test_hosts_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> None:
     with a_run(tmp_path, 2, deadlines=Deadlines(back=20.0, end=2.0)) as run:
         agents = run.add(2)
         run.formed(1)
@@ -145,7 +145,7 @@ def test_machines_on_order_are_waited_for_by_the_next_one(tmp_path: Path) -> Non
         back(run, agents[1:])
         (new,) = run.add()
         run.formed(2, [agents[1], new])
-        assert run.ordered == [1] and new.node == 2 and new.place == 0
+        assert run.ordered == [1] and new.host == 2 and new.place == 0
 
 
 def test_results_and_the_dead_are_remembered(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_results_and_the_dead_are_remembered(tmp_path: Path) -> None:
         restart(run)
         back(run, agents[1:])
         ghost = run.add(returns=False)[0]
-        assert ghost.node == 3  # ids are never used again
+        assert ghost.host == 3  # ids are never used again
         agents[1].done(result="second")
         assert run.outcome().results == {0: "first", 1: "second"}
 
@@ -186,7 +186,7 @@ def test_a_run_that_is_finished_begins_anew(tmp_path: Path) -> None:
         run.supervise()
         (other,) = run.add()
         until(lambda: other.generation == 2, "a generation")
-        assert other.node == 1
+        assert other.host == 1
         other.say("ask", generation=2, key="commit/1")
         assert until(lambda: other.of("answer"), "an answer")[0]["values"] is None
 
@@ -200,7 +200,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
         path = tmp_path / "events.jsonl"
         whole = len(eventlog.read(path))
         with path.open("ab") as file:
-            file.write(b'{"kind":"lost","what":"node","node":0')
+            file.write(b'{"kind":"lost","what":"host","host":0')
         assert len(eventlog.read(path)) == whole
         run.supervise()
         back(run, [agent])
@@ -350,7 +350,7 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
         assert decided == list(range(1, len(decided) + 1))
         epochs = [e["epoch"] for e in events]
         assert epochs == sorted(epochs) and epochs[-1] == 6
-        assert not [e for e in events if e["kind"] == "lost" and e["what"] == "node"]
+        assert not [e for e in events if e["kind"] == "lost" and e["what"] == "host"]
     finally:
         over.set()
         for agent in agents:

@@ -20,9 +20,9 @@ from windtunnel.training.elastic.policy.log_replay import past
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules, decide
 from windtunnel.training.elastic.policy.settings import Deadlines, Settings
 
-PLACES, PER_NODE = 3, 2
+PLACES, PER_HOST = 3, 2
 SETTINGS = Settings(
-    PLACES, PER_NODE, deadlines=Deadlines(machines=1e9, form=1e9, hello=1e9), most_fruitless=10**9
+    PLACES, PER_HOST, deadlines=Deadlines(hosts=1e9, form=1e9, hello=1e9), most_fruitless=10**9
 )
 BEAT = 0.3  # seconds between turns of the model; a lease is 1
 
@@ -32,7 +32,7 @@ class Peer:
     """What an agent knows. ``said``: messages of earlier, which may come again."""
 
     pid: int
-    node: int | None = None
+    host: int | None = None
     link: int | None = None
     generation: int = 0
     epoch: int = 0
@@ -77,8 +77,8 @@ class World(RuleBasedStateMachine):
         assert message["epoch"] >= peer.epoch, "an agent hears an older supervisor"
         peer.epoch = message["epoch"]
         if message["op"] == "welcome":
-            assert peer.node in (None, message["node"])
-            peer.node = message["node"]
+            assert peer.host in (None, message["host"])
+            peer.host = message["host"]
         elif message["op"] == "membership":
             membership = message["membership"]
             assert membership["generation"] >= peer.generation, "a generation goes back"
@@ -123,8 +123,8 @@ class World(RuleBasedStateMachine):
         self.links[peer.link] = peer
         self.next_link += 1
         workers = {str(rank): pid for rank, pid in peer.workers.items()}
-        about = {"host": "h", "memory": f"m{peer.pid}", "domain": "", "pid": peer.pid}
-        state = {"node": peer.node, "generation": peer.generation, "epoch": peer.epoch, "workers": workers}
+        about = {"address": "h", "memory": f"m{peer.pid}", "domain": "", "pid": peer.pid}
+        state = {"host": peer.host, "generation": peer.generation, "epoch": peer.epoch, "workers": workers}
         handlers.hello(self.core, peer.link, {"op": "hello", **about, **state, "posts": []}, self.now)
 
     def say(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -154,9 +154,9 @@ class World(RuleBasedStateMachine):
 
     # what happens
 
-    @initialize(machines=st.sampled_from([0, 3, 4, 5]))
-    def begin(self, machines: int) -> None:
-        for _ in range(machines):
+    @initialize(hosts=st.sampled_from([0, 3, 4, 5]))
+    def begin(self, hosts: int) -> None:
+        for _ in range(hosts):
             self.join()
         self.pass_time(0.05)
         self.pass_time(0.05)
@@ -217,7 +217,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: any(peer.said for peer in self.alive()))
     @rule(data=st.data())
     def say_again(self, data: st.DataObject) -> None:
-        """A message of now or of long ago comes (again), from this machine or another."""
+        """A message of now or of long ago comes (again), from this host or another."""
         message = data.draw(st.sampled_from([m for peer in self.peers for m in peer.said]))
         self.changes += 1
         self.say(self.pick(data), message)
@@ -239,12 +239,12 @@ class World(RuleBasedStateMachine):
     @rule()
     def stopped_for_long(self) -> None:
         """The supervisor itself stood still: nobody is given up for that."""
-        lost = sum(event["kind"] == "lost" and event["what"] == "node" for event in self.log)
+        lost = sum(event["kind"] == "lost" and event["what"] == "host" for event in self.log)
         away = [peer for peer in self.alive() if peer.link is None]
         self.now += 100.0
         if not away:
             self.core.tick(self.now)
-            assert lost == sum(e["kind"] == "lost" and e["what"] == "node" for e in self.log)
+            assert lost == sum(e["kind"] == "lost" and e["what"] == "host" for e in self.log)
 
     @precondition(lambda self: len(self.log) > self.seen + 2)
     @rule()
@@ -276,7 +276,7 @@ class World(RuleBasedStateMachine):
                 assert set(event["values"].values()) == {event["generation"]}
 
     def teardown(self) -> None:
-        """When nothing more happens all live machines are in, with all workers, in one generation."""
+        """When nothing more happens all live hosts are in, with all workers, in one generation."""
         if self.core.outcome is not None:
             assert self.core.outcome.status == 1
             return
@@ -287,8 +287,8 @@ class World(RuleBasedStateMachine):
                 "hosts are left" in self.core.outcome.reason
             )
             return
-        live = {peer.node for peer in self.alive() if not peer.silent}
-        assert set(self.core.machines.live) == live
+        live = {peer.host for peer in self.alive() if not peer.silent}
+        assert set(self.core.hosts.live) == live
         self.settled(live)
 
     def settled(self, live: set[int | None]) -> None:
@@ -296,15 +296,15 @@ class World(RuleBasedStateMachine):
         if membership is None:
             assert len(live) < PLACES
             return
-        members = {node.id for node in membership.nodes}
+        members = {host.id for host in membership.hosts}
         assert members <= live and len(members) == min(PLACES, len(live))
         for peer in self.alive():
-            if peer.node in members:
-                assert peer.generation == membership.generation and len(peer.workers) == PER_NODE
+            if peer.host in members:
+                assert peer.generation == membership.generation and len(peer.workers) == PER_HOST
 
 
 class Replacing(World):
-    """The same with a policy that waits for machines: they come as soon as they are ordered."""
+    """The same with a policy that waits for hosts: they come as soon as they are ordered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,10 +324,10 @@ class Replacing(World):
             self.pass_time(BEAT)
         membership = self.core.membership
         if membership is None:
-            assert len(self.core.machines.live) < PLACES
+            assert len(self.core.hosts.live) < PLACES
             return
-        assert len(membership.nodes) == PLACES
-        assert {node.id for node in membership.nodes} <= set(self.core.machines.live)
+        assert len(membership.hosts) == PLACES
+        assert {host.id for host in membership.hosts} <= set(self.core.hosts.live)
 
 
 # fixed examples: the same search in every run

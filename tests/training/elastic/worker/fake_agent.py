@@ -1,4 +1,4 @@
-"""A node agent for tests of the trainer's side: a thread that speaks the protocol and nothing more."""
+"""A agent for tests of the trainer's side: a thread that speaks the protocol and nothing more."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FakeAgent:
                                 "op": "welcome",
                                 "membership": self.membership.plain(),
                                 "place": rank,
-                                "node": 10 + rank,
+                                "host": 10 + rank,
                                 "memory_path": "/nowhere",
                                 "faults": self.faults,
                                 "config": {"beat": 0.05, "patience": 20.0},

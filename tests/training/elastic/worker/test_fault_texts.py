@@ -16,14 +16,14 @@ from windtunnel.training.elastic.faults import POINTS, RECOVERY, WITHOUT_STEP, F
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("kill:node=2,step=7", Fault("", "kill", node=2, step=7)),
+        ("kill:host=2,step=7", Fault("", "kill", host=2, step=7)),
         ("kill:rank=3,step=5", Fault("", "kill", rank=3, step=5)),
         ("stop:rank=1,step=4", Fault("", "stop", rank=1, step=4)),
         ("exit:rank=1,step=4,status=3", Fault("", "exit", rank=1, step=4, status=3)),
         ("raise:rank=0,step=2", Fault("", "raise", rank=0, step=2)),
-        ("kill-agent:node=1,step=3", Fault("", "kill-agent", node=1, step=3)),
-        ("wipe:node=1,step=3,times=2", Fault("", "wipe", node=1, step=3, times=2)),
-        ("flip:node=1,step=6,shard=rank2", Fault("", "flip", node=1, step=6, shard="rank2")),
+        ("kill-agent:host=1,step=3", Fault("", "kill-agent", host=1, step=3)),
+        ("wipe:host=1,step=3,times=2", Fault("", "wipe", host=1, step=3, times=2)),
+        ("flip:host=1,step=6,shard=rank2", Fault("", "flip", host=1, step=6, shard="rank2")),
         (
             "kill:rank=2,point=after_local_write,step=5",
             Fault("", "kill", rank=2, point="after_local_write", step=5),
@@ -33,9 +33,9 @@ from windtunnel.training.elastic.faults import POINTS, RECOVERY, WITHOUT_STEP, F
             "kill:rank=1,generation=2,point=regrouped",
             Fault("", "kill", rank=1, generation=2, point="regrouped"),
         ),
-        ("down:node=1,step=4", Fault("", "down", node=1, step=4)),
-        ("slow:node=1,step=4,rate=10Mbit", Fault("", "slow", node=1, step=4, rate=1.25e6)),
-        ("slow:node=1,step=4,rate=2.5GB", Fault("", "slow", node=1, step=4, rate=2.5e9)),
+        ("down:host=1,step=4", Fault("", "down", host=1, step=4)),
+        ("slow:host=1,step=4,rate=10Mbit", Fault("", "slow", host=1, step=4, rate=1.25e6)),
+        ("slow:host=1,step=4,rate=2.5GB", Fault("", "slow", host=1, step=4, rate=2.5e9)),
     ],
 )
 def test_parse(text: str, fault: Fault) -> None:
@@ -46,26 +46,26 @@ def test_parse(text: str, fault: Fault) -> None:
     ("text", "named", "accepted"),
     [
         ("", "''", "kill, stop"),
-        ("burn:node=1,step=2", "'burn'", "kill, stop"),
-        ("kill", "whom", "node=PLACE or rank=RANK"),
-        ("kill:node=1,rank=2,step=1", "whom", "either node=PLACE or rank=RANK"),
-        ("kill:node=1", "when", "step="),
-        ("kill:node=x,step=1", "node=x", "whole number"),
-        ("kill:node=-1,step=1", "node=-1", "whole number"),
-        ("kill:node=1,step=1,step=2", "twice", "one value"),
-        ("kill:node=1,step", "'step'", "name=value"),
-        ("kill:node=1,step=1,status=2", "'status=2'", "generation"),
-        ("kill:node=1,step=1,times=0", "times=0", "from 1"),
-        ("kill:node=1,point=lunch", "point=lunch", "after_local_write"),
-        ("kill:node=1,during=lunch", "during=lunch", "recovery"),
-        ("kill:node=1,during=recovery,step=3", "no step", "during= alone"),
-        ("kill:node=1,point=regrouped,step=3", "step=3", "no step"),
-        ("wipe:rank=1,step=3", "rank=1", "node=PLACE"),
+        ("burn:host=1,step=2", "'burn'", "kill, stop"),
+        ("kill", "whom", "host=PLACE or rank=RANK"),
+        ("kill:host=1,rank=2,step=1", "whom", "either host=PLACE or rank=RANK"),
+        ("kill:host=1", "when", "step="),
+        ("kill:host=x,step=1", "host=x", "whole number"),
+        ("kill:host=-1,step=1", "host=-1", "whole number"),
+        ("kill:host=1,step=1,step=2", "twice", "one value"),
+        ("kill:host=1,step", "'step'", "name=value"),
+        ("kill:host=1,step=1,status=2", "'status=2'", "generation"),
+        ("kill:host=1,step=1,times=0", "times=0", "from 1"),
+        ("kill:host=1,point=lunch", "point=lunch", "after_local_write"),
+        ("kill:host=1,during=lunch", "during=lunch", "recovery"),
+        ("kill:host=1,during=recovery,step=3", "no step", "during= alone"),
+        ("kill:host=1,point=regrouped,step=3", "step=3", "no step"),
+        ("wipe:rank=1,step=3", "rank=1", "host=PLACE"),
         ("exit:rank=1,step=3,status=0", "status=0", "1 to 255"),
-        ("slow:node=1,step=3", "how slow", "rate="),
-        ("slow:node=1,step=3,rate=fast", "rate=fast", "10Mbit"),
-        ("slow:node=1,step=3,rate=0bit", "rate=0bit", "10Mbit"),
-        ("flip:node=1,step=3,shard=../x", "shard=../x", "rankN"),
+        ("slow:host=1,step=3", "how slow", "rate="),
+        ("slow:host=1,step=3,rate=fast", "rate=fast", "10Mbit"),
+        ("slow:host=1,step=3,rate=0bit", "rate=0bit", "10Mbit"),
+        ("flip:host=1,step=3,shard=../x", "shard=../x", "rankN"),
     ],
 )
 def test_refused_by_name(text: str, named: str, accepted: str) -> None:
@@ -90,7 +90,7 @@ points = st.sampled_from(sorted(POINTS))
 
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    whom = draw(st.sampled_from(["rank", "node"]))
+    whom = draw(st.sampled_from(["rank", "host"]))
     fields = [f"{whom}={draw(small)}"]
     when = draw(st.sampled_from(["during", "point", "step", "generation"]))
     if when == "during":
@@ -112,7 +112,7 @@ def test_matches_means_every_field(
     text: str, point: str, step: int | None, rank: int, place: int, generation: int, fired: int
 ) -> None:
     fields = dict(part.split("=") for part in text.partition(":")[2].split(","))
-    here = {"rank": rank, "node": place, "generation": generation, "step": step}
+    here = {"rank": rank, "host": place, "generation": generation, "step": step}
     wanted = all(str(here[name]) == value for name, value in fields.items() if name in here)
     wanted &= fired < int(fields.get("times", 1))
     if "during" in fields:

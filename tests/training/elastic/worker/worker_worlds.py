@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up waiting
 
@@ -27,8 +27,8 @@ _context.set_forkserver_preload(["torch", "torch.distributed.device_mesh", "torc
 
 
 def membership_of(world: int, store: str, generation: int = 1, **changes: Any) -> Membership:
-    nodes = tuple(Node(place, "127.0.0.1", "127.0.0.1:0") for place in range(world))
-    return Membership(generation, 1, nodes, 1, store, "test", **changes)
+    hosts = tuple(MemberHost(place, "127.0.0.1", "127.0.0.1:0") for place in range(world))
+    return Membership(generation, 1, hosts, 1, store, "test", **changes)
 
 
 class World:

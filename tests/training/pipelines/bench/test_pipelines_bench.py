@@ -11,15 +11,15 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.traces.failures import regular
-from windtunnel.training.goodput.twin.model import Costs, Flight, Job
-from windtunnel.training.goodput.twin.simulate import fly
+from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.pipelines.bench import SECTIONS, run
 from windtunnel.training.pipelines.bench import planner as planner_section
 from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
 from windtunnel.training.pipelines.bench.fidelity import Calibration, reached, replay
 from windtunnel.training.pipelines.bench.measured import random_losses, regular_losses
-from windtunnel.training.pipelines.bench.replay import TRACES, twin_flights
-from windtunnel.training.pipelines.bench.runs import NODES, Flown
+from windtunnel.training.pipelines.bench.replay import TRACES, twin_runs
+from windtunnel.training.pipelines.bench.runs import HOSTS, JobRun
 from windtunnel.training.pipelines.bench.schemes import GoOnOnFewer, RestartOnFewer
 
 
@@ -55,12 +55,12 @@ def test_histogram_counts_everything_once() -> None:
     assert [share * 6 for _, share in shares] == pytest.approx([2, 1, 1, 1, 1])
 
 
-def test_losses_leave_enough_machines_and_time() -> None:
+def test_losses_leave_enough_hosts_and_time() -> None:
     draw = random.Random(0)
     for _ in range(50):
         losses = random_losses(draw, 3)
         assert [step for step, _ in losses] == sorted({step for step, _ in losses})
-        assert all(0 <= place < NODES - index for index, (_, place) in enumerate(losses))
+        assert all(0 <= place < HOSTS - index for index, (_, place) in enumerate(losses))
         assert [step for step, _ in regular_losses(draw, 3, 10, True)] == [5, 15, 25]
 
 
@@ -73,22 +73,22 @@ def test_a_run_is_read_from_its_events() -> None:
         {"kind": "step", "generation": 2, "step": 11, "t": 6.5},
     ]
     decided = [
-        {"kind": "decided", "generation": g, "membership": {"nodes": [0] * n}} for g, n in ((1, 6), (2, 5))
+        {"kind": "decided", "generation": g, "membership": {"hosts": [0] * n}} for g, n in ((1, 6), (2, 5))
     ]
     events = (decided[0], *steps[:3], decided[1], *steps[3:])
-    flown = Flown("warm restart", 12, events, {}, {})
-    assert flown.step_times() == {6: [1.0], 5: [0.5]}
-    assert flown.saves() == [1.5]
-    assert flown.times()[10] == 3.5
-    assert replace(flown, scheme="templates").step_times() == {6: [1.0, 1.5], 5: [0.5]}
+    ran = JobRun("warm restart", 12, events, {}, {})
+    assert ran.step_times() == {6: [1.0], 5: [0.5]}
+    assert ran.saves() == [1.5]
+    assert ran.times()[10] == 3.5
+    assert replace(ran, scheme="templates").step_times() == {6: [1.0, 1.5], 5: [0.5]}
 
 
 def test_when_the_twin_was_done() -> None:
     series = ((0.0, 0.0), (10.0, 5.0), (10.0, 3.0), (20.0, 3.0), (30.0, 13.0))
-    flight = Flight("x", 30.0, {}, 13.0, 2.0, 1, 1, series)
-    assert reached(flight, 4.0) == 21.0  # the first time it was taken back
-    assert reached(flight, 3.0) == 6.0
-    assert reached(flight, 14.0) == math.inf
+    result = SimulationResult("x", 30.0, {}, 13.0, 2.0, 1, 1, series)
+    assert reached(result, 4.0) == 21.0  # the first time it was taken back
+    assert reached(result, 3.0) == 6.0
+    assert reached(result, 14.0) == math.inf
 
 
 def test_the_twin_replays_the_losses_of_a_run() -> None:
@@ -98,15 +98,15 @@ def test_the_twin_replays_the_losses_of_a_run() -> None:
     calibration = Calibration(job, costs, 0.02, {2: 0.6, 3: 0.4, 4: 0.3, 5: 0.25, 6: 0.2})
     steps = [{"kind": "step", "generation": 1, "step": i, "t": 100 + 0.2 * (i + 1)} for i in range(30)]
     lost = {"kind": "injected", "t": 102.5, "place": 3}
-    flown = Flown("templates", 30, (*steps, lost), {}, {})
-    flight, end = replay(calibration, "templates", flown, back=False)
-    assert flight.redone == 0 and flight.phases["detect"] == 0.1 and flight.phases["join"] == 0
-    assert 7 < end < 8 and sum(flight.phases.values()) == pytest.approx(end)
-    taken, _ = replay(calibration, "templates", flown, back=True)
+    ran = JobRun("templates", 30, (*steps, lost), {}, {})
+    result, end = replay(calibration, "templates", ran, back=False)
+    assert result.redone == 0 and result.phases["detect"] == 0.1 and result.phases["join"] == 0
+    assert 7 < end < 8 and sum(result.phases.values()) == pytest.approx(end)
+    taken, _ = replay(calibration, "templates", ran, back=True)
     assert taken.phases["join"] == 0.15
-    fewer, later = replay(calibration, "warm restart", flown, back=False)
+    fewer, later = replay(calibration, "warm restart", ran, back=False)
     assert fewer.redone == 2 and fewer.phases["wait"] == 0 and later > end
-    whole, _ = replay(calibration, "warm restart", flown, back=True)
+    whole, _ = replay(calibration, "warm restart", ran, back=True)
     assert whole.phases["wait"] == 1.5 and whole.phases["slow"] == 0
 
 
@@ -115,9 +115,9 @@ def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
     costs = replace(costs, blocking_save=True)
     job = Job(2, 1.0, 0.0)  # saves and loads take no time
     trace = regular(2, 25.5, 1)
-    flight = fly(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
-    assert flight.steps == 20 + 5 and flight.redone == 5
-    ours = fly(GoOnOnFewer(2, 10.0, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    result = simulate(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
+    assert result.steps == 20 + 5 and result.redone == 5
+    ours = simulate(GoOnOnFewer(2, 10.0, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
     assert ours.steps == 25 + 5 and ours.redone == 0
 
 
@@ -126,7 +126,7 @@ def test_published_rows() -> None:
     assert len(rows) == 2 * len(TRACES)
     headline = next(row for row in rows if "10 min" in row.name and "artifact" in row.name)
     assert headline.emulated == pytest.approx(13.903, abs=0.001) and headline.met
-    ours, theirs = twin_flights(TRACES["10 min"][0])
+    ours, theirs = twin_runs(TRACES["10 min"][0])
     assert ours.steps > 0 and theirs.steps == 0
 
 

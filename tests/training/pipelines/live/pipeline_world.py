@@ -1,4 +1,4 @@
-"""Machines of the tests: one real trainer process each, under a small supervisor that lives in the test.
+"""Hosts of the tests: one real trainer process each, under a small supervisor that lives in the test.
 
 It speaks to the trainers what an agent speaks, so `elastic.run`, its link and its group are the real ones. It
 does on purpose what a real one does by chance: kill at a chosen message, or die before telling some.
@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.base import wire
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 BOUND = 60.0  # seconds after which a test gives up
 
@@ -44,11 +44,11 @@ _context.set_forkserver_preload(
 
 @dataclass
 class Script:
-    """What happens to the machines.
+    """What happens to the hosts.
 
-    ``faults``: texts for the real injector. ``kill_on_post``: (node, part of a key): killed when it has said
-    so, and its death is known before. ``untold``: part of a key, and nodes that are not told of its decision;
-    a victim (the third) is killed then. ``kill_at``, ``join_at``: step whose event was seen, nodes.
+    ``faults``: texts for the real injector. ``kill_on_post``: (host, part of a key): killed when it has said
+    so, and its death is known before. ``untold``: part of a key, and hosts that are not told of its decision;
+    a victim (the third) is killed then. ``kill_at``, ``join_at``: step whose event was seen, hosts.
     """
 
     faults: Sequence[str] = ()
@@ -59,9 +59,9 @@ class Script:
 
 
 class World:
-    """Runs ``train(job, *args)`` on ``nodes`` machines until all that are left have returned from it."""
+    """Runs ``train(job, *args)`` on ``hosts`` hosts until all that are left have returned from it."""
 
-    def __init__(self, folder: Path, nodes: int, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, folder: Path, hosts: int, train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.folder, self.train, self.args = folder, train, args
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[int, Any] = {}
@@ -76,9 +76,9 @@ class World:
         self.memberships: list[Membership] = []
         self.script = Script()
         self.coming: set[int] = set()
-        self._form(list(range(nodes)))
-        for node in range(nodes):
-            self._start(node, node)
+        self._form(list(range(hosts)))
+        for host in range(hosts):
+            self._start(host, host)
 
     def run(self, script: Script) -> World:
         self.script = script
@@ -87,7 +87,7 @@ class World:
         try:
             while self.members() - set(self.results) and not self.errors:
                 assert time.monotonic() < end, self._stuck()
-                sentinels = {process.sentinel: node for node, process in self.processes.items()}
+                sentinels = {process.sentinel: host for host, process in self.processes.items()}
                 ready = self.selector.select(0.05)
                 for key, _ in ready:
                     key.data()
@@ -104,7 +104,7 @@ class World:
         return self
 
     def members(self) -> set[int]:
-        return {node.id for node in self.memberships[-1].nodes}
+        return {host.id for host in self.memberships[-1].hosts}
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
@@ -117,7 +117,7 @@ class World:
         return found
 
     def result(self) -> dict[str, Any]:
-        """The hashes that all machines agree on."""
+        """The hashes that all hosts agree on."""
         assert not self.errors, self.errors[0]
         hashes = [result["hashes"] for result in self.results.values()]
         assert all(each == hashes[0] for each in hashes)
@@ -128,99 +128,99 @@ class World:
         for process in self.processes.values():
             os.kill(process.pid, signal.SIGUSR1)
         time.sleep(1)  # nothing tells when they have written it
-        logs = [f"--- {node}\n{(self.folder / f'log{node}').read_text()[-6000:]}" for node in self.processes]
+        logs = [f"--- {host}\n{(self.folder / f'log{host}').read_text()[-6000:]}" for host in self.processes]
         said = [f"{self.memberships[-1]}", f"posts {self.posts}", f"results of {set(self.results)}"]
         return "\n".join([*said, *(str(event) for event in self.events[-5:]), *logs])
 
-    def _form(self, nodes: list[int]) -> None:
-        members = tuple(Node(node, "127.0.0.1", "127.0.0.1:0") for node in nodes)
+    def _form(self, hosts: list[int]) -> None:
+        members = tuple(MemberHost(host, "127.0.0.1", "127.0.0.1:0") for host in hosts)
         number = len(self.memberships) + 1
         store = f"127.0.0.1:{self.store.port}"
         self.memberships.append(Membership(number, 1, members, 1, store, "test"))
         self.posts.clear()
 
-    def _tell(self, node: int, message: dict[str, Any]) -> None:
+    def _tell(self, host: int, message: dict[str, Any]) -> None:
         with suppress(OSError, KeyError):  # it is dead, or has not said hello yet
-            wire.send(self.links[node], message)
+            wire.send(self.links[host], message)
 
     def _announce(self) -> None:
         membership = self.memberships[-1]
-        for node in self.members():
-            place = membership.place_of(node)
-            self._tell(node, {"op": "membership", "membership": membership.plain(), "place": place})
+        for host in self.members():
+            place = membership.place_of(host)
+            self._tell(host, {"op": "membership", "membership": membership.plain(), "place": place})
 
-    def _start(self, node: int, rank: int) -> None:
-        path = self.folder / f"agent{node}"
+    def _start(self, host: int, rank: int) -> None:
+        path = self.folder / f"agent{host}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        self.listeners[node] = listener
-        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(node))
+        self.listeners[host] = listener
+        self.selector.register(listener, selectors.EVENT_READ, lambda: self._accept(host))
         environment = {
             "WINDTUNNEL_AGENT": f"unix:{path}",
             "WINDTUNNEL_RUN": str(self.folder),
             "RANK": str(rank),
             "WORLD_SIZE": "0",
         }
-        log = str(self.folder / f"log{node}")
+        log = str(self.folder / f"log{host}")
         process = _context.Process(target=_child, args=(environment, log, self.train, self.args))
         process.start()
-        self.processes[node] = process
+        self.processes[host] = process
 
-    def _accept(self, node: int) -> None:
-        link, _ = self.listeners[node].accept()
+    def _accept(self, host: int) -> None:
+        link, _ = self.listeners[host].accept()
         if self.results:  # too late to join
             link.close()
             return
         link.settimeout(BOUND)
         wire.receive(link)
-        self.links[node] = link
-        self.selector.register(link, selectors.EVENT_READ, lambda: self._hear(node))
-        joins = node not in self.members()
-        self.coming.discard(node)
+        self.links[host] = link
+        self.selector.register(link, selectors.EVENT_READ, lambda: self._hear(host))
+        joins = host not in self.members()
+        self.coming.discard(host)
         if joins:
-            self._form([*(n.id for n in self.memberships[-1].nodes), node])
+            self._form([*(n.id for n in self.memberships[-1].hosts), host])
         membership = self.memberships[-1]
-        welcome = {"membership": membership.plain(), "place": membership.place_of(node), "node": node}
+        welcome = {"membership": membership.plain(), "place": membership.place_of(host), "host": host}
         config = {"patience": BOUND}
-        self._tell(node, {"op": "welcome", **welcome, "faults": list(self.script.faults), "config": config})
+        self._tell(host, {"op": "welcome", **welcome, "faults": list(self.script.faults), "config": config})
         if joins:
             self._announce()
 
-    def _hear(self, node: int) -> None:
+    def _hear(self, host: int) -> None:
         try:
-            message, _ = wire.receive(self.links[node])
+            message, _ = wire.receive(self.links[host])
         except OSError:
-            self.selector.unregister(self.links[node])
+            self.selector.unregister(self.links[host])
             return
         op = message["op"]
         if op == "post" and message["generation"] == self.memberships[-1].generation:
-            self._post(node, message)
+            self._post(host, message)
         elif op == "ask":
             values = self.durable.get(message["key"])
-            self._tell(node, {"op": "answer", "key": message["key"], "values": values})
+            self._tell(host, {"op": "answer", "key": message["key"], "values": values})
         elif op == "event" or op == "step":
             message.setdefault("kind", op)
             self.events.append(message)
             if message["kind"] == "step":
                 self._at_step(message["step"])
         elif op == "done":
-            self.results[node] = message["result"]
+            self.results[host] = message["result"]
         elif op == "failed":
             self.errors.append(message["error"])
 
-    def _post(self, node: int, message: dict[str, Any]) -> None:
+    def _post(self, host: int, message: dict[str, Any]) -> None:
         key, rank = message["key"], message["rank"]
         for entry in list(self.script.kill_on_post):
-            if entry[0] == node and entry[1] in key:
+            if entry[0] == host and entry[1] in key:
                 self.script.kill_on_post.remove(entry)
-                self.kill(node)
+                self.kill(host)
                 return
         posts = self.posts.setdefault(key, {})
         posts[rank] = message["value"]
         membership = self.memberships[-1]
         if len(posts) < membership.world or self.coming:
-            return  # a machine that is on its way comes before the job can end
+            return  # a host that is on its way comes before the job can end
         if key.startswith("commit/"):
             self.durable[key] = posts
         untold, victims = set[int](), []
@@ -236,33 +236,33 @@ class World:
             self.kill(victim)
 
     def _at_step(self, step: int) -> None:
-        for node in self.script.kill_at.pop(step, []):
-            self.kill(node)
-        for node in self.script.join_at.pop(step, []):
-            self.coming.add(node)
-            self._start(node, 0)
+        for host in self.script.kill_at.pop(step, []):
+            self.kill(host)
+        for host in self.script.join_at.pop(step, []):
+            self.coming.add(host)
+            self._start(host, 0)
 
-    def kill(self, node: int) -> None:
-        os.kill(self.processes[node].pid, signal.SIGKILL)
+    def kill(self, host: int) -> None:
+        os.kill(self.processes[host].pid, signal.SIGKILL)
 
     def _bury(self, dead: list[int]) -> None:
-        for node in dead:
-            self.processes.pop(node).join()
-        lost = [node for node in dead if node in self.members() and node not in self.results]
+        for host in dead:
+            self.processes.pop(host).join()
+        lost = [host for host in dead if host in self.members() and host not in self.results]
         if lost:
-            for node in lost:
-                log = (self.folder / f"log{node}").read_text()
+            for host in lost:
+                log = (self.folder / f"log{host}").read_text()
                 assert "Traceback" not in log, log
-            self._form([n.id for n in self.memberships[-1].nodes if n.id not in lost])
+            self._form([n.id for n in self.memberships[-1].hosts if n.id not in lost])
             self._announce()
 
 
-def fly(
-    folder: Path, nodes: int, train: Callable[..., Any], *args: Any, script: Script | None = None
+def run_job(
+    folder: Path, hosts: int, train: Callable[..., Any], *args: Any, script: Script | None = None
 ) -> World:
     """One run, to its end."""
     folder.mkdir(parents=True, exist_ok=True)
-    return World(folder, nodes, train, args).run(script or Script())
+    return World(folder, hosts, train, args).run(script or Script())
 
 
 def _child(environment: dict[str, str], log: str, train: Callable[..., Any], args: tuple[Any, ...]) -> None:

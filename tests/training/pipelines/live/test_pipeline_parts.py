@@ -36,7 +36,7 @@ def execute(stages: int, microbatches: int) -> list[int]:
     orders = [deque(one_forward_one_backward(s, stages, microbatches)) for s in range(stages)]
     arrived: set[tuple[int, str, int]] = {(0, "forward", m) for m in range(microbatches)}
     arrived |= {(stages - 1, "backward", m) for m in range(microbatches)}
-    flying, most = [0] * stages, [0] * stages
+    under_way, most = [0] * stages, [0] * stages
     done: list[list[Action]] = [[] for _ in range(stages)]
     while any(orders):
         moved = False
@@ -47,8 +47,8 @@ def execute(stages: int, microbatches: int) -> list[int]:
                 assert forward or Action("forward", action.microbatch) in done[stage]
                 done[stage].append(action)
                 arrived.add((stage + (1 if forward else -1), action.kind, action.microbatch))
-                flying[stage] += 1 if forward else -1
-                most[stage] = max(most[stage], flying[stage])
+                under_way[stage] += 1 if forward else -1
+                most[stage] = max(most[stage], under_way[stage])
                 moved = True
         assert moved, "deadlock"
     assert all(len(each) == len(set(each)) == 2 * microbatches for each in done)
@@ -77,20 +77,20 @@ def test_each_sample_once_an_epoch(samples: int, microbatches: int, size: int, s
     assert again.microbatch(steps - 1, microbatches - 1) == order.microbatch(steps - 1, microbatches - 1)
 
 
-def standing(node: int, versions: dict[int, int], **more: object) -> Standing:
-    return replace(Standing(node, era=1, versions=versions), **more)  # type: ignore[arg-type]
+def standing(host: int, versions: dict[int, int], **more: object) -> Standing:
+    return replace(Standing(host, era=1, versions=versions), **more)  # type: ignore[arg-type]
 
 
 def test_step_in_doubt_for_every_subset() -> None:
-    """Three machines prepared step 4. Whoever is left, in whichever states: one conclusion, and nobody that
+    """Three hosts prepared step 4. Whoever is left, in whichever states: one conclusion, and nobody that
     has the layer at the newest version is left out."""
     for fate in product(["gone", "prepared", "knows", "applied"], repeat=3):
         left = {}
-        for node, how in enumerate(fate):
+        for host, how in enumerate(fate):
             if how == "applied":
-                left[node] = standing(node, {node: 5})
+                left[host] = standing(host, {host: 5})
             elif how != "gone":
-                left[node] = standing(node, {node: 4}, pending=4, committed=how == "knows")
+                left[host] = standing(host, {host: 4}, pending=4, committed=how == "knows")
         if not left:
             continue
         committed = any(how in ("applied", "knows") for how in fate)
@@ -221,7 +221,7 @@ def test_stage_cuts_do_not_show() -> None:
 
 @pytest.mark.parametrize("kind", ["fixed", "ordered"])
 def test_sums_in_any_grouping(kind: str) -> None:
-    """What one machine sums is what it sums in any other order of its microbatches."""
+    """What one host sums is what it sums in any other order of its microbatches."""
     layer = odd()
     rows = [gradient(layer, seed).float() for seed in range(5)]
     found = []
@@ -283,7 +283,7 @@ def test_files_are_whole_or_do_not_count(tmp_path: Path) -> None:
         ({"nonfinite": "hope"}, "nonfinite 'hope'; accepted"),
         ({"microbatches": 0}, "microbatches is 0; accepted: a positive number"),
         ({"size": -1}, "microbatch_size is -1"),
-        ({"largest": 9}, "templates for 2 to 9 machines; accepted: 1 to 6, the layers"),
+        ({"largest": 9}, "templates for 2 to 9 hosts; accepted: 1 to 6, the layers"),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, object], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Real machines, real kills: what comes out is what one process would have computed, to the last bit."""
+"""Real hosts, real kills: what comes out is what one process would have computed, to the last bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_problems import Problem, plain, train
-from pipeline_world import Script, World, fly
+from pipeline_world import Script, World, run_job
 
 torch.set_num_threads(1)
 PROBLEM = Problem()
@@ -30,13 +30,13 @@ def layouts(world: World) -> list[tuple[str, list[list[int]], int]]:
 
 
 def test_two_pipelines_compute_what_one_process_does(tmp_path: Path) -> None:
-    world = fly(tmp_path, 4, train, PROBLEM)
+    world = run_job(tmp_path, 4, train, PROBLEM)
     check(world)
     assert layouts(world) == [("compose", [[0, 1], [2, 3]], 0)]
 
 
 def test_three_stages_beside_two(tmp_path: Path) -> None:
-    world = fly(tmp_path, 5, train, PROBLEM)
+    world = run_job(tmp_path, 5, train, PROBLEM)
     check(world)
     assert layouts(world) == [("compose", [[0, 1], [2, 3, 4]], 0)]
 
@@ -45,7 +45,7 @@ def test_three_stages_beside_two(tmp_path: Path) -> None:
 def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
     problem = PROBLEM.but(steps=7)
     script = Script(kill_at={0: [6], 1: [0], 2: [4], 3: [3]}, join_at={4: [7]})
-    world = fly(tmp_path, 7, train, problem, script=script)
+    world = run_job(tmp_path, 7, train, problem, script=script)
     check(world, problem)
     assert layouts(world)[0] == ("compose", [[0, 1], [2, 3], [4, 5, 6]], 0)
     assert [how for how, _, _ in layouts(world)] == [
@@ -58,12 +58,12 @@ def test_simple_borrow_merge_and_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"reduction": "ordered"}, {"max_norm": 0.5}, {"search": True}], ids=str)
 def test_bits_are_kept(tmp_path: Path, changes: dict[str, Any]) -> None:
     problem = PROBLEM.but(**changes)
-    check(fly(tmp_path, 5, train, problem, script=Script(kill_at={1: [2]}, join_at={2: [5]})), problem)
+    check(run_job(tmp_path, 5, train, problem, script=Script(kill_at={1: [2]}, join_at={2: [5]})), problem)
 
 
 def test_plain_floats_stay_close(tmp_path: Path) -> None:
     problem = PROBLEM.but(reduction="float")
-    world = fly(tmp_path, 4, train, problem, script=Script(kill_at={2: [3]}))
+    world = run_job(tmp_path, 4, train, problem, script=Script(kill_at={2: [3]}))
     losses, _ = expected(problem)
     assert world.steps() == pytest.approx(losses, rel=1e-4)
     world.result()
@@ -75,14 +75,14 @@ def test_killed_at_each_point_of_a_step(tmp_path: Path) -> None:
     problem = PROBLEM.but(n0=1, steps=5)
     points = ["before_commit", "after_ack", "before_apply", "step"]
     faults = [f"kill:rank=1,point={point},step={step}" for step, point in enumerate(points)]
-    world = fly(tmp_path, 6, train, problem, script=Script(faults=faults))
+    world = run_job(tmp_path, 6, train, problem, script=Script(faults=faults))
     check(world, problem)
     assert [step for _, _, step in layouts(world)] == [0, 0, 2, 3, 4]
 
 
 @pytest.mark.slow
 def test_step_in_doubt_on_every_subset(tmp_path: Path) -> None:
-    """The commit is decided, some are told, then a machine dies: all survivors apply the step."""
+    """The commit is decided, some are told, then a host dies: all survivors apply the step."""
     problem = PROBLEM.but(n0=1)
     untold = [
         ("commit/1/0", {0, 1, 2, 3, 4, 5}, 5),
@@ -91,7 +91,7 @@ def test_step_in_doubt_on_every_subset(tmp_path: Path) -> None:
         ("commit/1/3", {0}, 2),
         ("commit/1/4", {0, 1}, 1),
     ]
-    world = fly(tmp_path, 6, train, problem, script=Script(untold=untold))
+    world = run_job(tmp_path, 6, train, problem, script=Script(untold=untold))
     check(world, problem)
     assert [step for _, _, step in layouts(world)] == [0, 1, 2, 3, 4, 5]
 
@@ -100,21 +100,21 @@ def test_step_in_doubt_on_every_subset(tmp_path: Path) -> None:
 def test_step_that_was_not_decided_is_done_again(tmp_path: Path) -> None:
     problem = PROBLEM.but(n0=1)
     said = [(3, "commit/1/1"), (2, "commit/1/3"), (0, "finished")]
-    world = fly(tmp_path, 4, train, problem, script=Script(kill_on_post=said))
+    world = run_job(tmp_path, 4, train, problem, script=Script(kill_on_post=said))
     check(world, problem)
     assert [step for _, _, step in layouts(world)] == [0, 1, 3, 6]
 
 
 @pytest.mark.slow
 def test_recovery_is_hit_too(tmp_path: Path) -> None:
-    """Machines die while the others recover: having regrouped, about to restore, having copied."""
+    """Hosts die while the others recover: having regrouped, about to restore, having copied."""
     script = Script(
         faults=["kill:rank=3,point=regrouped,generation=2", "kill:rank=1,point=restoring,generation=3"],
         kill_at={1: [6]},
         kill_on_post=[(5, "restored")],
     )
     problem = PROBLEM.but(n0=1, largest=3)
-    world = fly(tmp_path, 7, train, problem, script=script)
+    world = run_job(tmp_path, 7, train, problem, script=script)
     check(world, problem)
     assert len(world.memberships) == 5
     assert [step for _, _, step in layouts(world)][-1] in (2, 3)
@@ -128,19 +128,19 @@ def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
     # The moments within a step are as chance has them; two die at once where the copies allow it.
     script = Script(kill_at={step: [victims[step]] for step in range(4)}, join_at={3: [6], 4: [7]})
     problem = PROBLEM.but(n0=1, steps=7)
-    check(fly(tmp_path, 6, train, problem, script=script), problem)
+    check(run_job(tmp_path, 6, train, problem, script=script), problem)
 
 
 def test_last_copy_is_named(tmp_path: Path) -> None:
     problem = PROBLEM.but(largest=3)
-    world = fly(tmp_path, 3, train, problem, script=Script(kill_at={1: [1]}))
+    world = run_job(tmp_path, 3, train, problem, script=Script(kill_at={1: [1]}))
     assert layouts(world)[0][1] == [[0, 1, 2]]
     assert "LayersLost: the last copy of block" in world.errors[0]
     assert "checkpoints: none are configured" in world.errors[0]
 
 
-def test_too_few_machines(tmp_path: Path) -> None:
-    world = fly(tmp_path, 2, train, PROBLEM, script=Script(kill_at={1: [1]}))
+def test_too_few_hosts(tmp_path: Path) -> None:
+    world = run_job(tmp_path, 2, train, PROBLEM, script=Script(kill_at={1: [1]}))
     assert "1 hosts are left; the model needs 2" in world.errors[0]
 
 
@@ -148,7 +148,7 @@ def test_too_few_machines(tmp_path: Path) -> None:
 def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
     """The newest step that can be read whole is taken, by all; then the trajectory is the same."""
     problem = PROBLEM.but(largest=3, checkpoint=str(tmp_path / "kept"), every=1)
-    whole = fly(tmp_path / "a", 3, train, problem, script=Script(kill_at={3: [1]}))
+    whole = run_job(tmp_path / "a", 3, train, problem, script=Script(kill_at={3: [1]}))
     check(whole, problem)
     assert layouts(whole)[1][2] in (3, 4)
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
@@ -157,23 +157,23 @@ def test_last_copy_comes_from_storage(tmp_path: Path) -> None:
     damaged = tmp_path / "kept" / "step-00000006" / "layer-0002"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     longer = problem.but(steps=7)
-    again = fly(tmp_path / "b", 4, train, longer)
+    again = run_job(tmp_path / "b", 4, train, longer)
     assert layouts(again)[0][2] == 5
     assert again.result()["hashes"] == expected(longer)[1]
 
 
 def test_too_large_for_fixed_point(tmp_path: Path) -> None:
-    world = fly(tmp_path, 2, train, PROBLEM.but(scale=2.0**62))
+    world = run_job(tmp_path, 2, train, PROBLEM.but(scale=2.0**62))
     assert "OverflowError: step 0: a gradient is too large for fixed-point sums" in world.errors[0]
 
 
 def test_no_number(tmp_path: Path) -> None:
     problem = PROBLEM.but(poison=3, steps=4)
-    world = fly(tmp_path / "a", 2, train, problem)
+    world = run_job(tmp_path / "a", 2, train, problem)
     assert "FloatingPointError: step" in world.errors[0]
     for reduction in ("fixed", "float"):
         problem = problem.but(nonfinite="skip", reduction=reduction)
-        world = fly(tmp_path / reduction, 2, train, problem)
+        world = run_job(tmp_path / reduction, 2, train, problem)
         skipped = [event["skipped"] for event in world.of_kind("step")]
         assert skipped.count(True) == 1
         assert world.result()["steps"] == 4

@@ -30,9 +30,9 @@ def uneven_set(n0: int, count: int, failures: int, seed: int) -> TemplateSet:
     """Templates with stages that no planner would make: larger ones are not always faster."""
     draw = random.Random(seed)
     made = []
-    for nodes in range(n0, n0 + count):
-        stages = tuple(Stage(s, s + 1, 1, float(draw.randint(1, 40))) for s in range(nodes))
-        made.append(Template(nodes, stages, tuple(range(nodes)), 1.0, 4 * nodes))
+    for hosts in range(n0, n0 + count):
+        stages = tuple(Stage(s, s + 1, 1, float(draw.randint(1, 40))) for s in range(hosts))
+        made.append(Template(hosts, stages, tuple(range(hosts)), 1.0, 4 * hosts))
     return TemplateSet(n0, failures, tuple(made), "uneven")
 
 
@@ -85,17 +85,17 @@ def test_sizes_are_optimal(seed: int, reduce: float) -> None:
     draw = random.Random(seed)
     n0, count, f = draw.randint(1, 3), draw.randint(1, 5), draw.randint(0, 2)
     made = uneven_set(n0, count, f, seed)
-    for nodes in range(n0, 13):
+    for hosts in range(n0, 13):
         microbatches = draw.choice([1, 3, 7, 20])
-        possible = [s for s in sums(nodes, range(n0, n0 + count)) if len(s) <= microbatches]
+        possible = [s for s in sums(hosts, range(n0, n0 + count)) if len(s) <= microbatches]
         enough = [s for s in possible if len(s) > f]
         # Fewer than f + 1 pipelines only where there is no other way: then as many as there can be.
         wanted = enough or [s for s in possible if len(s) == max(map(len, possible))]
         if not wanted:
             with pytest.raises(UserError, match="no sum"):
-                choose_sizes(made, nodes, microbatches, reduce)
+                choose_sizes(made, hosts, microbatches, reduce)
             continue
-        sizes = choose_sizes(made, nodes, microbatches, reduce)
+        sizes = choose_sizes(made, hosts, microbatches, reduce)
         assert sizes in wanted
         best = min(seconds_of(made, each, microbatches, reduce) for each in wanted)
         assert seconds_of(made, sizes, microbatches, reduce) == pytest.approx(best, rel=1e-12)
@@ -106,45 +106,45 @@ def test_the_way_of_large_jobs_is_optimal_without_reduction(seed: int) -> None:
     draw = random.Random(seed)
     n0, count = draw.randint(1, 3), draw.randint(1, 4)
     made = uneven_set(n0, count, 0, seed)
-    for nodes in range(2 * n0 + count, 22):
-        microbatches = draw.randint(nodes, 40)
-        possible = list(sums(nodes, range(n0, n0 + count)))
+    for hosts in range(2 * n0 + count, 22):
+        microbatches = draw.randint(hosts, 40)
+        possible = list(sums(hosts, range(n0, n0 + count)))
         if not possible:
             continue
         best = min(seconds_of(made, each, microbatches, 0.0) for each in possible)
-        sizes = _Problem(made, nodes, microbatches, 1, nodes, 0.0).periodic()
+        sizes = _Problem(made, hosts, microbatches, 1, hosts, 0.0).periodic()
         assert seconds_of(made, sizes, microbatches, 0.0) == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize(("nodes", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])
-def test_large_jobs(nodes: int, microbatches: int) -> None:
+@pytest.mark.parametrize(("hosts", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])
+def test_large_jobs(hosts: int, microbatches: int) -> None:
     made = even_set(4, 5, 2, layers=24)
-    layout = compose(made, range(nodes), microbatches, reduce_seconds=0.5)
-    assert sorted(node for p in layout.pipelines for node in p) == list(range(nodes))
+    layout = compose(made, range(hosts), microbatches, reduce_seconds=0.5)
+    assert sorted(host for p in layout.pipelines for host in p) == list(range(hosts))
     assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
     assert len(layout.pipelines) >= 3
     # No pipelines of one size alone, nor the fewest or the most of them, are better.
     found = step_seconds(made, layout, 0.5)
     for size in range(4, 9):
-        count, rest = divmod(nodes, size)
+        count, rest = divmod(hosts, size)
         if rest == 0 and count <= microbatches:
             assert found <= seconds_of(made, (size,) * count, microbatches, 0.5) + 0.5 / count + 1e-9
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(1, 30), st.integers(1, 40))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_layouts_are_sound(n0: int, count: int, f: int, nodes: int, microbatches: int) -> None:
+def test_layouts_are_sound(n0: int, count: int, f: int, hosts: int, microbatches: int) -> None:
     made = even_set(n0, count, f)
-    if nodes < n0:
+    if hosts < n0:
         with pytest.raises(UserError, match="do not hold"):
-            compose(made, range(nodes), microbatches)
+            compose(made, range(hosts), microbatches)
         return
-    ids = range(100, 100 + nodes)
+    ids = range(100, 100 + hosts)
     layout = compose(made, ids, microbatches)
-    used = [node for pipeline in layout.pipelines for node in pipeline]
-    assert used == list(ids[: usable(made, nodes, microbatches)])
-    if count >= n0 and microbatches >= nodes // n0:
-        assert len(used) == nodes
+    used = [host for pipeline in layout.pipelines for host in pipeline]
+    assert used == list(ids[: usable(made, hosts, microbatches)])
+    if count >= n0 and microbatches >= hosts // n0:
+        assert len(used) == hosts
     sizes = [len(pipeline) for pipeline in layout.pipelines]
     assert all(n0 <= size <= largest_size(made) for size in sizes)
     assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1

@@ -33,18 +33,18 @@ def profiles(most: int, powers: tuple[int, ...] = ()) -> st.SearchStrategy[list[
     return st.lists(layer, min_size=1, max_size=most)
 
 
-def agrees(profile: list[LayerProfile], nodes: int, per_node: int, memory: float, n: int | None) -> None:
-    found = plan(profile, nodes, per_node, memory, microbatches=n)
-    best = brute_force(profile, nodes, per_node, memory, n)
-    assert fits(profile, nodes, per_node, memory, microbatches=n) == (best is not None)
-    reason = why_not(profile, nodes, per_node, memory, microbatches=n)
+def agrees(profile: list[LayerProfile], hosts: int, per_host: int, memory: float, n: int | None) -> None:
+    found = plan(profile, hosts, per_host, memory, microbatches=n)
+    best = brute_force(profile, hosts, per_host, memory, n)
+    assert fits(profile, hosts, per_host, memory, microbatches=n) == (best is not None)
+    reason = why_not(profile, hosts, per_host, memory, microbatches=n)
     assert (reason is None) == (best is not None)
     if found is None or best is None:
         assert found is None and best is None
         return
-    check_template(found, profile, per_node, memory)
+    check_template(found, profile, per_host, memory)
     assert found.time / found.microbatches == pytest.approx(best, rel=1e-9, abs=1e-9)
-    assert found == plan(profile, nodes, per_node, memory, microbatches=n)
+    assert found == plan(profile, hosts, per_host, memory, microbatches=n)
 
 
 @given(
@@ -54,10 +54,10 @@ def agrees(profile: list[LayerProfile], nodes: int, per_node: int, memory: float
     st.sampled_from([None, 1, 3, 8, 40]),
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_one_device_a_machine_is_optimal(
-    profile: list[LayerProfile], nodes: int, memory: float, microbatches: int | None
+def test_one_device_a_host_is_optimal(
+    profile: list[LayerProfile], hosts: int, memory: float, microbatches: int | None
 ) -> None:
-    agrees(profile, nodes, 1, memory, microbatches)
+    agrees(profile, hosts, 1, memory, microbatches)
 
 
 @given(
@@ -68,18 +68,18 @@ def test_one_device_a_machine_is_optimal(
     st.sampled_from([None, 2, 16]),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_several_devices_a_machine_are_optimal(
-    profile: list[LayerProfile], nodes: int, per_node: int, memory: float, microbatches: int | None
+def test_several_devices_a_host_are_optimal(
+    profile: list[LayerProfile], hosts: int, per_host: int, memory: float, microbatches: int | None
 ) -> None:
-    agrees(profile, nodes, per_node, memory, microbatches)
+    agrees(profile, hosts, per_host, memory, microbatches)
 
 
 @pytest.mark.parametrize("count", [10, 11, 12])
 def test_twelve_layers_and_every_number_of_stages(count: int) -> None:
     draw = random.Random(count)
-    for nodes in range(1, count + 1):
+    for hosts in range(1, count + 1):
         agrees(
-            layers([draw.choice([1, 2, 3, 5, 8, 13, 20]) for _ in range(count)], 3, 1), nodes, 1, 30.0, None
+            layers([draw.choice([1, 2, 3, 5, 8, 13, 20]) for _ in range(count)], 3, 1), hosts, 1, 30.0, None
         )
 
 
@@ -140,19 +140,19 @@ def test_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "per_node", "memory", "n", "says"),
+    ("hosts", "per_host", "memory", "n", "says"),
     [
-        (0, 1, 1.0, None, "nodes is 0"),
-        (1, 0, 1.0, None, "devices_per_node is 0"),
+        (0, 1, 1.0, None, "hosts is 0"),
+        (1, 0, 1.0, None, "devices_per_host is 0"),
         (1, 1, -1.0, None, "memory is -1"),
         (1, 1, float("nan"), None, "memory is nan"),
         (1, 1, 1.0, 0, "microbatches is 0"),
         (1, 2, 1.0, None, "no all-reduce time for 2 devices"),
     ],
 )
-def test_bad_input(nodes: int, per_node: int, memory: float, n: int | None, says: str) -> None:
+def test_bad_input(hosts: int, per_host: int, memory: float, n: int | None, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        plan(layers([1.0, 2.0]), nodes, per_node, memory, microbatches=n)
+        plan(layers([1.0, 2.0]), hosts, per_host, memory, microbatches=n)
 
 
 def test_no_layers() -> None:

@@ -33,7 +33,7 @@ def by_rules(
     return reconfigure(set, layout, lost, joined, microbatches=24, layer_bytes=BYTES, search=False)
 
 
-def machines(change: Reconfiguration) -> list[list[int]]:
+def hosts(change: Reconfiguration) -> list[list[int]]:
     return [sorted(pipeline) for pipeline in change.layout.pipelines]
 
 
@@ -57,27 +57,27 @@ EXAMPLES = [
 @pytest.mark.parametrize(("lost", "how", "after"), EXAMPLES)
 def test_examples(lost: Collection[int], how: str, after: list[list[int]]) -> None:
     change = by_rules(even_set(2, 4, 1), FOUR, lost)
-    assert (change.how, sorted(machines(change))) == (how, sorted(after))
+    assert (change.how, sorted(hosts(change))) == (how, sorted(after))
     assert sum(change.layout.microbatches) == 24
 
 
 def test_short_pipelines_join_before_full_ones() -> None:
     made = even_set(3, 3, 1)
     change = by_rules(made, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8]), [1, 2, 4, 5])
-    assert (change.how, machines(change)) == ("merge", [[0, 3, 6, 7, 8]])
+    assert (change.how, hosts(change)) == ("merge", [[0, 3, 6, 7, 8]])
     change = by_rules(made, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]), [2, 5, 8])
-    # 2 + 2 + 2 + 3 machines: two short ones make four, which can then yield to the third.
-    assert (change.how, [len(p) for p in machines(change)]) == ("merge", [3, 3, 3])
+    # 2 + 2 + 2 + 3 hosts: two short ones make four, which can then yield to the third.
+    assert (change.how, [len(p) for p in hosts(change)]) == ("merge", [3, 3, 3])
 
 
 def test_joins() -> None:
     made = even_set(2, 3, 1)
     two = layout_of([0, 1], [2, 3])
-    assert machines(by_rules(made, two, [], (7,))) == [[2, 3], [0, 1, 7]]
-    assert machines(by_rules(made, two, [], (7, 8))) == [[0, 1], [2, 3], [7, 8]]
+    assert hosts(by_rules(made, two, [], (7,))) == [[2, 3], [0, 1, 7]]
+    assert hosts(by_rules(made, two, [], (7, 8))) == [[0, 1], [2, 3], [7, 8]]
     change = by_rules(made, two, [1], (7,))
-    assert machines(change) == [[0, 7], [2, 3]] and change.how == "join"
-    # The new machine takes the place of the lost one, and copies its layers alone.
+    assert hosts(change) == [[0, 7], [2, 3]] and change.how == "join"
+    # The new host takes the place of the lost one, and copies its layers alone.
     assert change.layout.pipelines[0] == (0, 7)
     assert [(t.layer, t.target) for t in change.transfers] == [(layer, 7) for layer in range(6, 12)]
 
@@ -88,7 +88,7 @@ def test_a_join_after_everything_was_idle() -> None:
     assert down.how == "none" and down.layout == Layout((), ())
     assert down.lost == tuple(range(6))
     up = reconfigure(made, down.layout, [], (1, 9), microbatches=4, layer_bytes=BYTES)
-    assert machines(up) == [[1, 9]] and up.lost == tuple(range(LAYERS))
+    assert hosts(up) == [[1, 9]] and up.lost == tuple(range(LAYERS))
 
 
 def test_nothing_happened() -> None:
@@ -109,7 +109,7 @@ def test_the_search_is_taken_only_where_it_is_cheaper() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(UserError, match="machine 1 joins, but runs already"):
+    with pytest.raises(UserError, match="host 1 joins, but runs already"):
         by_rules(even_set(2, 3, 1), layout_of([0, 1]), [], (1,))
     with pytest.raises(UserError, match="microbatches is 0"):
         reconfigure(even_set(2, 3, 1), layout_of([0, 1]), [], microbatches=0, layer_bytes=BYTES)
@@ -136,9 +136,9 @@ def check_change(
     """Everything that must hold of any change."""
     after = change.layout
     old, new = held_by(set, before), held_by(set, after)
-    left = frozenset[int]().union(*(old[node] for node in old if node in alive))
+    left = frozenset[int]().union(*(old[host] for host in old if host in alive))
     assert change.lost == tuple(sorted(frozenset(range(LAYERS)) - left))
-    used = [node for pipeline in after.pipelines for node in pipeline]
+    used = [host for pipeline in after.pipelines for host in pipeline]
     assert len(used) == len(frozenset(used)) and frozenset(used) <= alive
     if len(alive) < set.n0:
         assert after == Layout((), ()) and change.how == "none"
@@ -147,12 +147,12 @@ def check_change(
         assert frozenset(used) == alive
     assert all(set.n0 <= len(pipeline) <= largest_size(set) for pipeline in after.pipelines)
     assert sum(after.microbatches) == microbatches and min(after.microbatches) >= 1
-    # Each layer that a machine newly has comes exactly once, from a machine that had it and is alive.
+    # Each layer that a host newly has comes exactly once, from a host that had it and is alive.
     copies = [(copy.target, copy.layer) for copy in change.transfers]
     needed = {
-        (node, layer)
-        for node, layers in new.items()
-        for layer in layers - old.get(node, frozenset()) - frozenset(change.lost)
+        (host, layer)
+        for host, layers in new.items()
+        for layer in layers - old.get(host, frozenset()) - frozenset(change.lost)
     }
     assert len(copies) == len(frozenset(copies)) and frozenset(copies) == needed
     for copy in change.transfers:
@@ -161,7 +161,7 @@ def check_change(
 
 
 class Losses(RuleBasedStateMachine):
-    """A job that loses machines and gets others, again and again."""
+    """A job that loses hosts and gets others, again and again."""
 
     @initialize(
         n0=st.integers(1, 4),
@@ -172,10 +172,10 @@ class Losses(RuleBasedStateMachine):
     )
     def start(self, n0: int, more: int, f: int, extra: int, search: bool) -> None:
         self.set = even_set(n0, n0 + more, f)
-        nodes = (f + 1) * n0 + extra
-        self.microbatches, self.search, self.next = 40, search, nodes
-        self.alive = frozenset(range(nodes))
-        self.layout = compose(self.set, range(nodes), self.microbatches)
+        hosts = (f + 1) * n0 + extra
+        self.microbatches, self.search, self.next = 40, search, hosts
+        self.alive = frozenset(range(hosts))
+        self.layout = compose(self.set, range(hosts), self.microbatches)
 
     def change(self, lost: frozenset[int], joined: tuple[int, ...]) -> None:
         args = {"microbatches": self.microbatches, "layer_bytes": BYTES, "search": self.search}
@@ -190,7 +190,7 @@ class Losses(RuleBasedStateMachine):
         if len(self.alive) >= (self.set.failures + 1) * self.set.n0:
             assert len(found.layout.pipelines) > self.set.failures
         self.layout = found.layout
-        if found.lost or not found.layout.pipelines:  # A checkpoint brings it back, with new machines.
+        if found.lost or not found.layout.pipelines:  # A checkpoint brings it back, with new hosts.
             self.alive |= frozenset(range(self.next, self.next + self.set.n0))
             self.next += self.set.n0
             self.layout = compose(self.set, sorted(self.alive), self.microbatches)
@@ -215,14 +215,14 @@ class Losses(RuleBasedStateMachine):
         if hasattr(self, "layout"):
             held = held_by(self.set, self.layout)
             for pipeline in self.layout.pipelines:
-                assert frozenset[int]().union(*(held[node] for node in pipeline)) == frozenset(range(LAYERS))
+                assert frozenset[int]().union(*(held[host] for host in pipeline)) == frozenset(range(LAYERS))
 
 
 Losses.TestCase.settings = settings(max_examples=120, stateful_step_count=15, deadline=None, derandomize=True)
 TestLosses = Losses.TestCase
 
 
-def test_a_machine_that_comes_after_a_merge_brings_the_copies_back() -> None:
+def test_a_host_that_comes_after_a_merge_brings_the_copies_back() -> None:
     made = even_set(2, 3, 2)
     args = {"microbatches": 40, "layer_bytes": BYTES, "search": False}
     merged = reconfigure(made, compose(made, range(6), 40), [0], **args)

@@ -1,4 +1,4 @@
-"""Template sets: which numbers of machines they cover, what they say of it, and their files."""
+"""Template sets: which numbers of hosts they cover, what they say of it, and their files."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from windtunnel.training.pipelines.policy.planner import fits
 from windtunnel.training.pipelines.policy.templates import (
     count_needed,
     covered,
-    estimated_nodes,
+    estimated_hosts,
     fingerprint,
     from_json,
     guarantee,
     largest_size,
-    minimum_nodes,
+    minimum_hosts,
     template_set,
     to_json,
 )
 
 
 def most_pipelines(most: int, sizes: range) -> list[int]:
-    """The most pipelines that use exactly 0, 1, .. ``most`` machines, -1 where none do."""
+    """The most pipelines that use exactly 0, 1, .. ``most`` hosts, -1 where none do."""
     best = [0] + [-1] * most
-    for nodes in range(1, most + 1):
-        best[nodes] = max(
-            (best[nodes - s] + 1 for s in sizes if s <= nodes and best[nodes - s] >= 0), default=-1
+    for hosts in range(1, most + 1):
+        best[hosts] = max(
+            (best[hosts - s] + 1 for s in sizes if s <= hosts and best[hosts - s] >= 0), default=-1
         )
     return best
 
 
-def test_every_number_of_machines_is_covered_with_the_published_sizes() -> None:
+def test_every_number_of_hosts_is_covered_with_the_published_sizes() -> None:
     checked = 0
     for n0 in range(1, 8):
         for f in range(5):
-            for nodes in range((f + 1) * n0, 45):
-                best = most_pipelines(nodes, range(n0, nodes - f * n0 + 1))
-                assert all(best[left] >= f + 1 for left in range((f + 1) * n0, nodes + 1))
-                checked += nodes - (f + 1) * n0 + 1
+            for hosts in range((f + 1) * n0, 45):
+                best = most_pipelines(hosts, range(n0, hosts - f * n0 + 1))
+                assert all(best[left] >= f + 1 for left in range((f + 1) * n0, hosts + 1))
+                checked += hosts - (f + 1) * n0 + 1
     assert checked > 10_000
 
 
@@ -49,7 +49,7 @@ def test_every_number_of_machines_is_covered_with_the_published_sizes() -> None:
 def test_fewest_templates(n0: int, f: int) -> None:
     def covers(count: int) -> bool:
         best = most_pipelines(60, range(n0, n0 + count))
-        return all(best[nodes] >= f + 1 for nodes in range((f + 1) * n0, 61))
+        return all(best[hosts] >= f + 1 for hosts in range((f + 1) * n0, 61))
 
     assert covers(count_needed(n0, f))
     assert count_needed(n0, f) == 1 or not covers(count_needed(n0, f) - 1)
@@ -59,48 +59,48 @@ def test_fewest_templates(n0: int, f: int) -> None:
 @pytest.mark.parametrize("count", range(1, 6))
 def test_covered_is_what_sums_say(n0: int, count: int) -> None:
     made = even_set(n0, count, 1)
-    for nodes in range(1, 20):
-        longest = max((len(each) for each in sums(nodes, range(n0, n0 + count))), default=0)
+    for hosts in range(1, 20):
+        longest = max((len(each) for each in sums(hosts, range(n0, n0 + count))), default=0)
         for pipelines in range(1, 6):
-            assert covered(made, nodes, pipelines) == (longest >= pipelines)
+            assert covered(made, hosts, pipelines) == (longest >= pipelines)
 
 
-@pytest.mark.parametrize(("nodes", "failures"), [(3, 0), (4, 0), (6, 1), (9, 2), (12, 1), (14, 3)])
+@pytest.mark.parametrize(("hosts", "failures"), [(3, 0), (4, 0), (6, 1), (9, 2), (12, 1), (14, 3)])
 @pytest.mark.parametrize("memory", [12.0, 7.0, 5.0])
-def test_sizes_of_a_set(nodes: int, failures: int, memory: float) -> None:
+def test_sizes_of_a_set(hosts: int, failures: int, memory: float) -> None:
     profile = layers([1.0] * 12, state=1.0)
-    n0 = minimum_nodes(profile, 1, memory)
+    n0 = minimum_hosts(profile, 1, memory)
     assert n0 == {12.0: 1, 7.0: 2, 5.0: 3}[memory]
-    if nodes < (failures + 1) * n0:
+    if hosts < (failures + 1) * n0:
         with pytest.raises(UserError, match=f"{failures + 1} copies"):
-            template_set(profile, nodes, failures, 1, memory)
+            template_set(profile, hosts, failures, 1, memory)
         return
-    made = template_set(profile, nodes, failures, 1, memory)
-    assert [t.nodes for t in made.templates] == list(range(n0, n0 + len(made.templates)))
+    made = template_set(profile, hosts, failures, 1, memory)
+    assert [t.hosts for t in made.templates] == list(range(n0, n0 + len(made.templates)))
     # Everything that a merge can lead to has a template, and so has every size that is of use.
-    assert largest_size(made) >= min(nodes, 2 * n0 - 1)
-    every = template_set(profile, nodes, failures, 1, memory, largest=nodes)
-    assert largest_size(every) == min(12, nodes, max(2 * n0 - 1, nodes - failures * n0))
+    assert largest_size(made) >= min(hosts, 2 * n0 - 1)
+    every = template_set(profile, hosts, failures, 1, memory, largest=hosts)
+    assert largest_size(every) == min(12, hosts, max(2 * n0 - 1, hosts - failures * n0))
     assert largest_size(made) == min(largest_size(every), 4 * n0)
-    short = template_set(profile, nodes, failures, 1, memory, largest=n0)
-    assert largest_size(short) >= min(nodes, 2 * n0 - 1)
-    said = guarantee(made, nodes)
+    short = template_set(profile, hosts, failures, 1, memory, largest=n0)
+    assert largest_size(short) >= min(hosts, 2 * n0 - 1)
+    said = guarantee(made, hosts)
     assert said.uncovered == () and said.at_once == failures
 
 
 def test_minimum_and_the_published_estimate() -> None:
     # The estimate (state and one activation over the memory) says 2; the first stage holds two microbatches.
     profile = layers([1.0] * 4, state=4.0, activation=2.0)
-    assert estimated_nodes(profile, 1, 12.0) == 2
-    assert minimum_nodes(profile, 1, 12.0) == 3
+    assert estimated_hosts(profile, 1, 12.0) == 2
+    assert minimum_hosts(profile, 1, 12.0) == 3
     assert not fits(profile, 2, 1, 12.0)
-    assert estimated_nodes(profile, 1, 1e9) == minimum_nodes(profile, 1, 1e9) == 1
+    assert estimated_hosts(profile, 1, 1e9) == minimum_hosts(profile, 1, 1e9) == 1
 
 
 def test_a_model_that_fits_nowhere_says_why() -> None:
     with pytest.raises(UserError, match="layer0 needs 12 bytes"):
-        minimum_nodes(layers([1.0] * 3, state=12.0), 1, 10.0)
-    with pytest.raises(UserError, match="fits no number of machines up to 2"):
+        minimum_hosts(layers([1.0] * 3, state=12.0), 1, 10.0)
+    with pytest.raises(UserError, match="fits no number of hosts up to 2"):
         template_set(layers([1.0] * 9, state=1.0), 2, 0, 1, 3.0)
 
 
@@ -113,7 +113,7 @@ def test_guarantees_in_words() -> None:
     made = even_set(2, 4, 2)
     enough = guarantee(made, 9)
     assert enough.at_once == 2 and enough.pipelines == 4
-    assert "From 6 to 9 machines" in enough.sentences[0] and "any 2 machines" in enough.sentences[0]
+    assert "From 6 to 9 hosts" in enough.sentences[0] and "any 2 hosts" in enough.sentences[0]
     few = guarantee(made, 5)
     assert few.at_once == 1 and "1 may be lost at once, not the 2 wanted" in few.sentences[0]
     none = guarantee(made, 1)
@@ -125,7 +125,7 @@ def test_guarantees_do_not_claim_what_short_sets_lack() -> None:
     made = even_set(4, 2, 1)
     said = guarantee(made, 12)
     assert said.uncovered == (11,)
-    assert any("Not with 11 machines" in sentence for sentence in said.sentences)
+    assert any("Not with 11 hosts" in sentence for sentence in said.sentences)
     assert any("no template above 5" in sentence for sentence in said.sentences)
 
 

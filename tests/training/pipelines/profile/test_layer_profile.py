@@ -22,7 +22,7 @@ from windtunnel.training.pipelines.profile import (
 FILE = """
 layers:
   - {name: embedding, forward: 1.0e-4, backward: 2e-4, state_bytes: 4.1e+9}
-  - {name: block, repeat: 2, forward: 0.011, backward: 0.022, in_node: {4: 1.3e-4, 2: 1.1e-4}}
+  - {name: block, repeat: 2, forward: 0.011, backward: 0.022, in_host: {4: 1.3e-4, 2: 1.1e-4}}
 """
 
 
@@ -32,8 +32,8 @@ def test_a_file(tmp_path: Path) -> None:
     inside = ((2, 1.1e-4), (4, 1.3e-4))
     assert read_profile(path) == (
         LayerProfile("embedding", 1e-4, 2e-4, 4.1e9),
-        LayerProfile("block.0", 0.011, 0.022, in_node=inside),
-        LayerProfile("block.1", 0.011, 0.022, in_node=inside),
+        LayerProfile("block.0", 0.011, 0.022, in_host=inside),
+        LayerProfile("block.1", 0.011, 0.022, in_host=inside),
     )
     again = tmp_path / "again.yaml"
     again.write_text(write_profile(read_profile(path)))
@@ -61,7 +61,7 @@ def test_a_file(tmp_path: Path) -> None:
             "repeat is 0, accepted is a whole",
         ),
         ("layers: [{name: a, forward: 1, backward: 1, speed: 2}]", r"layers\[0\].speed is unknown"),
-        ("layers: [{name: a, forward: 1, backward: 1, in_node: {1: 2}}]", "in_node.* accepted is a mapping"),
+        ("layers: [{name: a, forward: 1, backward: 1, in_host: {1: 2}}]", "in_host.* accepted is a mapping"),
         ("layers: [3]", r"layers\[0\] is 3, accepted is a mapping of the fields"),
         ("layers: [{name: a, name: b}]", "given twice"),
         ("layers: [", "not valid YAML"),
@@ -98,11 +98,11 @@ def test_the_shape_of_gpt3() -> None:
     assert again[1].activation_bytes == layers[1].activation_bytes / 17
 
 
-def test_a_gpt_is_planned_inside_machines() -> None:
+def test_a_gpt_is_planned_inside_hosts() -> None:
     cluster = load_cluster("h100-sxm:4x4")
     host = cluster.host
-    layers = gpt_profile(8, 4096, 2048, 1, host.device, intra=host.intra, devices_per_node=4)
-    assert [devices for devices, _ in layers[1].in_node] == [2, 4]
+    layers = gpt_profile(8, 4096, 2048, 1, host.device, intra=host.intra, devices_per_host=4)
+    assert [devices for devices, _ in layers[1].in_host] == [2, 4]
     found = plan(layers, 2, 4, host.device.memory_bytes)
     assert found is not None and sum(stage.devices for stage in found.stages) == 8
 

@@ -1,4 +1,4 @@
-"""Layers measured on this machine: bytes are exact, times are there, and the model stays as it was."""
+"""Layers measured on this host: bytes are exact, times are there, and the model stays as it was."""
 
 from __future__ import annotations
 

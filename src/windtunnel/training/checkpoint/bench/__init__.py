@@ -1,6 +1,6 @@
 """The comparison that checkpoints in peers' memory are judged by: ``windtunnel bench training.checkpoint``.
 
-Real jobs on emulated machines of this host, killed for real; every baseline runs in the same call. Published
+Real jobs on emulated hosts of this computer, killed for real; every baseline runs in the same call. Published
 figures are those of GEMINI (Wang et al., SOSP 2023). Whatever a section makes lies in a folder of its own,
 and is removed with it.
 """

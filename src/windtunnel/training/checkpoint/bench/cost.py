@@ -1,7 +1,7 @@
 """What a checkpoint of every step costs while nothing fails: time, memory, bytes sent, bytes written.
 
-The job is real and the machine's cores are all it has: two ranks of FSDP2 with AdamW on two emulated
-machines, so whatever the checkpoint does in the background competes with the training itself. (On machines
+The job is real and the host's cores are all it has: two ranks of FSDP2 with AdamW on two emulated
+hosts, so whatever the checkpoint does in the background competes with the training itself. (On hosts
 with accelerators the host's cores are mostly idle; `wasted` shows that case.) The job runs without
 checkpoints, then with every step's in concurrent mode and in blocking mode, and once more without.
 
@@ -46,7 +46,7 @@ def cost_rows(quick: bool) -> Iterator[Row]:
     with scratch() as folder:
         for number, mode in enumerate(QUICK_MODES if quick else MODES):
             try:
-                found, used[mode] = flown(folder / str(number), mode, quick)
+                found, used[mode] = ran(folder / str(number), mode, quick)
                 steps.setdefault(mode, []).extend(found)
             except Failed as error:
                 yield left_out(SECTION, f"{mode} (failed)", str(error))
@@ -56,8 +56,8 @@ def cost_rows(quick: bool) -> Iterator[Row]:
         yield from persist_rows(folder / "persisted", QUICK_SAVED_MIB if quick else SAVED_MIB)
 
 
-def flown(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, int]]:
-    """The steps of a job that nothing disturbs, without the first, and what rank 0's machine used.
+def ran(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, int]]:
+    """The steps of a job that nothing disturbs, without the first, and what rank 0's host used.
 
     Raises:
         Failed: it did not come through.
@@ -65,7 +65,7 @@ def flown(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, 
     harness.end_at(folder, WARM + (QUICK_STEPS if quick else STEPS))
     width = QUICK_WIDTH if quick else WIDTH
     arguments = ["--mode", mode, "--width", width, "--copies", COPIES]
-    with harness.flying("fsdp_trainer", arguments, folder, nodes=RANKS, frozen_after=5.0) as launched:
+    with harness.running("fsdp_trainer", arguments, folder, hosts=RANKS, frozen_after=5.0) as launched:
         results = harness.ended(launched)
         events = launched.events()
     return [event for event in events if event["kind"] == "step"][WARM:], results[0]["used"]
@@ -81,7 +81,7 @@ def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], to
         measured=plain,
         note=f"median of {len(steps['none'])}, p95 "
         f"{units.seconds(quantile([event['seconds'] for event in steps['none']], 0.95))}; {RANKS} ranks on "
-        f"{RANKS} machines that share {os.cpu_count()} cores; {told}",
+        f"{RANKS} hosts that share {os.cpu_count()} cores; {told}",
     )
     for mode in ("concurrent", "blocking"):
         if not steps.get(mode):
@@ -120,14 +120,14 @@ def split(steps: Sequence[Event], mode: str) -> str:
 
 
 def memory_rows(used: dict[str, dict[str, int]]) -> Iterator[Row]:
-    """What a machine's memory holds, and what it sends for one checkpoint."""
+    """What a host's memory holds, and what it sends for one checkpoint."""
     found = used.get("concurrent") or used.get("blocking")
     if not found:
         return
     own = found["own"]
     yield Row(
         SECTION,
-        "memory that checkpoints take on a machine",
+        "memory that checkpoints take on a host",
         "bytes",
         measured=found["held"],
         note=f"{found['held'] / own:.2f} x its rank's state of {own:,} B: {COPIES} copies x 2 slots, "
@@ -135,7 +135,7 @@ def memory_rows(used: dict[str, dict[str, int]]) -> Iterator[Row]:
     )
     yield Row(
         SECTION,
-        "bytes that a machine sends for one checkpoint",
+        "bytes that a host sends for one checkpoint",
         "bytes",
         measured=found["sent"],
         note=f"{found['sent'] / own:.2f} x its rank's state, for {COPIES - 1} copy in a peer; what all ranks "

@@ -29,7 +29,7 @@ class Failed(RuntimeError):
 
 
 @contextlib.contextmanager
-def flying(program: str, arguments: Sequence[object], folder: Path, **options: Any) -> Iterator[Launched]:
+def running(program: str, arguments: Sequence[object], folder: Path, **options: Any) -> Iterator[Launched]:
     """A job of one of the `PROGRAMS`; everything of it ends with the block. ``options``: of `launch.Job`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "output").open("wb") as output:

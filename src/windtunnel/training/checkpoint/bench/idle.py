@@ -1,6 +1,6 @@
 """Do checkpoints that go to a peer over the training's own network make its steps longer (GEMINI, section 5)?
 
-Two emulated machines, a network of their own with a token bucket on each link. The training is gloo's: some
+Two emulated hosts, a network of their own with a token bucket on each link. The training is gloo's: some
 all-reduces a step, with a pause after each for the time that a device would compute (*slept*, so the host's
 few cores are free for what is measured: in a cluster the device computes, not the host). Everything else is
 the product's own path: `PeerCheckpointer`, agents, memory services, the control plane.
@@ -157,10 +157,10 @@ def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
         "compute": COMPUTE,
         "phases": [phase.plain(number) for number, phase in enumerate(phases)],
     }
-    options: dict[str, Any] = {"nodes": 2, "network": "netns", "rate": RATE}
+    options: dict[str, Any] = {"hosts": 2, "network": "netns", "rate": RATE}
     # A host that is slow for a moment is no failure here.
     options |= {"lease": 10.0, "frozen_after": 10.0}
-    with harness.flying("idle_trainer", [json.dumps(todo)], folder, **options) as launched:
+    with harness.running("idle_trainer", [json.dumps(todo)], folder, **options) as launched:
         ranks = harness.ended(launched, TIMEOUT)
     alone: list[float] = []
     outcomes: Outcomes = {}
@@ -222,7 +222,7 @@ def _mean_over(seconds: list[float], alone: list[float]) -> float:
 
 def _conditions(alone: list[float]) -> str:
     return (
-        f"{len(alone)} steps, p95 {quantile(alone, 0.95):.3f} s; 2 machines in network namespaces, "
+        f"{len(alone)} steps, p95 {quantile(alone, 0.95):.3f} s; 2 hosts in network namespaces, "
         f"{RATE * 8 / 1e6:.0f} Mbit/s, {LAYERS} all-reduces of {MESSAGE / 1e6:g} MB a step over gloo, "
         f"{COMPUTE * 1e3:.0f} ms slept after each; {conditions()}"
     )

@@ -1,7 +1,7 @@
-"""Which losses of several machines at once do checkpoints in memory survive (GEMINI, section 4)?
+"""Which losses of several hosts at once do checkpoints in memory survive (GEMINI, section 4)?
 
 Three answers side by side. The paper's formula, a lower bound by the union of the fatal losses; the exact
-probability (`policy.probability`), held against every choice of machines; and real kills: memory services
+probability (`policy.probability`), held against every choice of hosts; and real kills: memory services
 that hold real shards are killed, k at once with their memory, and the newest step is read back from the rest.
 """
 
@@ -14,7 +14,7 @@ from itertools import combinations
 
 from windtunnel.bench.rows import Row
 from windtunnel.training.checkpoint.bench.harness import SOURCE
-from windtunnel.training.checkpoint.bench.machines import Machines
+from windtunnel.training.checkpoint.bench.memory_hosts import Hosts
 from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.placement import Kind, copy_sets, place, survives
 from windtunnel.training.checkpoint.policy.probability import (
@@ -57,14 +57,14 @@ def _exact(name: str, placement: Placement, lost: int, **fields: object) -> Row:
 def _published() -> Iterator[Row]:
     for lost in (2, 3, 4):
         yield _exact(
-            f"16 machines, 2 copies, {lost} lost: group, recovered from memory",
+            f"16 hosts, 2 copies, {lost} lost: group, recovered from memory",
             place(16, 2, "group"),
             lost,
             published=100 * union_bound(16, 2, lost),
             source=f"{SOURCE}: the formula of corollary 1, evaluated here",
             note="the published formula is a lower bound, exact below twice as many as there are copies",
         )
-        yield _exact(f"16 machines, 2 copies, {lost} lost: ring", place(16, 2, "ring"), lost)
+        yield _exact(f"16 hosts, 2 copies, {lost} lost: ring", place(16, 2, "ring"), lost)
 
 
 def _mixed() -> Iterator[Row]:
@@ -75,7 +75,7 @@ def _mixed() -> Iterator[Row]:
     bound = 100 * (2 * copies - 3) / math.comb(places, copies)
     yield Row(
         "placement",
-        f"{places} machines, {copies} copies, {copies} lost: mixed, distance from any placement's best",
+        f"{places} hosts, {copies} copies, {copies} lost: mixed, distance from any placement's best",
         "%",
         emulated=gap,
         published=bound,
@@ -92,7 +92,7 @@ def _racks() -> Iterator[Row]:
             placement = place(16, 2, kind, RACKS if kind == "domains" else ())
             yield Row(
                 "placement",
-                f"16 machines in 4 racks, 2 copies, {lost} of the racks lost: {kind}",
+                f"16 hosts in 4 racks, 2 copies, {lost} of the racks lost: {kind}",
                 "%",
                 emulated=100 * recovery_of_domains(placement, RACKS, lost).value,
                 target="100 % for one rack" if kind == "domains" and lost == 1 else "",
@@ -103,7 +103,7 @@ def _racks() -> Iterator[Row]:
 
 
 def trials(lost: int, quick: bool) -> list[tuple[int, ...]]:
-    """Which machines are killed: every choice of two, a sample of larger ones."""
+    """Which hosts are killed: every choice of two, a sample of larger ones."""
     every = list(combinations(range(PLACES), lost))
     draw = random.Random(SEED + lost)
     if quick:
@@ -113,15 +113,15 @@ def trials(lost: int, quick: bool) -> list[tuple[int, ...]]:
 
 def _killed(quick: bool) -> Iterator[Row]:
     plan: list[tuple[Kind, int]] = [("group", 2), ("group", 3), ("group", 4), ("ring", 2)]
-    with Machines(PLACES, SHARD) as machines:
+    with Hosts(PLACES, SHARD) as hosts:
         for kind, lost in plan[:2] if quick else plan:
             placement = place(PLACES, COPIES, kind)
             chosen = trials(lost, quick)
             recovered = expected = agreed = 0
             for gone in chosen:
-                machines.save(COPIES, kind)
-                machines.kill(gone)
-                found, said = machines.readable(), survives(placement, gone)
+                hosts.save(COPIES, kind)
+                hosts.kill(gone)
+                found, said = hosts.readable(), survives(placement, gone)
                 recovered, expected, agreed = recovered + found, expected + said, agreed + (found == said)
             every = len(chosen) == math.comb(PLACES, lost)
             yield Row(

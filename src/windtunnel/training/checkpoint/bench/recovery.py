@@ -1,13 +1,13 @@
 """Does a continuation lose anything, and how long does it take? Real kills, at random, of a real job.
 
-Jobs of 4 ranks on 4 emulated machines keep a checkpoint of every step, in two copies, and are struck again
-and again: a worker is killed, a whole machine is (its agent, its workers, its memory), or a worker freezes.
+Jobs of 4 ranks on 4 emulated hosts keep a checkpoint of every step, in two copies, and are struck again
+and again: a worker is killed, a whole host is (its agent, its workers, its memory), or a worker freezes.
 Who and when is drawn by chance (seeded); every fifth stroke falls while the job still recovers from the one
 before. Afterwards a run that nothing disturbed, and that kept no checkpoint, tells what the losses of all
 steps (also of those that were done twice) and the states of all ranks at the end should have been.
 
-The guarantee is that of two copies: both machines of a group are never lost before the copies of the first
-are made again, so a stroke against a machine waits for a commit, or takes another group.
+The guarantee is that of two copies: both hosts of a group are never lost before the copies of the first
+are made again, so a stroke against a host waits for a commit, or takes another group.
 
 Source: GEMINI (Wang et al., SOSP 2023): checkpoints of every iteration, so that at most the iteration under
 way is lost.
@@ -33,8 +33,8 @@ from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveri
 from windtunnel.training.elastic.live.launch import Launched
 
 SECTION = "recovery"
-Kind = Literal["worker killed", "machine killed", "worker frozen"]
-KINDS: tuple[Kind, ...] = ("worker killed", "machine killed", "worker frozen")
+Kind = Literal["worker killed", "host killed", "worker frozen"]
+KINDS: tuple[Kind, ...] = ("worker killed", "host killed", "worker frozen")
 SEVERAL = "several at once"
 RANKS, GROUP = 4, 2
 JOBS, KILLS = 3, 12
@@ -56,7 +56,7 @@ class Stroke:
 
 
 @dataclass
-class Flown:
+class JobRun:
     """What one job gave. ``hashes``: by rank, of its state after step ``last``."""
 
     strokes: list[Stroke]
@@ -79,13 +79,13 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     told = conditions()
     jobs, kills = (QUICK_JOBS, QUICK_KILLS) if quick else (JOBS, KILLS)
     with scratch() as folder:
-        flown = [fly(folder / f"job-{number}", plan(kills, seed=number)) for number in range(jobs)]
-        for number, one in enumerate(flown):
+        ran = [run_job(folder / f"job-{number}", plan(kills, seed=number)) for number in range(jobs)]
+        for number, one in enumerate(ran):
             if one.failure:
                 yield left_out(SECTION, f"job {number + 1} (failed)", one.failure)
-        truth = undisturbed(folder / "undisturbed", sorted({one.last for one in flown if one.hashes}))
-    yield from result_rows(flown, truth, told)
-    yield from phase_rows(flown, told)
+        truth = undisturbed(folder / "undisturbed", sorted({one.last for one in ran if one.hashes}))
+    yield from result_rows(ran, truth, told)
+    yield from phase_rows(ran, told)
 
 
 def plan(count: int, seed: int) -> list[Stroke]:
@@ -102,11 +102,11 @@ def plan(count: int, seed: int) -> list[Stroke]:
     return made
 
 
-def fly(folder: Path, strokes: list[Stroke]) -> Flown:
+def run_job(folder: Path, strokes: list[Stroke]) -> JobRun:
     """A job that is struck with all ``strokes`` and then comes to its end."""
-    flown = Flown(strokes)
-    options: dict[str, Any] = {"nodes": RANKS, "frozen_after": MOVES_NOT, "lease": MOVES_NOT}
-    with harness.flying("fsdp_trainer", [], folder, **options) as launched:
+    ran = JobRun(strokes)
+    options: dict[str, Any] = {"hosts": RANKS, "frozen_after": MOVES_NOT, "lease": MOVES_NOT}
+    with harness.running("fsdp_trainer", [], folder, **options) as launched:
         try:
             done = 0
             for stroke in strokes:
@@ -115,15 +115,15 @@ def fly(folder: Path, strokes: list[Stroke]) -> Flown:
                 time.sleep(stroke.delay)
                 strike(launched, stroke)
                 done = len(launched.events())
-                flown.struck += 1
+                ran.struck += 1
             wait_settled(launched, done)
             results = harness.end_soon(launched)
-            flown.last = int((folder / harness.LAST).read_text())
-            flown.hashes = {rank: result["hashes"][str(flown.last)] for rank, result in results.items()}
+            ran.last = int((folder / harness.LAST).read_text())
+            ran.hashes = {rank: result["hashes"][str(ran.last)] for rank, result in results.items()}
         except Failed as error:
-            flown.failure = str(error)
-        flown.events = launched.events()
-    return flown
+            ran.failure = str(error)
+        ran.events = launched.events()
+    return ran
 
 
 def wait_settled(launched: Launched, after: int) -> None:
@@ -151,7 +151,7 @@ def settled(events: Sequence[Event], after: int) -> bool:
 
 
 def strike(launched: Launched, stroke: Stroke) -> None:
-    """Do it; a machine that is only being replaced is waited for.
+    """Do it; a host that is only being replaced is waited for.
 
     Raises:
         Failed: whom it should strike does not come.
@@ -159,8 +159,8 @@ def strike(launched: Launched, stroke: Stroke) -> None:
     end = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(KeyError, ProcessLookupError):
-            if stroke.kind == "machine killed":
-                launched.kill_node(stroke.rank)
+            if stroke.kind == "host killed":
+                launched.kill_host(stroke.rank)
             elif stroke.kind == "worker frozen":
                 launched.stop_worker(stroke.rank)
             else:
@@ -177,19 +177,19 @@ def undisturbed(folder: Path, lasts: Sequence[int]) -> Truth:
         return Truth({}, {})
     harness.end_at(folder, max(lasts))
     arguments = ["--mode", "none", "--hashes", *lasts]
-    with harness.flying("fsdp_trainer", arguments, folder, nodes=RANKS) as launched:
+    with harness.running("fsdp_trainer", arguments, folder, hosts=RANKS) as launched:
         results = harness.ended(launched)
         losses = {event["step"]: event["loss"] for event in launched.events() if event["kind"] == "step"}
     return Truth(losses, {rank: result["hashes"] for rank, result in results.items()})
 
 
-def result_rows(flown: Sequence[Flown], truth: Truth, told: str) -> Iterator[Row]:
+def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]:
     """Whether all went on, and lost nothing."""
-    asked, struck = sum(len(one.strokes) for one in flown), sum(one.struck for one in flown)
-    kinds = Counter(stroke.kind for one in flown for stroke in one.strokes[: one.struck])
-    within = sum(stroke.within for one in flown for stroke in one.strokes[: one.struck])
-    found = [recovery for one in flown for recovery in recoveries(one.events)]
-    survived = struck if all(not one.failure for one in flown) else struck - 1
+    asked, struck = sum(len(one.strokes) for one in ran), sum(one.struck for one in ran)
+    kinds = Counter(stroke.kind for one in ran for stroke in one.strokes[: one.struck])
+    within = sum(stroke.within for one in ran for stroke in one.strokes[: one.struck])
+    found = [recovery for one in ran for recovery in recoveries(one.events)]
+    survived = struck if all(not one.failure for one in ran) else struck - 1
     yield Row(
         SECTION,
         "kills survived",
@@ -198,7 +198,7 @@ def result_rows(flown: Sequence[Flown], truth: Truth, told: str) -> Iterator[Row
         target=f"all {asked}",
         met=survived == asked,
         note=f"{', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {within} while the job still "
-        f"recovered; {len(flown)} jobs of {RANKS} ranks on {RANKS} machines, 2 copies of every step; {told}",
+        f"recovered; {len(ran)} jobs of {RANKS} ranks on {RANKS} hosts, 2 copies of every step; {told}",
     )
     lost = [recovery.steps_lost for recovery in found if recovery.steps_lost is not None]
     counts = Counter(lost)
@@ -216,7 +216,7 @@ def result_rows(flown: Sequence[Flown], truth: Truth, told: str) -> Iterator[Row
         + "; besides, the step under way",
     )
     same = all_steps = 0
-    for one in flown:
+    for one in ran:
         steps = [(event["step"], event["loss"]) for event in one.events if event["kind"] == "step"]
         all_steps += len(steps)
         same += sum(truth.losses.get(step) == loss for step, loss in steps)
@@ -234,24 +234,24 @@ def result_rows(flown: Sequence[Flown], truth: Truth, told: str) -> Iterator[Row
     )
     ends = [
         truth.hashes.get(rank, {}).get(str(one.last)) == found
-        for one in flown
+        for one in ran
         for rank, found in one.hashes.items()
     ]
     yield Row(
         SECTION,
         "final states as in a run that nothing disturbed",
         "",
-        measured=sum(ends) / (RANKS * len(flown)),
+        measured=sum(ends) / (RANKS * len(ran)),
         target="100 %",
-        met=sum(ends) == RANKS * len(flown),
+        met=sum(ends) == RANKS * len(ran),
         note="of all ranks of all jobs: parameters, moments, schedule, generators and cursor, to the last "
         "bit",
     )
 
 
-def phase_rows(flown: Sequence[Flown], told: str) -> Iterator[Row]:
+def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
     """From the stroke to the first new step, by kind of stroke."""
-    by_kind = kinds_of(flown)
+    by_kind = kinds_of(ran)
     for kind in (*KINDS, SEVERAL):
         found = by_kind.get(kind, [])
         totals = [one.seconds for one in found if one.seconds is not None and one.injected is not None]
@@ -267,7 +267,7 @@ def phase_rows(flown: Sequence[Flown], told: str) -> Iterator[Row]:
             notes.append(f"a worker counts as frozen after {MOVES_NOT:g} s without a sign")
         if kind == SEVERAL:
             notes.append("from the first stroke to the first step after the last")
-        notes.append("workers fork from a warm process, machines are at hand: no boot, no import in it")
+        notes.append("workers fork from a warm process, hosts are at hand: no boot, no import in it")
         yield Row(
             SECTION,
             f"{kind}: to the first new step",
@@ -288,10 +288,10 @@ def phase_rows(flown: Sequence[Flown], told: str) -> Iterator[Row]:
             )
 
 
-def kinds_of(flown: Sequence[Flown]) -> dict[str, list[Recovery]]:
+def kinds_of(ran: Sequence[JobRun]) -> dict[str, list[Recovery]]:
     """Recoveries by the kind of their stroke; `SEVERAL` where more than one fell into one."""
     out: dict[str, list[Recovery]] = {}
-    for one in flown:
+    for one in ran:
         injected = [event for event in one.events if event["kind"] == "injected"]
         found = [recovery for recovery in recoveries(one.events) if recovery.complete]
         since = 0.0

@@ -1,7 +1,7 @@
 """How soon do survivors work in a new group, in the same process, after a rank is killed or freezes?
 
-Jobs of 4, 6 and 8 ranks, each on an emulated machine, do nothing but all-reduce. Ranks are struck by SIGKILL;
-the machine's agent starts another process in the lost one's place (forked from one that has torch), and the
+Jobs of 4, 6 and 8 ranks, each on an emulated host, do nothing but all-reduce. Ranks are struck by SIGKILL;
+the host's agent starts another process in the lost one's place (forked from one that has torch), and the
 survivors, cut out of the dead group, form the next one with it. Time runs from the signal until the last
 rank of all has its new group, tried by a barrier. A frozen rank (SIGSTOP) holds its connections open; it is
 noticed by its missing signs of life, so the lease is told apart.
@@ -56,8 +56,8 @@ def strike(folder: Path, ranks: int, kills: int, stops: int) -> tuple[list[Recov
     """
     draw = Random(SEED + ranks)
     same = True
-    with harness.flying(
-        "regroup_trainer", [], folder, nodes=ranks, lease=LEASE, frozen_after=LEASE
+    with harness.running(
+        "regroup_trainer", [], folder, hosts=ranks, lease=LEASE, frozen_after=LEASE
     ) as launched:
         for number in range(kills + stops):
             pids = standing(launched, ranks)

@@ -158,7 +158,7 @@ class InDcp:
 
 class InMemories:
     """As NVIDIA's resiliency extension replicates local checkpoints: the ranks of a clique of two gather each
-    other's pickled states, blocking, and each writes all of them to its machine's memory (tmpfs)."""
+    other's pickled states, blocking, and each writes all of them to its host's memory (tmpfs)."""
 
     def __init__(self, job: Any, state: State) -> None:
         self._job, self._state = job, state

@@ -32,7 +32,7 @@ class TimedCheckpointer(PeerCheckpointer):
         return dict(self._spent)
 
     def used(self) -> dict[str, int]:
-        """Bytes of this machine: ``held`` in its slots, ``own`` in one save of its rank, ``sent`` to peers
+        """Bytes of this host: ``held`` in its slots, ``own`` in one save of its rank, ``sent`` to peers
         for one checkpoint."""
         if self._plan is None or self.job.memory is None:
             return {}

@@ -1,15 +1,15 @@
 """What a failure wastes: checkpoints in peers' memory against checkpoints in storage, on the same real job.
 
-4 ranks on 4 emulated machines, a real state of 48 MiB each, computing stood for by a wait. Each way of saving
-runs in turn, as often as it can: torch.save to a store that all machines share (rate-limited), to the raw
+4 ranks on 4 emulated hosts, a real state of 48 MiB each, computing stood for by a wait. Each way of saving
+runs in turn, as often as it can: torch.save to a store that all hosts share (rate-limited), to the raw
 local disk, torch.distributed.checkpoint, its async_save, a gather of pickled states into tmpfs, and
 `PeerCheckpointer` with two and three copies.
 
 Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
 up for random instants in the logged times of the real run's saves; getting it back is measured in real
-recoveries, after machines were really killed, at random instants too.
+recoveries, after hosts were really killed, at random instants too.
 
-The store's rate is what makes the headline. GEMINI's 13 times are of 16 machines whose network moves 80 to
+The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts whose network moves 80 to
 320 times what their shared store of 20 Gb/s does, so that a save takes about 8 steps where a copy to a peer
 takes less than one: (8 + 8/2 + 8) / (1 + 1/2) = 13.3. Here the rate is such that a save takes 8 steps, and
 the rows say which ratio of network to store that is on this host. On the raw disk the ratio is another.
@@ -133,13 +133,13 @@ def wasted_rows(quick: bool) -> Iterator[Row]:
 
 
 def rate(quick: bool) -> float:
-    """Bytes/s of the shared store, for all machines together."""
+    """Bytes/s of the shared store, for all hosts together."""
     mib, compute = (QUICK_MIB, QUICK_COMPUTE) if quick else (MIB, COMPUTE)
     return RANKS * mib * 2**20 / (STEPS_A_SAVE * compute)
 
 
 def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
-    """A run of ``way``: undisturbed for some saves, then real kills of machines.
+    """A run of ``way``: undisturbed for some saves, then real kills of hosts.
 
     Raises:
         Failed: it did not come through.
@@ -155,8 +155,8 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
         return steps >= least_steps and len(timeline.saves_of(events, RANKS)) >= least_saves
 
     # a worker that waits for a slow disk is not frozen
-    options: dict[str, Any] = {"nodes": RANKS, "frozen_after": 5.0, "lease": 5.0}
-    with harness.flying("saving_trainer", arguments, folder, **options) as launched:
+    options: dict[str, Any] = {"hosts": RANKS, "frozen_after": 5.0, "lease": 5.0}
+    with harness.running("saving_trainer", arguments, folder, **options) as launched:
         harness.until(launched, enough, f"{least_saves} saves", PATIENCE)
         calm = launched.events()
         saves = timeline.saves_of(calm, RANKS)
@@ -186,7 +186,7 @@ def saved_since(events: Sequence[Event], world: int) -> bool:
 
 def _kill(launched: Launched, place: int) -> None:
     before = max(event["generation"] for event in launched.events() if event["kind"] == "decided")
-    launched.kill_node(place)
+    launched.kill_host(place)
 
     def back(events: Sequence[Event]) -> bool:
         return any(event["kind"] == "step" and event["generation"] > before for event in events)
@@ -225,7 +225,7 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     notes = [
         f"{len(measured.lost)} random instants in the log of {len(saves)} real saves (p95 of the lost work "
         f"{units.seconds(quantile(measured.lost, 0.95))}) and the mean load of {len(measured.kills)} killed "
-        f"machines; emulated: the formula complete + interval/2 + load = {units.seconds(whole)} + "
+        f"hosts; emulated: the formula complete + interval/2 + load = {units.seconds(whole)} + "
         f"{units.seconds(every)}/2 + {units.seconds(measured.load)}",
         f"{RANKS} x {mib:g} MiB of state, read back from {', '.join(tiers)}",
     ]
@@ -252,7 +252,7 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
     yield Row(
         SECTION,
-        f"{way.name}: wasted by a machine really killed",
+        f"{way.name}: wasted by a host really killed",
         "s",
         measured=mean(kill.lost + kill.load for kill in measured.kills),
         note=f"mean of {len(measured.kills)}: lost work "
@@ -294,7 +294,7 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> I
         met=None if quick else ratio >= TARGET,
         note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed "
         f"copies, "
-        f"all machines together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which is "
+        f"all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which is "
         f"what "
         f"makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts from the "
         f"state, load is up to the state, detection and replacement are not in it; {told}"
@@ -316,9 +316,9 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> I
         "x",
         measured=whole[0] / whole[1],
         note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}, means of {len(store.kills)} and "
-        f"{len(peers.kills)} really killed machines: lost work, detection, decision, regrouping, load and "
+        f"{len(peers.kills)} really killed hosts: lost work, detection, decision, regrouping, load and "
         f"the "
-        f"first new step. Machines here are at hand and processes fork from a warm one; published: minutes "
+        f"first new step. Hosts here are at hand and processes fork from a warm one; published: minutes "
         f"for "
         f"replacement and start, alike for both, so that this ratio is far below the one above",
     )

@@ -1,4 +1,4 @@
-"""Where checkpoints are written and read, as the trainer sees it: this machine's memory, peers', storage.
+"""Where checkpoints are written and read, as the trainer sees it: this host's memory, peers', storage.
 
 A thin face over `LocalMemory` (the agent's memory service) and `storage`: `checkpointer` and `restore` need
 not know which slot file, which address or which URL something lies at.
@@ -23,7 +23,7 @@ from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
 
 
 def attach(job: Any, settings: Settings) -> Access | None:
-    """Access to the memory of this machine's agent; None where there is no agent.
+    """Access to the memory of this host's agent; None where there is no agent.
 
     Raises:
         OSError: the agent does not answer.
@@ -35,7 +35,7 @@ def attach(job: Any, settings: Settings) -> Access | None:
 
 
 class MemoryLost(ConnectionError):
-    """What this machine kept in memory is gone, though the machine and the program go on. All ranks regroup
+    """What this host kept in memory is gone, though the host and the program go on. All ranks regroup
     for this as for a peer that is lost, and the other copies serve."""
 
 
@@ -49,7 +49,7 @@ class Access:
         self._due = -1
 
     def writes(self, shard: str) -> bool:
-        """Whether this rank writes ``shard``: its own, and for its machine what all hold alike."""
+        """Whether this rank writes ``shard``: its own, and for its host what all hold alike."""
         return shard != SHARED or self._job.local_rank == 0
 
     def reserve(self, plan: Plan) -> list[int]:
@@ -107,7 +107,7 @@ class Access:
         self._memory.restored(step)
 
     def save_again(self, step: int, shards: Sequence[Kept]) -> None:
-        """Have the shards of ``step``, as it was restored, in this machine's memory and all their copies
+        """Have the shards of ``step``, as it was restored, in this host's memory and all their copies
         made, those that were lost and those that are left over of another course of the job.
 
         Raises:

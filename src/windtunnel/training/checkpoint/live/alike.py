@@ -1,6 +1,6 @@
 """State that all ranks hold alike, as the replicas of DDP do: found by agreement on its content.
 
-Such tensors need no copies in other machines' memory: they are there. Only modules' and optimizers' tensors
+Such tensors need no copies in other hosts' memory: they are there. Only modules' and optimizers' tensors
 count; what lies beside them, such as generators' states, may be equal by chance.
 """
 

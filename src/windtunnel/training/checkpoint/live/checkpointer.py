@@ -5,14 +5,14 @@
         ...  # train
         ck.step(step, state)
 
-`step` copies the state into a slot of this machine's memory and returns; the checksum is made in the
-background, and so are the copies in other machines' memory, by the machine's agent, which outlives this
+`step` copies the state into a slot of this host's memory and returns; the checksum is made in the
+background, and so are the copies in other hosts' memory, by the host's agent, which outlives this
 process. A step is committed when all copies of all ranks' shards are complete. A slot is overwritten only
 when a newer step than the one in it is committed (`policy.slots`), so whatever is lost, the newest committed
 step is still whole.
 
 Tensors that all ranks hold alike (a DDP replica) are found once, by agreement on their content, and then lie
-in the shard "shared" of every machine's memory, without being sent. They are compared again now and then;
+in the shard "shared" of every host's memory, without being sent. They are compared again now and then;
 what differs from then on is saved for each rank, and the run's events say so.
 """
 
@@ -118,7 +118,7 @@ class PeerCheckpointer:
         return step + 1
 
     def step(self, step: int, state: State) -> None:
-        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this machine's memory
+        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory
         (with ``overlap``, earlier: the parameters must not change before `before_update`, which the
         optimizers in ``state`` call by themselves).
 
@@ -383,7 +383,7 @@ class PeerCheckpointer:
         store(self.job, chosen.persist, step, tensors, others, f"{self._serial}.{self._calls}")
 
     def _settle(self) -> None:
-        """The save before is complete in this machine's memory; what went wrong in its thread is raised."""
+        """The save before is complete in this host's memory; what went wrong in its thread is raised."""
         pending, self._pending = self._pending, None
         self._copied = None
         if pending is not None:

@@ -1,6 +1,6 @@
 """Going on from the newest state that all ranks can have.
 
-All ranks say what their machines' memory holds (and one what storage holds), and all plan alike from the same
+All ranks say what their hosts' memory holds (and one what storage holds), and all plan alike from the same
 lists (`policy.restore`). Each fetches and verifies what it needs into scratch memory, then all say how it
 went. If anybody could not get a shard from any source, the bad copies are struck from the lists and all plan
 again: another source, then an older step. Nothing is written into the program's tensors before all have all
@@ -41,7 +41,7 @@ class Reader(Protocol):
     """Where copies are read: memory (own and peers') and storage, behind one face."""
 
     def copies(self) -> Sequence[Copy]:
-        """What this machine's memory holds."""
+        """What this host's memory holds."""
         ...
 
     def stored(self) -> Sequence[StoredStep]:
@@ -68,7 +68,7 @@ class Reader(Protocol):
 @dataclass(frozen=True)
 class Kept:
     """A shard as it was saved: ``data`` with its checksum and the blob of its layout, of a job of ``world``
-    ranks in ``generation``, the newest that a shard of the step is of. ``at_home``: this machine's memory
+    ranks in ``generation``, the newest that a shard of the step is of. ``at_home``: this host's memory
     has this very copy."""
 
     shard: str

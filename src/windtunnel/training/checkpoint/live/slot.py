@@ -7,7 +7,7 @@ half written when its writer died counts as dirty.
 
 A reader trusts a slot only if its header is complete and the xxh3_128 of the data *that it read* is the
 header's; a writer that comes in between can therefore never be mistaken for either of the two steps. `load`
-is that reader for a slot on the own machine. A killed process loses nothing here: what it has stored stays in
+is that reader for a slot on the own host. A killed process loses nothing here: what it has stored stays in
 the page cache.
 """
 

@@ -8,7 +8,7 @@
         <digest>.layout               what lies where in a shard
         complete                      the shards and their seals; written last, it makes the checkpoint
 
-Every rank's node writes its shards (`write_shard`), all agree, one writes ``complete`` (`complete_step`).
+Every rank's host writes its shards (`write_shard`), all agree, one writes ``complete`` (`complete_step`).
 What is killed on the way leaves the older checkpoints as they were, and pieces that the next save finds and
 uses. A step that was done again in a newer generation has a folder of its own, so shards of two courses never
 meet.

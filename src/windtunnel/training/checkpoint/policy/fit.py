@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a node fit in its memory, and the sum in words."""
+"""Whether the checkpoints of a host fit in its memory, and the sum in words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from windtunnel.base.units import amount
 
 
 def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
-    """Bytes that a node's memory must have free for checkpoints.
+    """Bytes that a host's memory must have free for checkpoints.
 
-    ``own``: bytes of the shards of the node's own ranks. ``held``: of the shards that it holds for others.
+    ``own``: bytes of the shards of the host's own ranks. ``held``: of the shards that it holds for others.
     ``layouts``: of what is kept once for each shard (layouts, headers of slots).
     """
     return slots * (own + held) + layouts

@@ -1,7 +1,7 @@
-"""Where the copies of every machine's shards lie (GEMINI, Wang et al., SOSP 2023, section 4).
+"""Where the copies of every host's shards lie (GEMINI, Wang et al., SOSP 2023, section 4).
 
 The first copy is always at home. The places that hold one shard are its *copy set*; a loss of several
-machines at once is survived iff no copy set lies wholly among them. The fewer distinct copy sets there are,
+hosts at once is survived iff no copy set lies wholly among them. The fewer distinct copy sets there are,
 the fewer losses are fatal, so
 
 - ``group``: places in groups of ``copies``, each holds all shards of its group: N/m sets, the fewest
@@ -42,7 +42,7 @@ class WeakDomain:
 
 
 def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> Placement:
-    """Who holds what, for ``places`` machines and ``copies`` copies of each shard, the one at home included.
+    """Who holds what, for ``places`` hosts and ``copies`` copies of each shard, the one at home included.
 
     ``domains``: for kind ``domains``, the failure domain of every place; ``""`` is one of its own.
 
@@ -54,21 +54,21 @@ def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> 
     if places < 1:
         raise UserError(f"places is {places}; at least 1 is needed")
     if not 1 <= copies <= places:
-        raise UserError(f"copies is {copies}; with {places} machines 1 to {places} are possible")
+        raise UserError(f"copies is {copies}; with {places} hosts 1 to {places} are possible")
     everyone = list(range(places))
     if kind == "ring":
         rings = [everyone]
     elif kind == "domains":
         if len(domains) != places:
             raise UserError(
-                f"placement 'domains' needs the failure domain of each of {places} machines; "
+                f"placement 'domains' needs the failure domain of each of {places} hosts; "
                 f"{len(domains)} are given"
             )
         rings = _across(places, copies, domains)
     elif kind == "group" and places % copies:
         fitting = [m for m in range(2, places + 1) if places % m == 0]
         raise UserError(
-            f"placement 'group' needs copies to divide the machines, and {copies} does not divide {places}; "
+            f"placement 'group' needs copies to divide the hosts, and {copies} does not divide {places}; "
             f"choose placement 'mixed', or copies of {', '.join(map(str, fitting[:4]))}"
         )
     else:
@@ -77,7 +77,7 @@ def place(places: int, copies: int, kind: Kind, domains: Sequence[str] = ()) -> 
 
 
 def survives(placement: Placement, lost: Collection[int]) -> bool:
-    """Whether every shard has a copy left after the machines at the places ``lost`` are gone."""
+    """Whether every shard has a copy left after the hosts at the places ``lost`` are gone."""
     gone = set(lost)
     # a shard's first copy is at home: only shards of places that are gone can be lost
     return not any(gone.issuperset(placement.holders[place]) for place in gone)
@@ -102,13 +102,13 @@ def weakest_domain(placement: Placement, domains: Sequence[str]) -> WeakDomain |
 
 
 def _why(domain: str, size: int, lost: tuple[int, ...], placement: Placement, places: int) -> str:
-    told = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} machines"
+    told = f"domain {domain!r} holds all {placement.copies} copies of the shards of {len(lost)} hosts"
     most = (placement.copies - 1) * places / placement.copies
     if placement.copies == 1:
         return f"{told}; one copy survives no loss"
     if size > most:
         return (
-            f"{told}; with {size} of {places} machines in it no placement avoids that "
+            f"{told}; with {size} of {places} hosts in it no placement avoids that "
             f"(at most {int(most)} may share a domain)"
         )
     return f"{told}; placement 'domains' may avoid that"

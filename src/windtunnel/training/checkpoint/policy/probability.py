@@ -1,13 +1,13 @@
 """How likely a job recovers from memory, exactly where that can be counted.
 
-Of all ways to lose k machines at once, those are fatal in which a whole copy set is lost. A placement falls
-into parts that share no machine, and the numbers of survivable losses of each size multiply like polynomials:
+Of all ways to lose k hosts at once, those are fatal in which a whole copy set is lost. A placement falls
+into parts that share no host, and the numbers of survivable losses of each size multiply like polynomials:
 what can be lost of the one part times what can be lost of the other. A part is
 
-- one copy set of m machines: every loss but the whole, ``(1 + x)^m - x^m``;
+- one copy set of m hosts: every loss but the whole, ``(1 + x)^m - x^m``;
 - a ring (each m neighbours are a copy set): no m lost in a row, counted with the length of the present run as
   the state (a transfer matrix), around the circle;
-- anything else: enumerated up to `ENUMERATED` machines, sampled beyond, and then the error is told.
+- anything else: enumerated up to `ENUMERATED` hosts, sampled beyond, and then the error is told.
 
 For groups alone `group` is the closed form by inclusion and exclusion. The paper (GEMINI, section 4,
 corollary 1) gives the union bound, which is lower and equal to it only for k < 2m.
@@ -31,7 +31,7 @@ from windtunnel.training.checkpoint.model import Placement
 from windtunnel.training.checkpoint.policy.placement import copy_sets
 
 ENUMERATED = 18
-"""A part of at most so many machines is enumerated (2^18 subsets)."""
+"""A part of at most so many hosts is enumerated (2^18 subsets)."""
 
 Sets = frozenset[frozenset[int]]
 Draw = Callable[[np.random.Generator], list[int]]
@@ -62,18 +62,18 @@ def group(places: int, copies: int, lost: int) -> Fraction:
 def recovery(
     placement: Placement, lost: int, *, rng: np.random.Generator | None = None, samples: int = 20_000
 ) -> Estimate:
-    """Probability that a loss of ``lost`` machines at once, each choice equally likely, leaves every shard a
+    """Probability that a loss of ``lost`` hosts at once, each choice equally likely, leaves every shard a
     copy.
 
     Exact for every placement that `placement.place` makes. ``rng`` and ``samples`` are used only for a
-    placement of another shape with more than `ENUMERATED` machines in one part.
+    placement of another shape with more than `ENUMERATED` hosts in one part.
 
     Raises:
         ValueError: such a placement without ``rng``.
     """
     places = len(placement.holders)
     if not 0 <= lost <= places:
-        raise ValueError(f"{lost} of {places} machines cannot be lost")
+        raise ValueError(f"{lost} of {places} hosts cannot be lost")
     sets = copy_sets(placement)
     ways = _ways(sets, places, lost)
     if ways is not None:
@@ -83,7 +83,7 @@ def recovery(
 
 
 def survivable(placement: Placement) -> tuple[int, ...] | None:
-    """For k = 0 .. places, how many of the choices of k machines are survivable losses.
+    """For k = 0 .. places, how many of the choices of k hosts are survivable losses.
 
     None where a part of the placement is neither a group nor a ring and too large to enumerate.
     """
@@ -123,7 +123,7 @@ def recovery_given(
 
     ``chance``: of a domain, within the time in which losses count as simultaneous: 1 - exp(-rate * window)
     for a rate per second and the window from a loss until all copies are made again, see `chances`. For
-    machines that fail one by one give each a domain of its own. Exact with `Fraction` chances.
+    hosts that fail one by one give each a domain of its own. Exact with `Fraction` chances.
     """
     names = sorted(set(domains))
     value: float | Fraction = Fraction(1)

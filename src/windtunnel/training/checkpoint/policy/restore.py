@@ -1,7 +1,7 @@
 """Which step a job goes on from, and where each shard of it is read.
 
 The newest step wins of which every shard has a copy that is not known to be bad, in the memory of some
-machine or in storage. Copies of one step may be of different *courses*: the job went back and did the step
+host or in storage. Copies of one step may be of different *courses*: the job went back and did the step
 again, in a newer generation. Such copies are mixed only if the courses are the same in what they made: both
 have a copy of some shard, and all shards of which both have one agree in checksum. (Training is synchronous:
 one shard equal bit for bit does not come from another state.) Else the newest generation goes first.
@@ -89,7 +89,7 @@ def plan_restore(
 ) -> RestorePlan:
     """The newest step that can be restored, and the sources of each of its shards.
 
-    ``copies``: what all reachable machines list. ``stored``: what storage lists; steps with ``bad`` are
+    ``copies``: what all reachable hosts list. ``stored``: what storage lists; steps with ``bad`` are
     passed over. ``bad``: found out while restoring; plan again with what failed added. Sources in memory
     have the tier ``"peer"`` and are ordered so that first choices are spread evenly over the holders; the
     reader puts its own place first with `local_first`. Storage comes last. The order of the arguments does

@@ -4,15 +4,15 @@ What is checked is the rule that the live code runs (`slots.may_overwrite`, `slo
 function. Each rank saves step after step into its slots; a service sends each complete step on to the slots
 of the other holders, in the background; a step of which all copies of all shards are complete is committed,
 and each rank hears of it at a time of its own. Training is synchronous: a rank comes to save step s only
-when every rank has saved s-1 at home. In every state, any machine may die, with all that lies in its memory,
-so long as no copy set lies wholly within it and machines that were replaced and have not got all their
+when every rank has saved s-1 at home. In every state, any host may die, with all that lies in its memory,
+so long as no copy set lies wholly within it and hosts that were replaced and have not got all their
 copies again. Then there must be a step with a complete copy of every shard, all of one course of the job,
 and not older than the newest committed one.
 
 The job goes on after a death (``failures`` times): a replacement with empty memory, everybody back to the
 newest complete step R, half-written slots lost. ``remake`` says what then happens to copies of R that are
 missing: made again first, and nobody saves before R is committed once more (no second loss inside the sets of
-the replaced machine is survived until then, any other is), or left until the next commit (then only another
+the replaced host is survived until then, any other is), or left until the next commit (then only another
 loss of the replacement itself is).
 """
 
@@ -96,7 +96,7 @@ def search(
             found = world.recovered(state, dead)
             if found is None or found < state.committed:
                 back = "nothing" if found is None else f"step {found}"
-                why = f"step {state.committed} was committed; without machine {dead}, {back} can be restored"
+                why = f"step {state.committed} was committed; without host {dead}, {back} can be restored"
                 return Counterexample(_trace(came, state), dead, why, len(came))
         moves = list(world.moves(state))
         if not moves and any(rank.written <= state.base + steps for rank in state.ranks):
@@ -158,7 +158,7 @@ class _World:
         return State(tuple(_Rank(none, (none,) * copies) for _ in self.placement.holders))
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """All that may happen next if no machine dies."""
+        """All that may happen next if no host dies."""
         for r, rank in enumerate(state.ranks):
             yield from self._save(state, r, rank)
             yield from self._replicate(state, r, rank)
@@ -170,7 +170,7 @@ class _World:
         """The losses after which the job goes on."""
         if state.course < self.failures:
             for dead in self.may_die(state):
-                yield f"machine {dead} dies and is replaced", self._regrouped(state, dead)
+                yield f"host {dead} dies and is replaced", self._regrouped(state, dead)
 
     def _save(self, state: State, r: int, rank: _Rank) -> Iterator[tuple[str, State]]:
         step = rank.written
@@ -239,7 +239,7 @@ class _World:
                 yield place
 
     def _alive(self, state: State, dead: Collection[int]) -> list[set[tuple[int, int]]]:
-        """The complete copies of each shard on machines that are left."""
+        """The complete copies of each shard on hosts that are left."""
         return [
             {
                 kept

@@ -6,7 +6,7 @@ own time.
 
 The rule: never overwrite a step that is not older than the newest committed step that one knows of. Then
 whatever step C is the newest committed one in truth, everybody still holds it: everybody had completed it,
-and knows of no later one. So a loss of up to copies - 1 machines goes back to C or later. With two slots a
+and knows of no later one. So a loss of up to copies - 1 hosts goes back to C or later. With two slots a
 save of s waits until s-1 is committed; with three it waits for s-2 only, which replication in the background
 has long done. With one slot the only copy is destroyed by writing, which is never safe.
 
@@ -15,8 +15,8 @@ it saves again; replication here runs in the background, so it needs the rule. `
 counterexamples to everything weaker.
 
 After a regrouping that restored step R, R need not have all its copies. Taken for committed at once, it lets
-older steps go that have: with groups {0,1} and {2,3} and machine 0 just replaced, rank 1 overwrites the last
-committed step while R of rank 2 lies with machine 2 alone, and the loss of machine 2 is then fatal, though
+older steps go that have: with groups {0,1} and {2,3} and host 0 just replaced, rank 1 overwrites the last
+committed step while R of rank 2 lies with host 2 alone, and the loss of host 2 is then fatal, though
 no group is gone. So nothing counts as committed until R's copies are made again, the replacement's own among
 them, and R is committed once more; the first save waits for that. A copy left over from an abandoned course
 of a step does not count as a copy of it. Steps at or after the one being saved are of an abandoned course

@@ -1,1 +1,1 @@
-"""The real world of a surviving job: supervisor, node agents, trainers and the group that can be cut."""
+"""The real world of a surviving job: supervisor, agents, trainers and the group that can be cut."""

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.training.elastic.faults import Fault, InjectedError, matches, parse
 from windtunnel.training.elastic.live.link import Link
 
-_TO_AGENT = {"kill": "kill-node", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
+_TO_AGENT = {"kill": "kill-host", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
 _UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
 
 
@@ -59,7 +59,7 @@ class Injector:
             os._exit(fault.status)
         if fault.action == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault.action == "kill" and fault.node is None:
+        elif fault.action == "kill" and fault.host is None:
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             self._ask_agent(fault)

@@ -2,7 +2,7 @@
 
 gloo now and then loses an operation that is posted in the very moment in which its connection is shut down:
 the rank that posted it sleeps until the group's timeout, while all others have regrouped. Nothing can wake
-it from inside, but another process can take its place, whose state is in the memory of the machine.
+it from inside, but another process can take its place, whose state is in the memory of the host.
 """
 
 from __future__ import annotations

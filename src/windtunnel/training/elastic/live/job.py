@@ -29,8 +29,8 @@ class Regroup(BaseException):
 class Job:
     """One generation of the job, for one rank.
 
-    ``rank``, ``world``, ``local_rank``: as in torch.distributed. ``place``: position of this machine in the
-    job, ``node``: its id. ``memory``: address of this machine's memory service, None where there is no
+    ``rank``, ``world``, ``local_rank``: as in torch.distributed. ``place``: position of this host in the
+    job, ``host``: its id. ``memory``: address of this host's memory service, None where there is no
     supervisor. ``folder``: the run's folder. ``supervised``: False in a plain torchrun or single process,
     where agreements go through torch.distributed and there is nothing to regroup.
     """
@@ -55,7 +55,7 @@ class Job:
         self.membership = membership
         self.generation = membership.generation if membership else 1
         self.supervised = link is not None
-        self.node = link.node if link else place
+        self.host = link.host if link else place
         self.memory = _unix(link.memory) if link and link.memory else None
         self.folder = Path(os.environ.get("WINDTUNNEL_RUN", "."))
         self.timeout = timeout

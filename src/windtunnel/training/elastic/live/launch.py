@@ -1,11 +1,11 @@
-"""Launch a training script under supervision, on emulated machines of this host.
+"""Launch a training script under supervision, on emulated hosts of this computer.
 
-Every machine is a node agent of its own with its own memory folder (and, with ``network="netns"``, its own
-network). They share one fork server, since one host needs torch imported once. The launcher plays the cloud:
-it starts the machines that the supervisor orders. It keeps the fork server and the supervisor alive, and at
-the end, whatever the end is, leaves no process, file in memory or network behind.
+Every host is an agent of its own with its own memory folder (and, with ``network="netns"``, its own
+network). They share one fork server, since one computer needs torch imported once. The launcher plays the
+cloud: it starts the hosts that the supervisor orders. It keeps the fork server and the supervisor alive, and
+at the end, whatever the end is, leaves no process, file in memory or network behind.
 
-    launched = launch("train.py", ["--steps", "20"], nodes=4)
+    launched = launch("train.py", ["--steps", "20"], hosts=4)
     outcome = launched.wait()
 """
 
@@ -43,8 +43,8 @@ Event = dict[str, Any]
 
 
 @dataclass
-class Machine:
-    """One emulated machine: its agent's process."""
+class EmulatedHost:
+    """One emulated host: its agent's process."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -66,7 +66,7 @@ def launch(
     print, stdout and stderr of this process if None.
 
     Raises:
-        UserError: the script, an option or a fault is wrong, or the host cannot emulate the network.
+        UserError: the script, an option or a fault is wrong, or this computer cannot emulate the network.
     """
     job = Job(script=Path(script).absolute(), arguments=tuple(arguments), **options)
     job.check()
@@ -84,13 +84,13 @@ class Launched:
         self.outcome: Outcome | None = None
         self.supervisor_restarts = 0
         self._on_event, self._output = on_event, output
-        self._machines: list[Machine] = []
+        self._hosts: list[EmulatedHost] = []
         self._events: list[Event] = []
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._closing = False
         self._read = 0
-        self._due: list[float] = []  # when machines that were ordered come
+        self._due: list[float] = []  # when hosts that were ordered come
         self._failure: BaseException | None = None
         self._adopted: set[int] = set()  # workers of a fork server that is gone: ours to reap
         self._joined: set[int] = set()  # pids of agents that the supervisor has seen
@@ -130,26 +130,24 @@ class Launched:
             return list(self._events)
 
     def places(self) -> dict[int, dict[str, Any]]:
-        """What stands at each place: the agent's pid, node id, memory folder and workers {rank: pid}."""
+        """What stands at each place: the agent's pid, host id, memory folder and workers {rank: pid}."""
         found = {}
         for path in (self.folder / "agents").glob("*.json"):
             with contextlib.suppress(OSError, ValueError):
                 status = json.loads(path.read_text())
-                alive = any(
-                    m.process.pid == status["pid"] and m.process.poll() is None for m in self._machines
-                )
+                alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self._hosts)
                 if status["place"] is not None and alive:
                     status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
                     found[status["place"]] = status
         return found
 
-    def kill_node(self, place: int, *, silent: bool = False) -> None:
-        """A machine is gone: SIGKILL to its workers and its agent, its memory is lost. ``silent`` (with
+    def kill_host(self, place: int, *, silent: bool = False) -> None:
+        """A host is gone: SIGKILL to its workers and its agent, its memory is lost. ``silent`` (with
         "netns"): its network goes first, so that no peer sees a connection close."""
         status = self.places()[place]
         if silent and self.network is not None:
-            self.network.link_down(self._machine_of(status["pid"]).name)
-        self._injected(f"kill_node({place})", place, None)
+            self.network.link_down(self._host_of(status["pid"]).name)
+        self._injected(f"kill_host({place})", place, None)
         for pid in (status["pid"], *status["workers"].values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,7 +160,7 @@ class Launched:
 
     def kill_worker(self, rank: int, number: int = signal.SIGKILL) -> None:
         """A signal to a worker."""
-        place = rank // self.job.per_node
+        place = rank // self.job.per_host
         pid = self.places()[place]["workers"][rank]
         self._injected(f"kill_worker({rank})", place, rank)
         os.kill(pid, number)
@@ -171,12 +169,12 @@ class Launched:
         """SIGSTOP: the worker freezes, its connections stay open."""
         self.kill_worker(rank, signal.SIGSTOP)
 
-    def add_machine(self) -> None:
-        """A machine comes that nobody ordered (spot capacity, a repair); the policy says what becomes of
+    def add_host(self) -> None:
+        """A host comes that nobody ordered (spot capacity, a repair); the policy says what becomes of
         it."""
         with self._lock:
             if not self._closing:
-                self._start_machine()
+                self._start_host()
 
     def kill_supervisor(self) -> None:
         """SIGKILL to the supervisor; the launcher starts another."""
@@ -187,9 +185,9 @@ class Launched:
         self._forkserver.process.kill()
 
     def link(self, place: int, *, up: bool) -> None:
-        """Take a machine's network link down, or up again (needs "netns")."""
+        """Take a host's network link down, or up again (needs "netns")."""
         assert self.network is not None
-        name = self._machine_of(self.places()[place]["pid"]).name
+        name = self._host_of(self.places()[place]["pid"]).name
         self.network.link_up(name) if up else self.network.link_down(name)
 
     def close(self) -> None:
@@ -222,9 +220,9 @@ class Launched:
         plain = {
             "folder": str(self.folder),
             "rules": rules,
-            "places": job.nodes,
-            "per_node": job.per_node,
-            "host": self._host(),
+            "places": job.hosts,
+            "per_host": job.per_host,
+            "host": self._address(),
             "port": 0,
             "forkserver": str(self._forkserver.path),
             "beat": job.beat,
@@ -233,8 +231,8 @@ class Launched:
             "config": {
                 "script": str(job.script),
                 "arguments": list(job.arguments),
-                "nodes": job.nodes,
-                "per_node": job.per_node,
+                "hosts": job.hosts,
+                "per_host": job.per_host,
                 "spares": job.spares,
                 "rules": rules,
                 "faults": list(job.faults),
@@ -247,13 +245,13 @@ class Launched:
         self._supervisor = self._start_supervisor()
         self.address = self._told_address()
         if job.listen is not None:
-            self._offer = rendezvous.Offer(job.listen, lambda: self._agent_config(len(self._machines)))
-            self._note(f"machines join by `windtunnel node {self._offer.address}`")
+            self._offer = rendezvous.Offer(job.listen, lambda: self._agent_config(len(self._hosts)))
+            self._note(f"hosts join by `windtunnel host {self._offer.address}`")
             return
-        for _ in range(job.nodes + job.spares):
-            self._start_machine()
+        for _ in range(job.hosts + job.spares):
+            self._start_host()
 
-    def _host(self) -> str:
+    def _address(self) -> str:
         if self.network is not None:
             return self.network.address
         return rendezvous.split(self.job.listen, "--listen")[0] if self.job.listen else "127.0.0.1"
@@ -310,16 +308,16 @@ class Launched:
             env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
             settings={"beat": min(0.2, job.frozen_after / 4), "timeout": job.timeout},
-            name=f"machine-{number}",
+            name=f"host-{number}",
             frozen_after=job.frozen_after,
             orphan_after=job.orphan_after,
         )
 
-    def _start_machine(self) -> None:
-        config = self._agent_config(len(self._machines))
+    def _start_host(self) -> None:
+        config = self._agent_config(len(self._hosts))
         if self.network is not None:
-            namespace, host = self.network.add(config.name)
-            config = replace(config, host=host, namespace=namespace, interface=network.INTERFACE)
+            namespace, address = self.network.add(config.name)
+            config = replace(config, address=address, namespace=namespace, interface=network.INTERFACE)
         path = self.folder / "agents" / f"{config.name}.config"
         path.parent.mkdir(exist_ok=True)
         config.write(path)
@@ -337,7 +335,7 @@ class Launched:
             )
 
         process = start() if config.namespace is None else namespaces.within(config.namespace, start)
-        self._machines.append(Machine(config.name, process, config.namespace))
+        self._hosts.append(EmulatedHost(config.name, process, config.namespace))
 
     # -- while it runs -----------------------------------------------------------------------------------
 
@@ -358,18 +356,18 @@ class Launched:
         self._take_orders(now)
         while self._due and self._due[0] <= now and self.job.listen is None:
             self._due.pop(0)
-            self._start_machine()
+            self._start_host()
         if self._forkserver.tend():
             self._note("the fork server was gone; another one was started")
             for found in self.places().values():
                 self._adopted.update(found["workers"].values())
         if self._adopted:
             self._adopted -= processes.reap(self._adopted)
-        for machine in self._machines:
-            status = machine.process.poll()
-            # A machine that is gone is replaced by the supervisor; one that cannot begin would be for ever.
-            if status is not None and status > 0 and machine.process.pid not in self._joined:
-                reason = f"the agent of {machine.name} ended with status {status} before it joined"
+        for host in self._hosts:
+            status = host.process.poll()
+            # A host that is gone is replaced by the supervisor; one that cannot begin would be for ever.
+            if status is not None and status > 0 and host.process.pid not in self._joined:
+                reason = f"the agent of {host.name} ended with status {status} before it joined"
                 self.outcome = Outcome(1, reason, {})
         ended = self._supervisor.poll()
         if ended is not None:
@@ -410,7 +408,7 @@ class Launched:
                 self._events.append(event)
             if self._on_event is not None:
                 self._on_event(event)
-            if event["kind"] == "node.joined":
+            if event["kind"] == "host.joined":
                 self._joined.add(event["pid"])
             if event["kind"] == "finished":
                 done = {e["rank"]: e.get("result") for e in self._events if e["kind"] == "done"}
@@ -427,13 +425,13 @@ class Launched:
         if self._on_event is not None:
             self._on_event({"kind": "note", "t": time.time(), "text": text, "generation": 0})
 
-    def _machine_of(self, pid: int) -> Machine:
-        return next(machine for machine in self._machines if machine.process.pid == pid)
+    def _host_of(self, pid: int) -> EmulatedHost:
+        return next(host for host in self._hosts if host.process.pid == pid)
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        agents = [machine.process for machine in self._machines]
+        agents = [host.process for host in self._hosts]
         finished = any(event["kind"] == "finished" for event in self._events)
         last = time.monotonic() + PATIENCE
         supervisor = getattr(self, "_supervisor", None)
@@ -443,7 +441,7 @@ class Launched:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisor.wait(max(0.0, last - time.monotonic()))
         for process in agents:
-            process.terminate()  # who was not told: a spare that came late, a machine that was cut off
+            process.terminate()  # who was not told: a spare that came late, a host that was cut off
         for process in agents:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, last - time.monotonic()))

@@ -1,8 +1,8 @@
-"""A trainer's connection to the agent of its machine: one socket, one thread that listens and beats.
+"""A trainer's connection to the agent of its host: one socket, one thread that listens and beats.
 
 The thread learns of newer generations while the program computes or is blocked, and cuts its process group
 at once; it keeps what was decided; and it sends a heartbeat, so that a frozen process is noticed. When the
-connection is lost the agent is gone, and with it this machine's place in the job: the process ends. So it
+connection is lost the agent is gone, and with it this host's place in the job: the process ends. So it
 does when the program does not come out of a group that was cut (`stuck`): then the agent starts it anew.
 """
 
@@ -53,7 +53,7 @@ class Link:
         wire.skip(self._sock, following)
         self.membership = Membership.of(welcome["membership"])
         self.place: int | None = welcome["place"]
-        self.node: int = welcome["node"]
+        self.host: int = welcome["host"]
         self.memory: str | None = welcome.get("memory_path")
         self.faults: list[str] = welcome.get("faults") or []
         self.config: dict[str, Any] = welcome.get("config") or {}
@@ -63,7 +63,7 @@ class Link:
         self._thread.start()
 
     def newest(self) -> tuple[Membership, int | None]:
-        """The newest membership that is known, and this machine's place in it."""
+        """The newest membership that is known, and this host's place in it."""
         with self._changed:
             return self.membership, self.place
 

@@ -1,6 +1,6 @@
-"""How a machine that is not ours learns what the job is: it asks the launcher, which listens for it.
+"""How a host that is not ours learns what the job is: it asks the launcher, which listens for it.
 
-One frame each way: ``{op: "job"}``, and the `AgentConfig` that the machine is to use. Its own address is the
+One frame each way: ``{op: "job"}``, and the `AgentConfig` that the host is to use. Its own address is the
 one that the connection came from, unless it knows better.
 """
 
@@ -52,25 +52,27 @@ class Offer:
                 wire.send(sock, {"op": "job", "config": asdict(self._config())})
 
 
-def ask(address: str, host: str = "", domain: str = "") -> AgentConfig:
-    """What the launcher at ``address`` wants a machine to do.
+def ask(launcher: str, address: str = "", domain: str = "") -> AgentConfig:
+    """What the ``launcher`` wants a host to do.
 
     Raises:
         UserError: nobody listens there, or somebody else.
     """
-    split(address, "node")
+    split(launcher, "host")
     try:
-        with wire.connect(address, PATIENCE) as sock:
+        with wire.connect(launcher, PATIENCE) as sock:
             wire.send(sock, {"op": "job"})
             plain = wire.receive(sock)[0]["config"]
             here = sock.getsockname()[0]
     except (OSError, KeyError) as error:
         raise UserError(
-            f"node {address}: no launcher with --external-nodes answers there ({error})"
+            f"host {launcher}: no launcher with --external-hosts answers there ({error})"
         ) from error
     config = AgentConfig.of(plain)
-    root = f"{config.memory_root}-node"
-    return replace(config, host=host or here, domain=domain, forkserver=None, memory_root=str(Path(root)))
+    root = f"{config.memory_root}-host"
+    return replace(
+        config, address=address or here, domain=domain, forkserver=None, memory_root=str(Path(root))
+    )
 
 
 def split(address: str, option: str) -> tuple[str, int]:

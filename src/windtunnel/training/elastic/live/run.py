@@ -47,7 +47,7 @@ T = TypeVar("T")
 END = "commit/end"  # the key on which all ranks agree that training is over
 _TIMEOUT = 60.0  # seconds: of an operation, where nobody says
 _SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
-_PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (machines may be on order)
+_PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (hosts may be on order)
 
 # How gloo says that a peer is gone or silent. Its other errors (sizes that differ) are a program's own.
 _OF_PEERS = (
@@ -125,7 +125,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         membership, place = link.newest()
         if place is None or (membership.restart_all and membership.generation > first):
             _end(0)
-        rank = place * membership.per_node + local_rank
+        rank = place * membership.per_host + local_rank
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(membership.world))
         job = Job(
             rank,
@@ -228,7 +228,7 @@ def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
 
 
 def _agent_gone(reason: str) -> NoReturn:
-    sys.stderr.write(f"the node agent is gone ({reason}); this process ends\n")
+    sys.stderr.write(f"the agent is gone ({reason}); this process ends\n")
     _end(1)
 
 

@@ -1,8 +1,8 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: folder, rules, places, per_node, host, port, forkserver, beat, lease, config. On stdout, a
+CONFIG is JSON: folder, rules, places, per_host, host, port, forkserver, beat, lease, config. On stdout, a
 line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every order of
-machines. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended, 2 for a
+hosts. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended, 2 for a
 wrong input, whose sentence is on stderr.
 """
 
@@ -55,9 +55,9 @@ def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
         Path(plain["folder"]),
         Rules(**plain["rules"]),
         plain["places"],
-        plain["per_node"],
+        plain["per_host"],
         start_store=start_store,
-        order_machines=lambda count: _say(order=count),
+        order_hosts=lambda count: _say(order=count),
         beat=plain["beat"],
         lease=plain["lease"],
         listen=(plain["host"], plain["port"]),

@@ -3,7 +3,7 @@
 No clock, thread or socket is in here: `Core` is called by one thread with what came and the time (monotonic
 seconds), and acts through `Effects`; so its behaviour can be searched for faults without waiting.
 
-The life of a generation: a loss (of a machine or a worker), a suspicion that stays alone, or a machine that
+The life of a generation: a loss (of a host or a worker), a suspicion that stays alone, or a host that
 came is a *change*. When nothing more comes for a short while the policy is asked with all that is known, and
 its answer, a complete membership, is written to the log and sent to every agent. A change while ranks still
 group in the generation before makes the next one; the newest always wins, so that failures during a recovery
@@ -17,7 +17,7 @@ from typing import Any
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.agreements import Agreements
-from windtunnel.training.elastic.policy.hosts import Machine, Machines
+from windtunnel.training.elastic.policy.hosts import Hosts, LiveHost
 from windtunnel.training.elastic.policy.log_replay import Past
 from windtunnel.training.elastic.policy.rules import (
     Blame,
@@ -50,7 +50,7 @@ class Core:
         deadlines = settings.deadlines
         self.outcome: Outcome | None = None
         self.superseded = False
-        self.machines = Machines(settings.lease, deadlines.grace, before.next_id, set(before.gone))
+        self.hosts = Hosts(settings.lease, deadlines.grace, before.next_id, set(before.gone))
         self.membership = before.membership
         self.plain = before.membership.plain() if before.membership is not None else None
         self.generation = before.generation
@@ -60,7 +60,7 @@ class Core:
         self.effects = effects
         self._began = now
         self._looked = now
-        # where machines and the store come from
+        # where hosts and the store come from
         self.coming = before.coming
         self.waiting_since: float | None = None
         self.store: str | None = None
@@ -78,7 +78,7 @@ class Core:
         self._own = False  # the program ended by itself in this generation
         # the next one
         self._changed: float | None = None
-        self._forced = False  # a new generation is needed although all machines and workers are there
+        self._forced = False  # a new generation is needed although all hosts and workers are there
         self._causes: list[str] = list(before.lost.values())
         # what must not go on for ever
         self._own_failures = before.own_failures
@@ -87,13 +87,13 @@ class Core:
         self.newest: int | None = None  # step that was ever reported
         self.reached: int | None = None  # and in this generation
         self.cooperative = bool(before.grouped)  # workers speak to us: they are not plain scripts
-        for node, pid in before.machines.values():
-            self.machines.expect(node, pid, now + max(settings.lease, deadlines.back))
+        for host, pid in before.hosts.values():
+            self.hosts.expect(host, pid, now + max(settings.lease, deadlines.back))
         if self.membership is not None:
             self.agreements.begin(self.generation, self.membership.world)
-            gone = [node.id for node in self.membership.nodes if node.id not in self.machines.live]
-            self._causes += [f"machine {node} is lost" for node in gone]
-        if self._causes or (self.membership is None and before.machines):
+            gone = [host.id for host in self.membership.hosts if host.id not in self.hosts.live]
+            self._causes += [f"host {host} is lost" for host in gone]
+        if self._causes or (self.membership is None and before.hosts):
             self.change(now)
 
     def store_up(self, address: str, now: float, **fields: Any) -> None:
@@ -125,9 +125,9 @@ class Core:
     def end_all(self) -> None:
         """Tell all agents the outcome."""
         assert self.outcome is not None
-        for machine in self.machines.live.values():
-            if machine.link is not None:
-                self.end(machine.link, self.outcome.status, self.outcome.reason)
+        for host in self.hosts.live.values():
+            if host.link is not None:
+                self.end(host.link, self.outcome.status, self.outcome.reason)
 
     # the time
 
@@ -142,17 +142,17 @@ class Core:
         nobody is given up whose beat waits to be read.
         """
         if now - self._looked > self.settings.lease / 2:
-            self.machines.renew_all(now)  # it was we who were stopped
+            self.hosts.renew_all(now)  # it was we who were stopped
         self._looked = now
         if self.outcome is not None:
             return
-        for machine, evidence in self.machines.expired(now):
-            self._machine_lost(machine, evidence, now)
-        for machine in self.machines.live.values():
-            for rank, until in list(machine.unseen.items()):
+        for host, evidence in self.hosts.expired(now):
+            self._host_lost(host, evidence, now)
+        for host in self.hosts.live.values():
+            for rank, until in list(host.unseen.items()):
                 if now > until:
-                    del machine.unseen[rank]
-                    self.worker_lost(machine, rank, "exit", "it ended unseen", False, now)
+                    del host.unseen[rank]
+                    self.worker_lost(host, rank, "exit", "it ended unseen", False, now)
         self._look_at_suspects(now)
         self._look_at_forming(now)
         self._look_at_waits(now)
@@ -160,11 +160,11 @@ class Core:
             self._decide(now)
 
     def _settled(self, since: float, now: float) -> bool:
-        """Losses that come together are one change; so are those of machines that are away this instant."""
+        """Losses that come together are one change; so are those of hosts that are away this instant."""
         settings = self.settings
         ready = since + settings.settle
         patience = max(settings.lease, settings.deadlines.back)
-        return now >= ready and (not self.machines.doubtful() or now >= ready + patience)
+        return now >= ready and (not self.hosts.doubtful() or now >= ready + patience)
 
     def _look_at_suspects(self, now: float) -> None:
         if self.suspected is None or self._changed is not None or self.waiting_since is not None:
@@ -217,11 +217,11 @@ class Core:
             return
         assert isinstance(decision, Fence)
         for rank in decision.ranks:
-            machine = self._machine(rank)
-            if machine is not None:
-                self.fence(machine, rank, machine.workers.get(rank))
+            host = self._host(rank)
+            if host is not None:
+                self.fence(host, rank, host.workers.get(rank))
                 error = f"it joined no group within {deadline:g} s"
-                self.worker_lost(machine, rank, "frozen", error, False, now)
+                self.worker_lost(host, rank, "frozen", error, False, now)
 
     def _look_at_waits(self, now: float) -> None:
         deadlines, first = self.settings.deadlines, self.membership is None
@@ -231,11 +231,11 @@ class Core:
         decision = self.ask(
             Overdue(
                 first=first,
-                there=len(self.machines.live),
+                there=len(self.hosts.live),
                 wanted=self.settings.places,
                 coming=self.coming,
                 waited=now - since,
-                allowed=deadlines.hello if first else deadlines.machines,
+                allowed=deadlines.hello if first else deadlines.hosts,
             )
         )
         if isinstance(decision, Fail):
@@ -270,8 +270,8 @@ class Core:
                 rules=self._rules,
                 wanted=settings.places,
                 places=places,
-                broken=tuple(sorted({rank // settings.per_node for rank in self.lost})),
-                spares=tuple(node for node in self.machines.live if node not in places),
+                broken=tuple(sorted({rank // settings.per_host for rank in self.lost})),
+                spares=tuple(host for host in self.hosts.live if host not in places),
                 coming=self.coming,
                 forced=self._forced,
                 own=self._own,
@@ -311,7 +311,7 @@ class Core:
                 self.effects.order(decision.order)
 
     def _form(self, decision: Form, now: float) -> None:
-        live, store = self.machines.live, self.store
+        live, store = self.hosts.live, self.store
         assert store is not None
         if self.membership is None:
             self._causes = ["the run begins"]
@@ -321,8 +321,8 @@ class Core:
         membership = Membership(
             generation=self.generation,
             epoch=self.epoch,
-            nodes=tuple(live[node].node for node in decision.places),
-            per_node=self.settings.per_node,
+            hosts=tuple(live[host].member for host in decision.places),
+            per_host=self.settings.per_host,
             store=store,
             cause=cause,
             restart_all=decision.restart_all,
@@ -342,36 +342,36 @@ class Core:
         self.reached = None
         for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
             forgotten.clear()
-        for machine in live.values():
-            machine.unseen.clear()
-            self.tell(machine)
+        for host in live.values():
+            host.unseen.clear()
+            self.tell(host)
 
     def _cause(self) -> str:
         if not self._causes:
-            return "machines that came"
+            return "hosts that came"
         more = f" and {len(self._causes) - 4} more" if len(self._causes) > 4 else ""
         return "; ".join(self._causes[:4]) + more
 
     # losses
 
-    def _machine_lost(self, machine: Machine, evidence: str, now: float) -> None:
-        self.machines.lose(machine)
-        if machine.link is not None:
-            self.end(machine.link, 1, "nothing came from this machine for a lease; it was given up")
-        node, place = machine.node.id, self.place_of(machine)
-        self._record_lost("node", place, None, evidence, False, "", node)
+    def _host_lost(self, host: LiveHost, evidence: str, now: float) -> None:
+        self.hosts.lose(host)
+        if host.link is not None:
+            self.end(host.link, 1, "nothing came from this host for a lease; it was given up")
+        id, place = host.member.id, self.place_of(host)
+        self._record_lost("host", place, None, evidence, False, "", id)
         if place is not None:
             self._hit = True
             how = "its connection broke" if evidence == "connection" else "nothing came from it"
-            self._causes.append(f"machine {node} (place {place}) is lost, {how}")
+            self._causes.append(f"host {id} (place {place}) is lost, {how}")
         self.change(now)
 
     def worker_lost(
-        self, machine: Machine, rank: int, evidence: str, error: str, own: bool, now: float
+        self, host: LiveHost, rank: int, evidence: str, error: str, own: bool, now: float
     ) -> None:
         if rank in self.lost or rank in self.done:
             return
-        self.lost[rank] = machine.workers.pop(rank, None)
+        self.lost[rank] = host.workers.pop(rank, None)
         self._hit |= not own
         self._own |= own
         self._record_lost("worker", self.place(rank), rank, evidence, own, error)
@@ -379,21 +379,21 @@ class Core:
         self.change(now)
 
     def worker_ended(
-        self, machine: Machine, rank: int, status: int | None, words: str, error: str, now: float
+        self, host: LiveHost, rank: int, status: int | None, words: str, error: str, now: float
     ) -> None:
         """A process is gone: ``status`` is None where a signal ended it, or nobody knows. ``words``: how."""
-        decision = self.ask(Ended(rank, status, self._hit, self.machines.doubtful()))
+        decision = self.ask(Ended(rank, status, self._hit, self.hosts.doubtful()))
         assert isinstance(decision, Blame)
         told = f"{words}: {error}" if error else words
-        self.worker_lost(machine, rank, "exit", told, decision.own, now)
+        self.worker_lost(host, rank, "exit", told, decision.own, now)
         if decision.hopeless:
             self.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
 
-    def fence(self, machine: Machine, rank: int, pid: int | None) -> None:
+    def fence(self, host: LiveHost, rank: int, pid: int | None) -> None:
         if pid is not None:
-            machine.fenced.add(pid)
-        if machine.link is not None:
-            self.send(machine.link, {"op": "fence", "rank": rank, "pid": pid})
+            host.fenced.add(pid)
+        if host.link is not None:
+            self.send(host.link, {"op": "fence", "rank": rank, "pid": pid})
 
     # progress
 
@@ -420,17 +420,17 @@ class Core:
         if len(self.done) == membership.world:
             self.finish(0, "all ranks are done", now)
 
-    # machines
+    # hosts
 
-    def tell(self, machine: Machine) -> None:
-        """The present membership, and this machine's part in it."""
+    def tell(self, host: LiveHost) -> None:
+        """The present membership, and this host's part in it."""
         membership = self.membership
-        if machine.link is None or membership is None:
+        if host.link is None or membership is None:
             return
-        place = membership.place_of(machine.node.id)
+        place = membership.place_of(host.member.id)
         mine = list(self.ranks(place)) if place is not None else []
         told = {"op": "membership", "membership": self.plain, "place": place, "mine": mine}
-        self.send(machine.link, told)
+        self.send(host.link, told)
 
     def end(self, link: int, status: int, reason: str) -> None:
         self.send(link, {"op": "end", "status": status, "reason": reason})
@@ -439,21 +439,21 @@ class Core:
     # small things
 
     def places(self) -> tuple[int | None, ...]:
-        nodes = self.membership.nodes if self.membership is not None else ()
-        return tuple(node.id if node.id in self.machines.live else None for node in nodes)
+        hosts = self.membership.hosts if self.membership is not None else ()
+        return tuple(host.id if host.id in self.hosts.live else None for host in hosts)
 
-    def place_of(self, machine: Machine) -> int | None:
-        return self.membership.place_of(machine.node.id) if self.membership is not None else None
+    def place_of(self, host: LiveHost) -> int | None:
+        return self.membership.place_of(host.member.id) if self.membership is not None else None
 
     def place(self, rank: int) -> int:
-        return rank // self.settings.per_node
+        return rank // self.settings.per_host
 
     def ranks(self, place: int) -> range:
-        return range(place * self.settings.per_node, (place + 1) * self.settings.per_node)
+        return range(place * self.settings.per_host, (place + 1) * self.settings.per_host)
 
-    def _machine(self, rank: int) -> Machine | None:
-        nodes = self.membership.nodes if self.membership is not None else ()
-        return self.machines.live.get(nodes[self.place(rank)].id)
+    def _host(self, rank: int) -> LiveHost | None:
+        hosts = self.membership.hosts if self.membership is not None else ()
+        return self.hosts.live.get(hosts[self.place(rank)].id)
 
     def send(self, link: int, message: Message) -> None:
         self.effects.send(link, {**message, "epoch": self.epoch})
@@ -469,9 +469,9 @@ class Core:
         evidence: str,
         own: bool,
         error: str,
-        node: int | None = None,
+        host: int | None = None,
     ) -> None:
-        if node is None and place is not None and self.membership is not None:
-            node = self.membership.nodes[place].id
-        fields = {"what": what, "node": node, "place": place, "rank": rank}
+        if host is None and place is not None and self.membership is not None:
+            host = self.membership.hosts[place].id
+        fields = {"what": what, "host": host, "place": place, "rank": rank}
         self.record("lost", **fields, evidence=evidence, own=own, error=error)

@@ -1,7 +1,7 @@
 """What agents say to the supervisor, and what of it is believed.
 
-A message counts only if it comes over the connection of a machine that is there, carries the present
-generation, and is about a rank of that machine; whatever else still runs somewhere is not heard.
+A message counts only if it comes over the connection of a host that is there, carries the present
+generation, and is about a rank of that host; whatever else still runs somewhere is not heard.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 
 from windtunnel.training.elastic.policy.agreements import DURABLE
 from windtunnel.training.elastic.policy.core import Core, Message
-from windtunnel.training.elastic.policy.hosts import Machine
+from windtunnel.training.elastic.policy.hosts import LiveHost
 
 LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
 OURS = frozenset(
-    {"started", "node.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
+    {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
     | {"suspected", "done"}
 )
 """Events that nobody else may write: a later supervisor believes them."""
 
 
 def hello(core: Core, link: int, message: Message, now: float) -> None:
-    """An agent on a new connection: a new machine, one that comes back, or one that was given up."""
-    node, generation = message.get("node"), int(message.get("generation", 0))
-    host, memory = str(message["host"]), str(message["memory"])
+    """An agent on a new connection: a new host, one that comes back, or one that was given up."""
+    id, generation = message.get("host"), int(message.get("generation", 0))
+    address, memory = str(message["address"]), str(message["memory"])
     domain, pid = str(message.get("domain", "")), int(message["pid"])
     workers = {int(rank): pid for rank, pid in message.get("workers", {}).items()}
     if core.outcome is not None:
@@ -34,25 +34,25 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
     if int(message.get("epoch", 0)) > core.epoch:
         core.step_back(int(message["epoch"]))
         return
-    if node is None:
-        count = len(core.machines.live)
-        machine = core.machines.join(host, memory, domain, pid, link, now)
-        if len(core.machines.live) > count:
+    if id is None:
+        count = len(core.hosts.live)
+        host = core.hosts.join(address, memory, domain, pid, link, now)
+        if len(core.hosts.live) > count:
             core.coming = max(0, core.coming - 1)
-            about = {"host": host, "memory": memory, "domain": domain, "pid": pid}
-            core.record("node.joined", node=machine.node.id, place=None, **about)
+            about = {"address": address, "memory": memory, "domain": domain, "pid": pid}
+            core.record("host.joined", host=host.member.id, place=None, **about)
             core.change(now)
-        _welcome(core, machine)
-        if core.place_of(machine) is not None:
-            core.tell(machine)
+        _welcome(core, host)
+        if core.place_of(host) is not None:
+            core.tell(host)
         return
-    known = core.machines.live.get(int(node))
+    known = core.hosts.live.get(int(id))
     if known is None or known.pid != pid:
-        core.end(link, 1, f"machine {node} was given up; it may come again as a new one")
+        core.end(link, 1, f"host {id} was given up; it may come again as a new one")
         return
     if known.link is not None:
         core.effects.drop(known.link)
-    core.machines.attach(known, link, now)
+    core.hosts.attach(known, link, now)
     _back(core, known, generation, workers, now)
     for post in message.get("posts", []):
         _post(core, known, post, now)
@@ -60,68 +60,68 @@ def hello(core: Core, link: int, message: Message, now: float) -> None:
 
 def message(core: Core, link: int, message: Message, now: float) -> None:
     """Anything else that an agent says."""
-    machine = core.machines.of_link(link)
-    if machine is None or core.outcome is not None:
+    host = core.hosts.of_link(link)
+    if host is None or core.outcome is not None:
         return
-    core.machines.renew(machine, now)
+    core.hosts.renew(host, now)
     match message["op"]:
         case "beat":
             pass
         case "post":
-            _post(core, machine, message, now)
+            _post(core, host, message, now)
         case "ask":
-            _ask(core, machine, message)
+            _ask(core, host, message)
         case "event":
-            _event(core, machine, message)
+            _event(core, host, message)
         case "worker":
-            _worker(core, machine, message, now)
+            _worker(core, host, message, now)
         case "suspect":
-            _suspect(core, machine, message, now)
+            _suspect(core, host, message, now)
         case "done":
-            if _mine(core, machine, message):
+            if _mine(core, host, message):
                 core.is_done(int(message["rank"]), message.get("result"), now)
 
 
 def closed(core: Core, link: int, now: float) -> None:
     """A connection is gone."""
-    machine = core.machines.of_link(link)
-    if machine is not None:
-        core.machines.detach(machine, now)
+    host = core.hosts.of_link(link)
+    if host is not None:
+        core.hosts.detach(host, now)
 
 
-def _back(core: Core, machine: Machine, generation: int, workers: dict[int, int | None], now: float) -> None:
-    """A machine is connected again: what it missed, and what became of its workers meanwhile."""
-    machine.workers = workers
-    _welcome(core, machine)
-    membership, place = core.membership, core.place_of(machine)
+def _back(core: Core, host: LiveHost, generation: int, workers: dict[int, int | None], now: float) -> None:
+    """A host is connected again: what it missed, and what became of its workers meanwhile."""
+    host.workers = workers
+    _welcome(core, host)
+    membership, place = core.membership, core.place_of(host)
     if membership is None:
         return
     if generation != core.generation:
         if membership.epoch == core.epoch:
-            core.tell(machine)
+            core.tell(host)
         elif place is not None:
             # agents refuse what an earlier supervisor decided, and others may be in that generation
             core.force("the supervisor was started again in the middle of a recovery", now)
         return
     for rank in core.ranks(place) if place is not None else ():
         if rank in core.lost and rank in workers:
-            core.fence(machine, rank, workers[rank])
+            core.fence(host, rank, workers[rank])
         elif rank not in workers and rank not in core.done and rank not in core.lost:
-            machine.unseen[rank] = now + core.settings.deadlines.suspect
+            host.unseen[rank] = now + core.settings.deadlines.suspect
 
 
-def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
+def _worker(core: Core, host: LiveHost, message: Message, now: float) -> None:
     rank, pid, what = int(message["rank"]), message.get("pid"), message["what"]
-    if not _mine(core, machine, message) or pid in machine.fenced:
+    if not _mine(core, host, message) or pid in host.fenced:
         return
-    machine.unseen.pop(rank, None)
+    host.unseen.pop(rank, None)
     if what == "started":
-        machine.workers[rank] = pid
+        host.workers[rank] = pid
         return
     if what == "frozen":
         error = message.get("error") or "it does not move"
-        core.fence(machine, rank, pid)
-        core.worker_lost(machine, rank, "frozen", error, False, now)
+        core.fence(host, rank, pid)
+        core.worker_lost(host, rank, "frozen", error, False, now)
         return
     status, killed = message.get("status"), message.get("signal")
     if status == 0 and not killed:
@@ -132,12 +132,12 @@ def _worker(core: Core, machine: Machine, message: Message, now: float) -> None:
     else:  # without a status: the fork server, which could have told, is gone as well
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
-    core.worker_ended(machine, rank, None if killed else status, words, error, now)
+    core.worker_ended(host, rank, None if killed else status, words, error, now)
 
 
-def _suspect(core: Core, machine: Machine, message: Message, now: float) -> None:
+def _suspect(core: Core, host: LiveHost, message: Message, now: float) -> None:
     rank = int(message["rank"])
-    if not _mine(core, machine, message) or rank in core.suspects:
+    if not _mine(core, host, message) or rank in core.suspects:
         return
     core.cooperative = True
     core.suspects[rank] = str(message.get("error", ""))
@@ -146,13 +146,13 @@ def _suspect(core: Core, machine: Machine, message: Message, now: float) -> None
         core.suspected = now
 
 
-def _event(core: Core, machine: Machine, message: Message) -> None:
+def _event(core: Core, host: LiveHost, message: Message) -> None:
     fields = {key: value for key, value in message.items() if key not in ("op", "epoch")}
     kind, t = str(fields.pop("kind")), fields.pop("t", None)
     generation = int(fields.pop("generation", core.generation))
     if kind == "grouped":
         rank = int(fields["rank"])
-        if not _mine(core, machine, {**message, "generation": generation}):
+        if not _mine(core, host, {**message, "generation": generation}):
             return
         core.cooperative = True
         core.grouped.add(rank)
@@ -160,45 +160,45 @@ def _event(core: Core, machine: Machine, message: Message) -> None:
         return
     elif kind == "step" and generation == core.generation:
         core.stepped(int(fields["step"]))
-    fields.setdefault("node", machine.node.id)
+    fields.setdefault("host", host.member.id)
     core.effects.record(kind, generation, t, **fields)
 
 
-def _post(core: Core, machine: Machine, message: Message, now: float) -> None:
+def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
     generation, key, rank = int(message["generation"]), str(message["key"]), int(message["rank"])
-    if core.place_of(machine) is None or machine.link is None:
+    if core.place_of(host) is None or host.link is None:
         return
     core.cooperative = True
     values = core.agreements.decided(generation, key)
     if values is not None:  # it was decided while this agent was away
-        core.send(machine.link, _decided(generation, key, values))
+        core.send(host.link, _decided(generation, key, values))
     elif core.agreements.post(generation, key, rank, message.get("value")):
         values = core.agreements.complete(key)
         if key.startswith(DURABLE):
             small = len(repr(values)) <= LARGEST_DURABLE
             core.record("agreed", key=key, values=values if small else dict.fromkeys(values))
         core.agreements.seal(key)
-        for other in core.machines.live.values():
+        for other in core.hosts.live.values():
             if other.link is not None:
                 core.send(other.link, _decided(generation, key, values))
 
 
-def _ask(core: Core, machine: Machine, message: Message) -> None:
+def _ask(core: Core, host: LiveHost, message: Message) -> None:
     answer = {**message, "op": "answer", "values": core.agreements.ask(str(message["key"]))}
-    if machine.link is not None:
-        core.send(machine.link, answer)
+    if host.link is not None:
+        core.send(host.link, answer)
 
 
-def _welcome(core: Core, machine: Machine) -> None:
+def _welcome(core: Core, host: LiveHost) -> None:
     settings = core.settings
-    assert machine.link is not None
-    welcome = {"op": "welcome", "node": machine.node.id, "beat": settings.beat, "lease": settings.lease}
-    core.send(machine.link, welcome)
+    assert host.link is not None
+    welcome = {"op": "welcome", "host": host.member.id, "beat": settings.beat, "lease": settings.lease}
+    core.send(host.link, welcome)
 
 
-def _mine(core: Core, machine: Machine, message: Message) -> bool:
-    """Whether a message is of this generation, and about a rank of the machine that sent it."""
-    place, rank = core.place_of(machine), int(message["rank"])
+def _mine(core: Core, host: LiveHost, message: Message) -> bool:
+    """Whether a message is of this generation, and about a rank of the host that sent it."""
+    place, rank = core.place_of(host), int(message["rank"])
     return place is not None and int(message["generation"]) == core.generation and rank in core.ranks(place)
 
 

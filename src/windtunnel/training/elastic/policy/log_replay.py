@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 from windtunnel.training.elastic.policy.agreements import Values
 
 
 @dataclass
 class Past:
-    """The state after the last event. ``machines``: those that were not lost, with their agents' process ids.
+    """The state after the last event. ``hosts``: those that were not lost, with their agents' process ids.
     ``lost``: ranks of the present generation whose process is gone; ``suspects``: those that suspect their
     peers, with their errors. ``store``: the last store's event.
     """
@@ -19,7 +19,7 @@ class Past:
     begun: bool = False
     generation: int = 0
     membership: Membership | None = None
-    machines: dict[int, tuple[Node, int]] = field(default_factory=dict)
+    hosts: dict[int, tuple[MemberHost, int]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     next_id: int = 0
     coming: int = 0
@@ -42,7 +42,7 @@ def past(events: list[dict[str, Any]]) -> Past:
     for event in events:
         _apply(state, event)
         if event["kind"] == "finished":
-            gone = state.gone | set(state.machines)
+            gone = state.gone | set(state.hosts)
             state = Past(generation=state.generation, gone=gone, next_id=state.next_id, store=state.store)
     return state
 
@@ -51,10 +51,10 @@ def _apply(state: Past, event: dict[str, Any]) -> None:
     kind = event["kind"]
     if kind == "started":
         state.begun = True
-    elif kind == "node.joined":
-        node = Node(event["node"], event["host"], event["memory"], event["domain"])
-        state.machines[node.id] = (node, event["pid"])
-        state.next_id = max(state.next_id, node.id + 1)
+    elif kind == "host.joined":
+        host = MemberHost(event["host"], event["address"], event["memory"], event["domain"])
+        state.hosts[host.id] = (host, event["pid"])
+        state.next_id = max(state.next_id, host.id + 1)
         state.coming = max(0, state.coming - 1)
     elif kind == "ordered":
         state.coming += event["count"]
@@ -68,9 +68,9 @@ def _apply(state: Past, event: dict[str, Any]) -> None:
         state.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
     elif kind == "store":
         state.store = event
-    elif kind == "lost" and event["what"] == "node":
-        state.machines.pop(event["node"], None)
-        state.gone.add(event["node"])
+    elif kind == "lost" and event["what"] == "host":
+        state.hosts.pop(event["host"], None)
+        state.gone.add(event["host"])
     elif event.get("generation") == state.generation and state.membership is not None:
         if kind == "lost" and event["evidence"] != "suspect":
             state.lost[event["rank"]] = event["error"]

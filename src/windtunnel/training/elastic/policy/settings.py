@@ -14,7 +14,7 @@ class Deadlines:
 
     ``grace``: for an agent whose connection broke. ``back``: for the agents, after the supervisor was
     started again. ``suspect``: for evidence, when all that is known is that a rank suspects its peers.
-    ``hello``: for the first machines. ``machines``: for machines that were ordered. ``form``: for the ranks
+    ``hello``: for the first hosts. ``hosts``: for hosts that were ordered. ``form``: for the ranks
     of a generation to group. ``store``: for a store. ``end``: for the agents to go when the run is over.
     """
 
@@ -22,7 +22,7 @@ class Deadlines:
     back: float = 2.0
     suspect: float = 0.5
     hello: float = 120.0
-    machines: float = 600.0
+    hosts: float = 600.0
     form: float = 60.0
     store: float = 60.0
     end: float = 5.0
@@ -30,7 +30,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Settings:
-    """``places`` of ``per_node`` ranks each. Agents send a beat every ``beat`` seconds and are given up after
+    """``places`` of ``per_host`` ranks each. Agents send a beat every ``beat`` seconds and are given up after
     ``lease`` seconds of silence; losses within ``settle`` seconds are one change.
 
     ``most_suspicions``, ``most_formings``, ``most_fruitless``: generations in succession, without a step
@@ -39,7 +39,7 @@ class Settings:
     """
 
     places: int
-    per_node: int
+    per_host: int
     beat: float = 0.1
     lease: float = 1.0
     settle: float = 0.02
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Effects(Protocol):
-    """What the decisions of a supervisor act on: connections (by number), the log, who provides machines."""
+    """What the decisions of a supervisor act on: connections (by number), the log, who provides hosts."""
 
     def send(self, link: int, message: dict[str, Any]) -> None: ...
 

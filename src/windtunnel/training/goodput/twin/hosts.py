@@ -29,22 +29,22 @@ class Members:
 
     def __init__(
         self,
-        machines: int,
+        hosts: int,
         spares: int,
         rules: Rules,
         record: Callable[[Observation, Decision], None] | None = None,
     ) -> None:
-        self.machines, self.rules, self.record = machines, rules, record
-        self.numbers: list[int | None] = list(range(machines))
-        self.places: list[int | None] = list(range(machines))
-        self.spares = list(range(machines, machines + spares))
+        self.hosts, self.rules, self.record = hosts, rules, record
+        self.numbers: list[int | None] = list(range(hosts))
+        self.places: list[int | None] = list(range(hosts))
+        self.spares = list(range(hosts, hosts + spares))
         self.missing = 0  # numbers without a host; kept, since it is asked for at every step of a run
         self._coming = 0
-        self._next = machines + spares
+        self._next = hosts + spares
 
-    def lose(self, machines: Sequence[int]) -> bool:
+    def lose(self, numbers: Sequence[int]) -> bool:
         """These are gone. False: the job waits for hosts."""
-        for number in machines:
+        for number in numbers:
             host = self.numbers[number]
             if host is not None:
                 self.numbers[number] = None
@@ -55,25 +55,25 @@ class Members:
                     self.places[number if not self.rules.shrinks else self.places.index(host)] = None
         return self._ask(())
 
-    def break_off(self, machines: Sequence[int]) -> bool:
+    def break_off(self, numbers: Sequence[int]) -> bool:
         """Processes of these ended, the hosts are there. False: the job waits for hosts."""
-        hosts = {self.numbers[number] for number in machines} - {None}
+        hosts = {self.numbers[number] for number in numbers} - {None}
         return self._ask([place for place, host in enumerate(self.places) if host in hosts])
 
-    def come(self, machine: int) -> bool:
-        """A host for ``machine`` has come. False: the job waits for more."""
+    def come(self, number: int) -> bool:
+        """A host for ``number`` has come. False: the job waits for more."""
         host, self._next = self._next, self._next + 1
         self._coming = max(0, self._coming - 1)
         self.spares.append(host)
-        if self.rules.shrinks and self.numbers[machine] is None:
-            self.numbers[machine] = host
+        if self.rules.shrinks and self.numbers[number] is None:
+            self.numbers[number] = host
             self.missing -= 1
         return self._ask(())
 
     def _ask(self, broken: Sequence[int]) -> bool:
         now = Change(
             rules=self.rules,
-            wanted=self.machines,
+            wanted=self.hosts,
             places=tuple(self.places),
             broken=tuple(broken),
             spares=tuple(self.spares),

@@ -1,4 +1,4 @@
-"""What a flight through failures needs to know, and what comes out of it."""
+"""What a result through failures needs to know, and what comes out of it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PHASES = ("useful", "slow", "checkpoint", "redo", "detect", "wait", "start", "re
 class Job:
     """A training job.
 
-    ``step_time``: seconds a step takes on all ``machines`` without checkpoints. ``state_bytes``: all that
-    must be kept of it (parameters and optimizer). ``stages``: machines of one pipeline, or of one
+    ``step_time``: seconds a step takes on all ``hosts`` without checkpoints. ``state_bytes``: all that
+    must be kept of it (parameters and optimizer). ``stages``: hosts of one pipeline, or of one
     data-parallel replica. ``microbatches``: of all pipelines together in one step. ``layers``: of the model.
-    ``overhead``: seconds of ``step_time`` that stay as they are on fewer machines (reduction, optimizer).
+    ``overhead``: seconds of ``step_time`` that stay as they are on fewer hosts (reduction, optimizer).
 
     Raises:
         ValueError: the overhead is no part of the step.
     """
 
-    machines: int
+    hosts: int
     step_time: float
     state_bytes: float
     stages: int = 1
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def work(self) -> float:
-        """Seconds of a step that are divided over the machines."""
+        """Seconds of a step that are divided over the hosts."""
         return self.step_time - self.overhead
 
 
@@ -48,9 +48,9 @@ class Costs:
 
     ``detect``: from the loss until it is known. ``regroup``: to form the process group; ``regroup_growth``:
     more for every doubling of the ranks. ``start``: a new process, until it could form a group (0: warm).
-    ``replace``: until a machine comes for one that was lost. ``memory_bandwidth``: of one machine to its own
-    memory. ``peer_bandwidth``: between two machines. ``storage_bandwidth``: of the storage, for all machines.
-    ``join``: a pause to take a machine in. ``blocking_save``: a checkpoint to storage stops training until
+    ``replace``: until a host comes for one that was lost. ``memory_bandwidth``: of one host to its own
+    memory. ``peer_bandwidth``: between two hosts. ``storage_bandwidth``: of the storage, for all hosts.
+    ``join``: a pause to take a host in. ``blocking_save``: a checkpoint to storage stops training until
     it is safe; else only for the copy into memory.
     """
 
@@ -67,7 +67,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Flight:
+class SimulationResult:
     """How a job fared under one scheme. All of it emulated.
 
     ``phases``: seconds by name (`PHASES`); they add up to ``horizon``. ``steps``: kept. ``redone``: steps

@@ -21,11 +21,11 @@ class Neighbourhood:
     def near(self, lost: Sequence[int], joined: Sequence[int]) -> list[int]:
         """Where the pipelines are that the local rules can touch.
 
-        Those that lost machines; for each machine that is missing or joins, one of the largest (they yield)
+        Those that lost hosts; for each host that is missing or joins, one of the largest (they yield)
         and one of the shortest (they merge and grow); and two more, so that no layer seems lost.
         """
         pipelines = self.layout.pipelines
-        homes = {self._home[machine] for machine in lost if machine in self._home}
+        homes = {self._home[host] for host in lost if host in self._home}
         struck = {bisect_left(pipelines, home, key=_order) for home in homes}
         count = sum(len(pipelines[i]) for i in struck) + len(joined) + 2
         return sorted(
@@ -51,8 +51,8 @@ class Neighbourhood:
     def change(self, near: Sequence[int], new: Sequence[Pipeline], layout: Layout) -> None:
         """``layout`` holds from now on; in it ``new`` pipelines took the place of those that are ``near``."""
         for i in near:
-            for machine in self.layout.pipelines[i]:
-                del self._home[machine]
+            for host in self.layout.pipelines[i]:
+                del self._home[host]
         self.layout = layout
         self._settle(new)
 

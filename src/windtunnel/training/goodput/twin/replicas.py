@@ -1,7 +1,7 @@
 """Schemes that go on with what the other pipelines or replicas hold: redundant, rerouted, dropped.
 
-A machine that comes starts beside the others; they stop to take it into the group and to give it the state,
-which changes with each step. Processes that end on a machine that lives come back so, too, a moment later:
+A host that comes starts beside the others; they stop to take it into the group and to give it the state,
+which changes with each step. Processes that end on a host that lives come back so, too, a moment later:
 the others stop twice, and the little that is slower in between is left out. The work of a step is the same
 throughout, divided anew over what is left.
 """
@@ -18,60 +18,60 @@ Phases = tuple[tuple[str, float], ...]
 
 
 class _Grid:
-    """Machines as replicas x stages: machine m is stage ``m % stages`` of replica ``m // stages``.
+    """Hosts as replicas x stages: host m is stage ``m % stages`` of replica ``m // stages``.
 
-    Machines beyond the last whole replica are not used: these schemes have one layout.
+    Hosts beyond the last whole replica are not used: these schemes have one layout.
     """
 
     def __init__(self, job: Job) -> None:
         self.stages = job.stages
-        self.replicas = job.machines // job.stages
+        self.replicas = job.hosts // job.stages
         self.dead: set[int] = set()
         self.dead_of_stage = [0] * self.stages
         self.dead_of_replica = [0] * self.replicas
-        self.hurt = 0  # replicas that lost a machine, kept since it is asked for at every change
+        self.hurt = 0  # replicas that lost a host, kept since it is asked for at every change
 
-    def lose(self, machines: Sequence[int]) -> list[int]:
-        """Those of ``machines`` that were in use."""
-        used = [m for m in machines if m < self.stages * self.replicas and m not in self.dead]
-        for machine in used:
-            self._count(machine, 1)
+    def lose(self, hosts: Sequence[int]) -> list[int]:
+        """Those of ``hosts`` that were in use."""
+        used = [m for m in hosts if m < self.stages * self.replicas and m not in self.dead]
+        for host in used:
+            self._count(host, 1)
         self.dead.update(used)
         return used
 
-    def come(self, machine: int) -> bool:
-        """Whether ``machine`` was missed."""
-        if machine not in self.dead:
+    def come(self, host: int) -> bool:
+        """Whether ``host`` was missed."""
+        if host not in self.dead:
             return False
-        self.dead.discard(machine)
-        self._count(machine, -1)
+        self.dead.discard(host)
+        self._count(host, -1)
         return True
 
-    def _count(self, machine: int, change: int) -> None:
-        self.dead_of_stage[machine % self.stages] += change
-        replica = machine // self.stages
+    def _count(self, host: int, change: int) -> None:
+        self.dead_of_stage[host % self.stages] += change
+        replica = host // self.stages
         before = self.dead_of_replica[replica] > 0
         self.dead_of_replica[replica] += change
         self.hurt += (self.dead_of_replica[replica] > 0) - before
 
 
 def _out(job: Job, costs: Costs) -> Phases:
-    """Going on without a machine."""
-    return (("detect", costs.detect), ("regroup", regroup_time(costs, job.machines)))
+    """Going on without a host."""
+    return (("detect", costs.detect), ("regroup", regroup_time(costs, job.hosts)))
 
 
 def _in(job: Job, costs: Costs, stages: int) -> Phases:
-    """Taking in a machine that holds so many stages."""
+    """Taking in a host that holds so many stages."""
     share = stages * job.state_bytes / job.stages
     return (("join", costs.join), ("load", share / costs.peer_bandwidth))
 
 
 def _anew(job: Job, costs: Costs, storage: StorageRestart, waited: bool) -> Phases:
-    """Every process from storage; while a machine was waited for, the loss has long been noticed."""
+    """Every process from storage; while a host was waited for, the loss has long been noticed."""
     return (
         ("detect", 0.0 if waited else costs.detect),
         ("start", costs.start),
-        ("regroup", regroup_time(costs, job.machines)),
+        ("regroup", regroup_time(costs, job.hosts)),
         ("load", storage.upload),
     )
 
@@ -79,7 +79,7 @@ def _anew(job: Job, costs: Costs, storage: StorageRestart, waited: bool) -> Phas
 class _OnGrid:
     """What the schemes of this file share; each says how fast it is and what it does not survive.
 
-    ``holds``: stages of which a machine keeps the state.
+    ``holds``: stages of which a host keeps the state.
     """
 
     holds = 1
@@ -89,12 +89,12 @@ class _OnGrid:
         self.storage = StorageRestart(job, costs, storage_every)
         self.grid = _Grid(job)
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        used = self.grid.lose(machines)
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
+        used = self.grid.lose(hosts)
         uncovered = self._uncovered()
         if software:
-            for machine in used:
-                self.grid.come(machine)
+            for host in used:
+                self.grid.come(host)
         if not used:
             return None
         if uncovered:
@@ -104,11 +104,11 @@ class _OnGrid:
         back = _in(self.job, self.costs, self.holds) if software else ()
         return Setback((*_out(self.job, self.costs), *back))
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.grid.come(machine) or self._uncovered():
+    def came(self, host: int, running: bool) -> Setback | None:
+        if not self.grid.come(host) or self._uncovered():
             return None
         if running:
-            taken = self._usable(machine)
+            taken = self._usable(host)
             return Setback(_in(self.job, self.costs, self.holds)) if taken else None
         return Setback(_anew(self.job, self.costs, self.storage, True), from_storage=True)
 
@@ -119,13 +119,13 @@ class _OnGrid:
         """Whether what is left cannot go on."""
         raise NotImplementedError
 
-    def _usable(self, machine: int) -> bool:
-        """Whether ``machine``, which has just come, is of use before others have."""
+    def _usable(self, host: int) -> bool:
+        """Whether ``host``, which has just come, is of use before others have."""
         return True
 
 
 class Rerouting(_OnGrid):
-    """ReCycle (Gandhi et al., SOSP 2024): peers of the same stage take a lost machine's microbatches.
+    """ReCycle (Gandhi et al., SOSP 2024): peers of the same stage take a lost host's microbatches.
 
     No state is copied: every replica of the stage has it. With ``n`` microbatches a replica, ``S`` stages and
     ``d`` replicas of which ``l`` lost this stage, its peers have ``n d / (d - l)`` to do; what fits into the
@@ -143,7 +143,7 @@ class Rerouting(_OnGrid):
         worst = max(self.grid.dead_of_stage)
         slots = self.per_replica + self.job.stages - 1
         busy = self.per_replica * self.grid.replicas / max(1, self.grid.replicas - worst)
-        used = self.grid.stages * self.grid.replicas / self.job.machines
+        used = self.grid.stages * self.grid.replicas / self.job.hosts
         saving = self.storage.stall / self.storage.every
         step = self.job.work / used * max(1.0, busy / slots) + self.job.overhead
         return step + saving, saving
@@ -153,10 +153,10 @@ class Rerouting(_OnGrid):
 
 
 class Redundant(_OnGrid):
-    """Bamboo (Thorpe et al., NSDI 2023): every machine also keeps, and forward computes, its successor's
+    """Bamboo (Thorpe et al., NSDI 2023): every host also keeps, and forward computes, its successor's
     stage.
 
-    ``overhead``: the part by which that slows every step, an assumption. A machine whose successor is gone
+    ``overhead``: the part by which that slows every step, an assumption. A host whose successor is gone
     does both stages, so its pipeline runs at half the pace; the pipelines share the microbatches by their
     pace. Two neighbours gone: all go back to storage. A pipeline needs two stages.
     """
@@ -169,15 +169,15 @@ class Redundant(_OnGrid):
         self.overhead = overhead
 
     def pace(self) -> tuple[float, float]:
-        used = self.grid.stages * self.grid.replicas / self.job.machines
+        used = self.grid.stages * self.grid.replicas / self.job.hosts
         speed = (self.grid.replicas - self.grid.hurt / 2) / self.grid.replicas
         saving = self.storage.stall / self.storage.every
         step = self.job.work * (1.0 + self.overhead) / used / speed + self.job.overhead
         return step + saving, saving
 
     def _uncovered(self) -> bool:
-        for machine in self.grid.dead:
-            replica, stage = divmod(machine, self.grid.stages)
+        for host in self.grid.dead:
+            replica, stage = divmod(host, self.grid.stages)
             successor = replica * self.grid.stages + (stage + 1) % self.grid.stages
             if successor in self.grid.dead:
                 return True
@@ -185,17 +185,17 @@ class Redundant(_OnGrid):
 
 
 class ReplicaDrop(_OnGrid):
-    """torchft: a replica that lost a machine is left out until it is whole again; the others go on.
+    """torchft: a replica that lost a host is left out until it is whole again; the others go on.
 
     They do its samples, too (torchft's own steps get smaller instead, which is no faster). A replica that
-    comes back copies the state of another one, machine by machine.
+    comes back copies the state of another one, host by host.
     """
 
     name = "replica drop"
 
     def pace(self) -> tuple[float, float]:
         left = self.grid.replicas - self.grid.hurt
-        used = self.grid.stages * self.grid.replicas / self.job.machines
+        used = self.grid.stages * self.grid.replicas / self.job.hosts
         saving = self.storage.stall / self.storage.every
         step = self.job.work / used * self.grid.replicas / max(1, left) + self.job.overhead
         return step + saving, saving
@@ -203,5 +203,5 @@ class ReplicaDrop(_OnGrid):
     def _uncovered(self) -> bool:
         return self.grid.hurt == self.grid.replicas
 
-    def _usable(self, machine: int) -> bool:
-        return self.grid.dead_of_replica[machine // self.grid.stages] == 0
+    def _usable(self, host: int) -> bool:
+        return self.grid.dead_of_replica[host // self.grid.stages] == 0

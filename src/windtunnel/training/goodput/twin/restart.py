@@ -14,9 +14,9 @@ from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.simulate import Setback
 
 
-def regroup_time(costs: Costs, machines: int) -> float:
-    """Seconds to form a group of ``machines``."""
-    return costs.regroup + costs.regroup_growth * math.log2(max(1, machines))
+def regroup_time(costs: Costs, hosts: int) -> float:
+    """Seconds to form a group of ``hosts``."""
+    return costs.regroup + costs.regroup_growth * math.log2(max(1, hosts))
 
 
 def storage_every(job: Job, costs: Costs, mtbf: float) -> int:
@@ -27,8 +27,8 @@ def storage_every(job: Job, costs: Costs, mtbf: float) -> int:
 
 
 def copy_time(job: Job, costs: Costs) -> float:
-    """Seconds in which every machine copies its part of the state within its own memory."""
-    return job.state_bytes / job.machines / costs.memory_bandwidth
+    """Seconds in which every host copies its part of the state within its own memory."""
+    return job.state_bytes / job.hosts / costs.memory_bandwidth
 
 
 class StorageRestart:
@@ -40,7 +40,7 @@ class StorageRestart:
     def __init__(self, job: Job, costs: Costs, every: int, spares: int = 0) -> None:
         self.name = "restart from storage"
         self.job, self.costs, self.every = job, costs, every
-        self.members = Members(job.machines, spares, Rules("restart"))
+        self.members = Members(job.hosts, spares, Rules("restart"))
         self.upload = job.state_bytes / costs.storage_bandwidth
         self.stall = self.upload if costs.blocking_save else copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in storage
@@ -56,12 +56,12 @@ class StorageRestart:
         self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
         return self.whole
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
-        waits = not (self.members.break_off if software else self.members.lose)(machines)
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
+        waits = not (self.members.break_off if software else self.members.lose)(hosts)
         return Setback(self._phases(waits), self.kept(steps), waits, from_storage=True)
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.members.come(machine) or running:
+    def came(self, host: int, running: bool) -> Setback | None:
+        if not self.members.come(host) or running:
             return None
         return Setback(self._phases(True), from_storage=True)
 
@@ -69,11 +69,11 @@ class StorageRestart:
         pass
 
     def _phases(self, waited: bool) -> tuple[tuple[str, float], ...]:
-        # while a machine is waited for, the loss has long been noticed
+        # while a host is waited for, the loss has long been noticed
         return (
             ("detect", 0.0 if waited else self.costs.detect),
             ("start", self.costs.start),
-            ("regroup", regroup_time(self.costs, self.job.machines)),
+            ("regroup", regroup_time(self.costs, self.job.hosts)),
             ("load", self.upload),
         )
 
@@ -82,7 +82,7 @@ class PeerMemory:
     """GEMINI: a checkpoint in the memory of peers every few steps, storage for what that does not cover.
 
     ``placement``: where the copies lie. ``storage_every``: steps between two checkpoints to storage.
-    Survivors go on in their processes; only replaced machines start new ones. A checkpoint is whole at home
+    Survivors go on in their processes; only replaced hosts start new ones. A checkpoint is whole at home
     at once, so processes that ended go on from the newest; in the memory of peers it is whole when it is
     replicated, which begins with the next step. Copies that were lost are made again while the job trains;
     they count as there when it runs again.
@@ -101,14 +101,14 @@ class PeerMemory:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement
         self.storage = StorageRestart(job, costs, storage_every)
-        self.members = Members(job.machines, spares, Rules("replace"))
-        self.share = job.state_bytes / job.machines
+        self.members = Members(job.hosts, spares, Rules("replace"))
+        self.share = job.state_bytes / job.hosts
         self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
         self.every = max(every, math.ceil(self.replicate / job.step_time))
         self.stall = copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in memory with all its copies
-        self._held_by: list[list[int]] = [[] for _ in range(job.machines)]
+        self._held_by: list[list[int]] = [[] for _ in range(job.hosts)]
         for shard, holders in enumerate(placement.holders):
             for holder in holders:
                 self._held_by[holder].append(shard)
@@ -119,10 +119,10 @@ class PeerMemory:
         saving = self.stall / self.every + self.storage.stall / self.storage.every
         return self.job.step_time + saving, saving
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
-        waits = not (self.members.break_off if software else self.members.lose)(machines)
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
+        waits = not (self.members.break_off if software else self.members.lose)(hosts)
         if not software:
-            self.gone.update(machines)
+            self.gone.update(hosts)
         # a checkpoint that is still being replicated is not whole, the one before it is
         behind = 0.0 if software else self.replicate / self.pace()[0]
         whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
@@ -146,8 +146,8 @@ class PeerMemory:
             if holder not in self.gone
         ]
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.members.come(machine) or running:
+    def came(self, host: int, running: bool) -> Setback | None:
+        if not self.members.come(host) or running:
             return None
         return Setback(self._phases(True), from_storage=self.fallen)
 
@@ -161,7 +161,7 @@ class PeerMemory:
         return (
             ("detect", 0.0 if waited else costs.detect),
             ("start", costs.start),
-            ("regroup", regroup_time(costs, self.job.machines)),
+            ("regroup", regroup_time(costs, self.job.hosts)),
             ("load", self.storage.upload if self.fallen else load),
         )
 

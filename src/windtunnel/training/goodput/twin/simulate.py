@@ -1,6 +1,6 @@
 """One job, one scheme, one trace of failures: the time from change to change, without a clock.
 
-Between two changes a job does whole steps at an even pace, so a flight costs as much as it has changes, not
+Between two changes a job does whole steps at an even pace, so a result costs as much as it has changes, not
 as it has steps. A loss takes back the step in flight and what the scheme could not keep; a loss in the
 middle of a recovery begins the recovery anew. The scheme says how fast the job is and what it can go on
 from, by asking the policies that the supervisor and the trainers ask (`windtunnel.training.elastic.policy`,
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from windtunnel.traces.failures import Change
-from windtunnel.training.goodput.twin.model import PHASES, Costs, Flight, Job
+from windtunnel.training.goodput.twin.model import PHASES, Costs, Job, SimulationResult
 
 
 @dataclass(frozen=True)
 class Setback:
     """What a change does to a job.
 
-    ``phases``: what is to be done before the next step, in order, with its seconds; ``waits``: machines must
+    ``phases``: what is to be done before the next step, in order, with its seconds; ``waits``: hosts must
     come before any of it. ``keeps``: the newest step that survives. ``from_storage``: memory did not suffice.
     """
 
@@ -34,7 +34,7 @@ class Setback:
 
 
 class Scheme(Protocol):
-    """A way to go on after losses. It keeps track of the machines; times and steps are the flight's."""
+    """A way to go on after losses. It keeps track of the hosts; times and steps are the result's."""
 
     name: str
 
@@ -42,13 +42,13 @@ class Scheme(Protocol):
         """Seconds of one step as things stand, and seconds of it that are for checkpoints."""
         ...
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        """Machines (or only their processes) are gone after ``steps`` steps; None: the job does not
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
+        """Hosts (or only their processes) are gone after ``steps`` steps; None: the job does not
         notice."""
         ...
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        """A machine has come. None: it is a spare, or still too few have come. ``running``: the job did not
+    def came(self, host: int, running: bool) -> Setback | None:
+        """A host has come. None: it is a spare, or still too few have come. ``running``: the job did not
         wait for it; what follows then is done between two steps, or when the recovery under way is over."""
         ...
 
@@ -57,48 +57,50 @@ class Scheme(Protocol):
         ...
 
 
-def fly(scheme: Scheme, job: Job, costs: Costs, trace: Sequence[Change], horizon: float) -> Flight:
+def simulate(
+    scheme: Scheme, job: Job, costs: Costs, trace: Sequence[Change], horizon: float
+) -> SimulationResult:
     """Run ``job`` for ``horizon`` seconds through ``trace``.
 
-    A machine that is lost is replaced ``costs.replace`` seconds later, or never where that is infinite.
+    A host that is lost is replaced ``costs.replace`` seconds later, or never where that is infinite.
     """
-    flight = _Flying(scheme, job)
+    result = _Simulation(scheme, job)
     arrivals: list[tuple[float, int]] = []
-    alive = set(range(job.machines))
+    alive = set(range(job.hosts))
     for change in (*trace, Change(math.inf)):
         while arrivals and arrivals[0][0] <= min(change.time, horizon):
-            at, machine = heapq.heappop(arrivals)
-            flight.advance(at)
-            alive.add(machine)
-            flight.take_in(machine)
+            at, host = heapq.heappop(arrivals)
+            result.advance(at)
+            alive.add(host)
+            result.take_in(host)
         if change.time >= horizon:
             break
-        flight.advance(change.time)
-        lost = [machine for machine in change.lost if machine in alive]
+        result.advance(change.time)
+        lost = [host for host in change.lost if host in alive]
         if lost:
-            flight.strike(lost, change.software)
+            result.strike(lost, change.software)
         if not change.software:
             alive.difference_update(lost)
             if math.isfinite(costs.replace):
-                for machine in lost:
-                    heapq.heappush(arrivals, (change.time + costs.replace, machine))
-        for machine in change.joined:
-            heapq.heappush(arrivals, (change.time, machine))
-    flight.advance(horizon)
-    flight.spent["redo"] += flight.partial
-    return Flight(
+                for host in lost:
+                    heapq.heappush(arrivals, (change.time + costs.replace, host))
+        for host in change.joined:
+            heapq.heappush(arrivals, (change.time, host))
+    result.advance(horizon)
+    result.spent["redo"] += result.partial
+    return SimulationResult(
         scheme.name,
         horizon,
-        flight.spent,
-        flight.steps,
-        flight.redone,
-        flight.failures,
-        flight.from_storage,
-        tuple(flight.series),
+        result.spent,
+        result.steps,
+        result.redone,
+        result.failures,
+        result.from_storage,
+        tuple(result.series),
     )
 
 
-class _Flying:
+class _Simulation:
     """A job on its way: what it has done, and what it has to do before it runs again (``plan``)."""
 
     def __init__(self, scheme: Scheme, job: Job) -> None:
@@ -150,7 +152,7 @@ class _Flying:
         self.partial = 0.0
         gone = self.steps - min(self.steps, setback.keeps)
         if gone:
-            # what each kept step cost on average, since the flight does not remember them one by one
+            # what each kept step cost on average, since the result does not remember them one by one
             share = gone / self.steps
             for name in ("useful", "slow", "checkpoint"):
                 self.spent["redo"] += self.spent[name] * share
@@ -159,10 +161,10 @@ class _Flying:
             self.redone += gone
         self._begin(setback)
 
-    def take_in(self, machine: int) -> None:
-        """A machine came: the job that waited for it recovers, one that runs pauses between two steps, one
+    def take_in(self, host: int) -> None:
+        """A host came: the job that waited for it recovers, one that runs pauses between two steps, one
         that recovers takes it in afterwards."""
-        setback = self.scheme.came(machine, not self.waits)
+        setback = self.scheme.came(host, not self.waits)
         if setback is not None:
             if not self.waits:
                 setback = replace(setback, phases=(*self.plan, *setback.phases))

@@ -32,9 +32,9 @@ WHOLE = 32
 
 
 class Templates:
-    """Pipelines of ``job.stages`` machines and more; after a loss those that are left go on at once.
+    """Pipelines of ``job.stages`` hosts and more; after a loss those that are left go on at once.
 
-    Layers that a machine newly needs are copied between machines; a layer without a copy is fetched from
+    Layers that a host newly needs are copied between hosts; a layer without a copy is fetched from
     storage, with the steps since that checkpoint redone.
     """
 
@@ -45,33 +45,33 @@ class Templates:
         self.storage = StorageRestart(job, costs, storage_every)
         profile = uniform_profile(job)
         self.layer_bytes = tuple(layer.state_bytes for layer in profile)
-        # a machine holds what the smallest pipeline gives it, and no more
+        # a host holds what the smallest pipeline gives it, and no more
         memory = math.ceil(job.layers / job.stages) * self.layer_bytes[0] * 1.001
         self.set: TemplateSet = template_set(
-            profile, job.machines, failures, 1, memory, largest=2 * job.stages - 1
+            profile, job.hosts, failures, 1, memory, largest=2 * job.stages - 1
         )
         self.microbatches = job.microbatches
-        self.layout: Layout = self._decided(None, (), range(job.machines), self.microbatches).layout
+        self.layout: Layout = self._decided(None, (), range(job.hosts), self.microbatches).layout
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
         self.scale = job.work / self._time()
-        self.members = Members(job.machines, 0, Rules("shrink", minimum=self.set.n0))
+        self.members = Members(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
 
     def pace(self) -> tuple[float, float]:
         saving = self.storage.stall / self.storage.every
         return self._time() * self.scale + self.job.overhead + saving, saving
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        if not (self.members.break_off if software else self.members.lose)(machines):
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
+        if not (self.members.break_off if software else self.members.lose)(hosts):
             # what is left holds no whole pipeline; whatever comes begins from storage
             self.layout = Layout((), ())
             return Setback((), self.storage.kept(steps), waits=True, from_storage=True)
-        change = self._change(machines, ())
+        change = self._change(hosts, ())
         detect = ("detect", self.costs.detect)
         start = ("start", self.costs.start if software or change.lost else 0.0)
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        regroup = ("regroup", regroup_time(self.costs, self.job.hosts))
         if software:
-            # new processes on the same machines: the layout stays, and what they held is copied to them
+            # new processes on the same hosts: the layout stays, and what they held is copied to them
             load = 0.0 if change.lost else self._largest_part() / self.costs.peer_bandwidth
         else:
             self._adopt(change.layout)
@@ -81,16 +81,16 @@ class Templates:
             return Setback(phases, self.storage.kept(steps), from_storage=True)
         return Setback((detect, start, regroup, ("load", load)))
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        if not self.members.come(machine):
+    def came(self, host: int, running: bool) -> Setback | None:
+        if not self.members.come(host):
             return None
-        regroup = ("regroup", regroup_time(self.costs, self.job.machines))
+        regroup = ("regroup", regroup_time(self.costs, self.job.hosts))
         if not self.layout.pipelines:
-            present = [number for number, host in enumerate(self.members.numbers) if host is not None]
+            present = [number for number, id in enumerate(self.members.numbers) if id is not None]
             self.layout = self._decided(None, (), present, self.microbatches).layout
             begin = ("start", self.costs.start)
             return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)
-        change = self._change((), (machine,))
+        change = self._change((), (host,))
         self._adopt(change.layout)
         load = copy_seconds(change.transfers, self.costs.peer_bandwidth)
         return Setback((("join", self.costs.join), ("load", load)))

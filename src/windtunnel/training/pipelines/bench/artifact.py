@@ -1,6 +1,6 @@
-"""Oobleck's published simulation, replayed by its own rules with its own constants (GPT-3 6.7B, 30 machines).
+"""Oobleck's published simulation, replayed by its own rules with its own constants (GPT-3 6.7B, 30 hosts).
 
-The headline of 13.9 times the throughput of a restart-based system is one cell of it: one machine lost every
+The headline of 13.9 times the throughput of a restart-based system is one cell of it: one host lost every
 ten minutes. Its rules are those of the artifact (SymbioticLab/Oobleck, branch sosp23-artifact, commit
 7966556), and the cell depends on them:
 
@@ -24,13 +24,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MACHINES = 30
+HOSTS = 30
 REMOVALS = 15
 SAMPLES = 1024  # of a step
-READY = 45.0  # seconds until a machine that was added can be used
-FEWEST = 12  # machines with which a pipeline of the restart-based system can be built
+READY = 45.0  # seconds until a host that was added can be used
+FEWEST = 12  # hosts with which a pipeline of the restart-based system can be built
 
-# samples/s by the number of machines
+# samples/s by the number of hosts
 OOBLECK = dict(
     zip(
         range(30, 15, -1),
@@ -43,12 +43,12 @@ OOBLECK = dict(
     )
 )  # fmt: skip
 VARUNA = {
-    machines: throughput
+    hosts: throughput
     for fewest, most, throughput in (
         (28, 30, 5.240635953), (24, 27, 5.096885803), (20, 23, 4.503390788), (16, 19, 3.953767179), (15, 15,
         3.016421755),
     )
-    for machines in range(fewest, most + 1)
+    for hosts in range(fewest, most + 1)
 }  # fmt: skip
 
 
@@ -74,14 +74,14 @@ class _Event:
 
 
 def published_throughput(system: System, every: float) -> float:
-    """Samples/s of ``system`` when a machine is lost every ``every`` seconds, by the artifact's rules."""
+    """Samples/s of ``system`` when a host is lost every ``every`` seconds, by the artifact's rules."""
     events: list[_Event] = []
-    for _ in range(MACHINES):
+    for _ in range(HOSTS):
         heapq.heappush(events, _Event(0.0, "add"))
     for index in range(REMOVALS):
         heapq.heappush(events, _Event(every * (index + 1), "remove"))
     end = every * REMOVALS
-    machines = waiting = version = steps = 0
+    hosts = waiting = version = steps = 0
     running = False
     flagged = False
     step = 0.0
@@ -98,24 +98,24 @@ def published_throughput(system: System, every: float) -> float:
         if event.kind == "add":
             heapq.heappush(events, _Event(now + READY, "ready"))
         elif event.kind == "ready":
-            machines += 1
+            hosts += 1
             waiting += 1
-            if machines == 1:
+            if hosts == 1:
                 heapq.heappush(events, _Event(now + system.restart, "restarted"))
         elif event.kind == "remove":
-            machines -= 1
-            waiting = machines
+            hosts -= 1
+            waiting = hosts
             flagged = True
             if system.save is not None:
                 done = _fall_back(done, saved)
             heapq.heappush(events, _Event(now + system.restart, "restarted"))
         elif event.kind == "restarted":
             version += 1
-            # an earlier restart has used the machines up: this one finds none, and the job stands still
+            # an earlier restart has used the hosts up: this one finds none, and the job stands still
             running = waiting >= FEWEST
             waiting = 0
             if running:
-                step = int(SAMPLES / system.throughput[machines] * 1000) / 1000
+                step = int(SAMPLES / system.throughput[hosts] * 1000) / 1000
                 heapq.heappush(events, _Event(now + step, "step", version))
                 if started is None:
                     started = before = now

@@ -1,6 +1,6 @@
 """A second way to the planner's optimum, which shares nothing with it: the check of what the bench times.
 
-With one device a machine and enough memory, a plan is a cut of the layers into so many stages. Its slowest
+With one device a host and enough memory, a plan is a cut of the layers into so many stages. Its slowest
 stage (the rightmost of equals) is some range of layers ``a..b``, in time ``w``. The stages before it take
 ``w`` at most, those after it less. Packing layers greedily gives the fewest stages on either side, and any
 number up to one a layer is possible too, since a stage can always be split. By the published formula (Jang et

@@ -1,8 +1,8 @@
-"""Fidelity: what the twin says of the very runs that were flown, after it was told the cost of each phase.
+"""Fidelity: what the twin says of the very runs that were ran, after it was told the cost of each phase.
 
 The costs are medians of the runs with random losses (section recovery); the runs that are compared are
-others, those at several rates of loss (section rates). The twin gets the moments at which machines were lost
-there, the time of a step on all machines and that of a layer (the bench's devices sleep it); layouts, paces,
+others, those at several rates of loss (section rates). The twin gets the moments at which hosts were lost
+there, the time of a step on all hosts and that of a layer (the bench's devices sleep it); layouts, paces,
 kept steps and the time to the last step are its own.
 """
 
@@ -17,7 +17,7 @@ from windtunnel.bench.measure import median
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import Change
 from windtunnel.training.goodput.twin import simulate as twin
-from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCHES, N0
@@ -28,7 +28,7 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
-from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, NODES, Flown, Scheme
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, HOSTS, JobRun, Scheme
 from windtunnel.training.pipelines.bench.schemes import RestartOnFewer
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
 
@@ -42,8 +42,8 @@ COMPARED = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """``stall``: seconds of a checkpoint to storage. ``step_times``: by the number of machines, as the policy
-    predicts them from the one on all machines."""
+    """``stall``: seconds of a checkpoint to storage. ``step_times``: by the number of hosts, as the policy
+    predicts them from the one on all hosts."""
 
     job: Job
     costs: Costs
@@ -56,7 +56,7 @@ def calibrate(found: Recoveries) -> Calibration:
     ours = [recovery for _, recovery in found.recoveries("templates")]
     theirs = [recovery for _, recovery in found.recoveries("warm restart")]
     back = [pair for scheme in SCHEMES for pair in found.recoveries(scheme, True)]
-    joins = [join.phases for flown in found.flown["templates", True] for join in flown.joins()]
+    joins = [join.phases for ran in found.ran["templates", True] for join in ran.joins()]
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
     job = _job(found)
@@ -65,25 +65,25 @@ def calibrate(found: Recoveries) -> Calibration:
         regroup=regroup,
         regroup_growth=0.0,
         start=max(0.0, warm - regroup),
-        replace=median([_came(flown, recovery.injected) for flown, recovery in back]) or math.inf,
+        replace=median([_came(ran, recovery.injected) for ran, recovery in back]) or math.inf,
         storage_bandwidth=job.state_bytes / (median([r.phases["load"] for r in theirs]) or 1.0),
         join=median([_of(phases, ("decide", "regroup")) for phases in joins]) or 0.0,
         blocking_save=True,
     )
     copied = _busiest(found, job, costs) / (median([r.phases["load"] for r in ours]) or 1.0)
     scheme = Templates(job, costs, CHECKPOINT_EVERY)
-    unit = step_seconds(scheme.set, compose(scheme.set, range(NODES), MICROBATCHES))
+    unit = step_seconds(scheme.set, compose(scheme.set, range(HOSTS), MICROBATCHES))
     step_times = {
-        machines: job.overhead
-        + job.work * step_seconds(scheme.set, compose(scheme.set, range(machines), MICROBATCHES)) / unit
-        for machines in range(N0, NODES + 1)
+        hosts: job.overhead
+        + job.work * step_seconds(scheme.set, compose(scheme.set, range(hosts), MICROBATCHES)) / unit
+        for hosts in range(N0, HOSTS + 1)
     }
     return Calibration(job, replace(costs, peer_bandwidth=copied), _stall(found), step_times)
 
 
 def _job(found: Recoveries) -> Job:
-    """What a step takes beyond its layers' time is the same on fewer machines."""
-    job = Job(NODES, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
+    """What a step takes beyond its layers' time is the same on fewer hosts."""
+    job = Job(HOSTS, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
     scheme = Templates(job, Costs(), CHECKPOINT_EVERY)
     layers = 3 * FORWARD * LAYERS * step_seconds(scheme.set, scheme.layout)
     return replace(job, overhead=max(0.0, found.step_time - layers))
@@ -95,67 +95,71 @@ def _of(phases: dict[str, float | None], names: tuple[str, ...]) -> float:
 
 def _state_bytes(found: Recoveries) -> float:
     """Of all layers, which are alike: told where some were copied."""
-    told = [e for flown in _all(found) for e in flown.events if e["kind"] == "layout" and e["moved"]]
+    told = [e for ran in _all(found) for e in ran.events if e["kind"] == "layout" and e["moved"]]
     return LAYERS * max((event["nbytes"] / event["moved"] for event in told), default=1.0)
 
 
-def _all(found: Recoveries) -> list[Flown]:
-    return [flown for flights in found.flown.values() for flown in flights]
+def _all(found: Recoveries) -> list[JobRun]:
+    return [ran for several in found.ran.values() for ran in several]
 
 
-def _came(flown: Flown, injected: float | None) -> float | None:
-    """Seconds from a loss until a machine came."""
+def _came(ran: JobRun, injected: float | None) -> float | None:
+    """Seconds from a loss until a host came."""
     if injected is None:
         return None
-    later = [e["t"] - injected for e in flown.events if e["kind"] == "node.joined" and e["t"] > injected]
+    later = [e["t"] - injected for e in ran.events if e["kind"] == "host.joined" and e["t"] > injected]
     return min(later, default=None)
 
 
 def _stall(found: Recoveries) -> float:
-    flights = [flown for back in (False, True) for flown in found.flown["warm restart", back]]
-    saves = median([seconds for flown in flights for seconds in flown.saves()]) or 0.0
-    steps = [s for flown in flights for times in flown.step_times().values() for s in times]
+    several = [ran for back in (False, True) for ran in found.ran["warm restart", back]]
+    saves = median([seconds for ran in several for seconds in ran.saves()]) or 0.0
+    steps = [s for ran in several for times in ran.step_times().values() for s in times]
     return max(0.0, saves - (median(steps) or 0.0))
 
 
 def _busiest(found: Recoveries, job: Job, costs: Costs) -> float:
-    """Bytes that the busiest machine sends or receives in one of the recoveries that were measured, mean, as
+    """Bytes that the busiest host sends or receives in one of the recoveries that were measured, mean, as
     the twin counts them."""
     unit = replace(costs, peer_bandwidth=1.0, replace=math.inf)
     counted = []
-    for flown in found.flown["templates", False]:
+    for ran in found.ran["templates", False]:
         scheme = Templates(job, unit, CHECKPOINT_EVERY)
-        alive = list(range(NODES))
-        for place in _places(flown):
+        alive = list(range(HOSTS))
+        for place in _places(ran):
             setback = scheme.lost([alive.pop(place)], False, 0.0)
             assert setback is not None  # the twin's templates notice every loss
             counted.append(dict(setback.phases)["load"])
     return mean(counted) if counted else 1.0
 
 
-def _places(flown: Flown) -> list[int]:
-    return [event["place"] for event in flown.events if event["kind"] == "injected"]
+def _places(ran: JobRun) -> list[int]:
+    return [event["place"] for event in ran.events if event["kind"] == "injected"]
 
 
-def replay(calibration: Calibration, scheme: Scheme, flown: Flown, back: bool) -> tuple[Flight, float]:
-    """The twin's flight through the losses of ``flown``, and when its last step is done (seconds)."""
+def replay(
+    calibration: Calibration, scheme: Scheme, ran: JobRun, back: bool
+) -> tuple[SimulationResult, float]:
+    """The twin's result through the losses of ``ran``, and when its last step is done (seconds)."""
     job = calibration.job
     costs = calibration.costs if back else replace(calibration.costs, replace=math.inf)
-    start = _begin(flown, job.step_time)
-    alive = list(range(NODES))
+    start = _begin(ran, job.step_time)
+    alive = list(range(HOSTS))
     trace = []
-    for event in flown.events:
+    for event in ran.events:
         if event["kind"] == "injected":
-            machine = alive.pop(event["place"])
+            host = alive.pop(event["place"])
             if back:
-                # a restart waits and fills the place, shrinking takes the new machine in as the last one
-                alive.insert(len(alive) if scheme == "templates" else event["place"], machine)
-            trace.append(Change(event["t"] - start, (machine,)))
-    horizon = 3.0 * (flown.seconds + flown.steps * job.step_time)
-    end = reached(twin.fly(_made(calibration, costs, scheme, back), job, costs, trace, horizon), flown.steps)
+                # a restart waits and fills the place, shrinking takes the new host in as the last one
+                alive.insert(len(alive) if scheme == "templates" else event["place"], host)
+            trace.append(Change(event["t"] - start, (host,)))
+    horizon = 3.0 * (ran.seconds + ran.steps * job.step_time)
+    end = reached(
+        twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, horizon), ran.steps
+    )
     # again up to its end, since what comes later is in no phase of the live run
     until = min(end, horizon)
-    return twin.fly(_made(calibration, costs, scheme, back), job, costs, trace, until), end
+    return twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, until), end
 
 
 def _made(calibration: Calibration, costs: Costs, scheme: Scheme, back: bool) -> Templates | StorageRestart:
@@ -174,10 +178,10 @@ def _made(calibration: Calibration, costs: Costs, scheme: Scheme, back: bool) ->
     return restart
 
 
-def reached(flight: Flight, steps: float) -> float:
-    """When ``flight`` had done ``steps`` steps for good; infinite if it never had."""
+def reached(result: SimulationResult, steps: float) -> float:
+    """When ``result`` had done ``steps`` steps for good; infinite if it never had."""
     found = math.inf
-    for (t0, done0), (t1, done1) in zip(flight.series, flight.series[1:], strict=False):
+    for (t0, done0), (t1, done1) in zip(result.series, result.series[1:], strict=False):
         if done1 < steps:
             found = math.inf
         elif done0 < steps:
@@ -185,8 +189,8 @@ def reached(flight: Flight, steps: float) -> float:
     return found
 
 
-def _begin(flown: Flown, step_time: float) -> float:
-    return flown.times()[0] - step_time
+def _begin(ran: JobRun, step_time: float) -> float:
+    return ran.times()[0] - step_time
 
 
 def fidelity_rows(quick: bool) -> Iterator[Row]:
@@ -203,15 +207,15 @@ def fidelity_rows(quick: bool) -> Iterator[Row]:
     )
     errors: dict[Scheme, list[float]] = {scheme: [] for scheme in SCHEMES}
     for scheme in SCHEMES:
-        flights = []
+        several = []
         for cell in grid.cells:
-            flown = cell.flown[scheme]
-            flight, end = replay(calibration, scheme, flown, cell.back)
-            flights.append((cell, flown, flight))
-            row = _total(scheme, cell, flown, end, calibration)
+            ran = cell.ran[scheme]
+            result, end = replay(calibration, scheme, ran, cell.back)
+            several.append((cell, ran, result))
+            row = _total(scheme, cell, ran, end, calibration)
             errors[scheme] += [] if row.error is None else [row.error]
             yield row
-        yield from _phases(scheme, flights, calibration)
+        yield from _phases(scheme, several, calibration)
     for scheme, known in errors.items():
         yield Row(
             "fidelity", f"{scheme}: mean error of the time of a run", "",
@@ -221,10 +225,10 @@ def fidelity_rows(quick: bool) -> Iterator[Row]:
     yield from _paces(found, calibration)
 
 
-def _total(scheme: Scheme, cell: Cell, flown: Flown, end: float, calibration: Calibration) -> Row:
-    measured = flown.times()[flown.steps - 1] - _begin(flown, calibration.job.step_time)
+def _total(scheme: Scheme, cell: Cell, ran: JobRun, end: float, calibration: Calibration) -> Row:
+    measured = ran.times()[ran.steps - 1] - _begin(ran, calibration.job.step_time)
     back = "back" if cell.back else "not back"
-    ideal = flown.steps * calibration.job.step_time
+    ideal = ran.steps * calibration.job.step_time
     ends = math.isfinite(end)
     emulated = f"emulated {ideal / end:.1%}" if ends else "in the twin it never ends"
     return Row(
@@ -235,48 +239,48 @@ def _total(scheme: Scheme, cell: Cell, flown: Flown, end: float, calibration: Ca
 
 
 def _phases(
-    scheme: Scheme, flights: list[tuple[Cell, Flown, Flight]], calibration: Calibration
+    scheme: Scheme, several: list[tuple[Cell, JobRun, SimulationResult]], calibration: Calibration
 ) -> Iterator[Row]:
     """Phases of all runs together."""
     losses = [
         recovery
-        for _, flown, _ in flights
-        for recovery in flown.recoveries()
+        for _, ran, _ in several
+        for recovery in ran.recoveries()
         if recovery.kind == "loss" and recovery.complete
     ]
-    joins = [join for _, flown, _ in flights for join in flown.joins()]
+    joins = [join for _, ran, _ in several for join in ran.joins()]
     for name, (live, emulated) in COMPARED.items():
         measured = sum(_of(recovery.phases, live) for recovery in losses)
         if name == "copy":
             measured += sum(_of(recovery.phases, live) for recovery in joins)
         yield Row(
             "fidelity", f"{scheme}, {name}", "s", measured=measured,
-            emulated=sum(flight.phases[phase] for _, _, flight in flights for phase in emulated),
+            emulated=sum(result.phases[phase] for _, _, result in several for phase in emulated),
             note=f"of {len(losses)} recoveries",
         )  # fmt: skip
     if scheme == "templates":
         yield Row(
-            "fidelity", f"{scheme}, taking machines in", "s",
+            "fidelity", f"{scheme}, taking hosts in", "s",
             measured=sum(_of(recovery.phases, ("decide", "regroup")) for recovery in joins),
-            emulated=sum(flight.phases["join"] for _, _, flight in flights),
-            note=f"of {len(joins)} machines that came",
+            emulated=sum(result.phases["join"] for _, _, result in several),
+            note=f"of {len(joins)} hosts that came",
         )  # fmt: skip
         return
     again = sum(recovery.steps_lost or 0 for recovery in losses)
     yield Row(
         "fidelity", f"{scheme}, steps done again", "steps", measured=again,
-        emulated=sum(flight.redone for _, _, flight in flights),
+        emulated=sum(result.redone for _, _, result in several),
     )  # fmt: skip
 
 
 def _paces(found: Recoveries, calibration: Calibration) -> Iterator[Row]:
     measured: dict[int, list[float]] = {}
-    for flown in found.flown["templates", False]:
-        for machines, seconds in flown.step_times().items():
-            measured.setdefault(machines, []).extend(seconds)
-    for machines in sorted(measured, reverse=True):
+    for ran in found.ran["templates", False]:
+        for hosts, seconds in ran.step_times().items():
+            measured.setdefault(hosts, []).extend(seconds)
+    for hosts in sorted(measured, reverse=True):
         yield Row(
-            "fidelity", f"step on {machines} machines", "s", measured=median(measured[machines]),
-            emulated=calibration.step_times.get(machines),
-            note="the time without losses was given" if machines == NODES else "best layout, by the policy",
+            "fidelity", f"step on {hosts} hosts", "s", measured=median(measured[hosts]),
+            emulated=calibration.step_times.get(hosts),
+            note="the time without losses was given" if hosts == HOSTS else "best layout, by the policy",
         )  # fmt: skip

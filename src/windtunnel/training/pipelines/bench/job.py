@@ -1,9 +1,9 @@
-"""The job of the bench: a script that `elastic.launch` starts on every emulated machine.
+"""The job of the bench: a script that `elastic.launch` starts on every emulated host.
 
 All of it is real (processes, 1F1B over gloo, fixed-point gradients, AdamW, commits, copies of layers) but the
 accelerator: a layer's matrix product is small, and it *sleeps* for the time that a device of its own would
-take, forward and twice that backward. On a host with fewer cores than machines, training would else not get
-slower by the loss of a machine, and recoveries would wait for the arithmetic of the others.
+take, forward and twice that backward. On a computer with fewer cores than hosts, training would else not get
+slower by the loss of a host, and recoveries would wait for the arithmetic of the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 def build(options: argparse.Namespace) -> PipelineTrainer:
-    """The trainer, the same on all machines."""
+    """The trainer, the same on all hosts."""
     specs = [LayerSpec(f"block{index}", lambda: Block(options.forward)) for index in range(LAYERS)]
     inputs = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
     return PipelineTrainer(

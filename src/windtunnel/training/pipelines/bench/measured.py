@@ -10,14 +10,14 @@ from statistics import median
 from windtunnel.training.elastic.events import Recovery
 from windtunnel.training.pipelines.bench.runs import (
     CHECKPOINT_EVERY,
-    NODES,
+    HOSTS,
     Cold,
-    Flown,
+    JobRun,
     Loss,
     Scheme,
-    fly,
-    fly_with_peer_memory,
     restart_cold,
+    run_job,
+    run_with_peer_memory,
 )  # fmt: skip
 
 SCHEMES: tuple[Scheme, ...] = ("templates", "warm restart")
@@ -31,25 +31,25 @@ SPEEDED = 0.0  # seconds of a layer where only the numbers matter
 
 @dataclass(frozen=True)
 class Recoveries:
-    """``flown``: runs by (scheme, machines come back). ``undisturbed``: the same steps without a loss.
+    """``ran``: runs by (scheme, hosts come back). ``undisturbed``: the same steps without a loss.
     ``peer``: recoveries of the peer-memory job."""
 
-    undisturbed: Flown
-    flown: dict[tuple[Scheme, bool], list[Flown]]
+    undisturbed: JobRun
+    ran: dict[tuple[Scheme, bool], list[JobRun]]
     cold: list[Cold]
     peer: list[Recovery]
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step on all machines, median."""
-        return median(self.undisturbed.step_times()[NODES])
+        """Seconds of a step on all hosts, median."""
+        return median(self.undisturbed.step_times()[HOSTS])
 
-    def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[Flown, Recovery]]:
+    def recoveries(self, scheme: Scheme, back: bool = False) -> list[tuple[JobRun, Recovery]]:
         """Those that a loss began, with their runs."""
         return [
-            (flown, recovery)
-            for flown in self.flown[scheme, back]
-            for recovery in flown.recoveries()
+            (ran, recovery)
+            for ran in self.ran[scheme, back]
+            for recovery in ran.recoveries()
             if recovery.kind == "loss" and recovery.complete
         ]
 
@@ -66,21 +66,21 @@ class Cell:
     multiple: int
     every: int
     back: bool
-    flown: dict[Scheme, Flown]
+    ran: dict[Scheme, JobRun]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells, and losses by step of a run without losses, on other machines and without waiting."""
+    """All cells, and losses by step of a run without losses, on other hosts and without waiting."""
 
     cells: list[Cell]
-    reference: Flown
+    reference: JobRun
 
 
-def random_losses(draw: random.Random, count: int, nodes: int = NODES) -> list[Loss]:
+def random_losses(draw: random.Random, count: int, hosts: int = HOSTS) -> list[Loss]:
     """``count`` losses at random steps and places of a job that gets smaller with each."""
     return [
-        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(nodes - index))
+        (FIRST + index * GAP + draw.randrange(GAP - 2), draw.randrange(hosts - index))
         for index in range(count)
     ]
 
@@ -88,43 +88,43 @@ def random_losses(draw: random.Random, count: int, nodes: int = NODES) -> list[L
 def regular_losses(draw: random.Random, count: int, every: int, back: bool) -> list[Loss]:
     """A loss in the middle of each stretch of ``every`` steps, at random places."""
     return [
-        (index * every + every // 2, draw.randrange(NODES if back else NODES - index))
+        (index * every + every // 2, draw.randrange(HOSTS if back else HOSTS - index))
         for index in range(count)
     ]
 
 
 @cache
 def measure_recoveries(quick: bool) -> Recoveries:
-    """Fly the runs with random losses.
+    """Do the runs with random losses.
 
     Raises:
-        FlightFailed: one did not end well.
+        RunFailed: one did not end well.
     """
     draw = random.Random(SEED)
     repeats, kills = (1, 1) if quick else (2, 3)
     steps = FIRST + kills * GAP + TAIL
-    flown: dict[tuple[Scheme, bool], list[Flown]] = {}
+    ran: dict[tuple[Scheme, bool], list[JobRun]] = {}
     for number in range(repeats):
         losses = random_losses(draw, kills)
         for scheme in SCHEMES:
-            flown.setdefault((scheme, False), []).append(fly(scheme, steps, losses))
+            ran.setdefault((scheme, False), []).append(run_job(scheme, steps, losses))
             if number == 0:
-                flown[scheme, True] = [fly(scheme, steps, losses, back=True)]
-    undisturbed = fly("templates", steps)
+                ran[scheme, True] = [run_job(scheme, steps, losses, back=True)]
+    undisturbed = run_job("templates", steps)
     cold = []
     for _ in range(1 if quick else 2):
         step = CHECKPOINT_EVERY + draw.randrange(CHECKPOINT_EVERY)
-        cold.append(restart_cold(step, draw.randrange(NODES), CHECKPOINT_EVERY // 2))
-    peer = fly_with_peer_memory(steps, random_losses(draw, kills))
-    return Recoveries(undisturbed, flown, cold, peer)
+        cold.append(restart_cold(step, draw.randrange(HOSTS), CHECKPOINT_EVERY // 2))
+    peer = run_with_peer_memory(steps, random_losses(draw, kills))
+    return Recoveries(undisturbed, ran, cold, peer)
 
 
 @cache
 def measure_grid(quick: bool) -> Grid:
-    """Fly every failure rate with every scheme, with machines that come back and with such that do not.
+    """Run every failure rate with every scheme, with hosts that come back and with such that do not.
 
     Raises:
-        FlightFailed: one did not end well.
+        RunFailed: one did not end well.
     """
     found = measure_recoveries(quick)
     draw = random.Random(SEED + 1)
@@ -137,6 +137,6 @@ def measure_grid(quick: bool) -> Grid:
             losses = regular_losses(draw, count, every, back)
             steps = count * every
             longest = max(longest, steps)
-            flown = {scheme: fly(scheme, steps, losses, back=back) for scheme in SCHEMES}
-            cells.append(Cell(multiple, every, back, flown))
-    return Grid(cells, fly("templates", longest, nodes=2, forward=SPEEDED))
+            ran = {scheme: run_job(scheme, steps, losses, back=back) for scheme in SCHEMES}
+            cells.append(Cell(multiple, every, back, ran))
+    return Grid(cells, run_job("templates", longest, hosts=2, forward=SPEEDED))

@@ -1,4 +1,4 @@
-"""A month of failures on many machines: ``python -m windtunnel.training.pipelines.bench.month MACHINES``."""
+"""A month of failures on many hosts: ``python -m windtunnel.training.pipelines.bench.month HOSTS``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from windtunnel.training.pipelines.bench.twin import (
 )  # fmt: skip
 
 
-def main(machines: int) -> None:
+def main(hosts: int) -> None:
     """Print the goodput of every scheme, the failures, and the memory that this process took."""
-    job = Job(machines, STEP_TIME, STATE_BYTES, STAGES, 4 * machines, LAYERS)
+    job = Job(hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * hosts, LAYERS)
     horizon = DAYS * 86_400
-    domains = tuple(f"leaf {machine // 16}" for machine in range(machines))
-    question = Question(job, Costs(), mtbf(machines), horizon, 1e12, domains)
-    trace = poisson(machines, question.mtbf, horizon, np.random.default_rng(0))
+    domains = tuple(f"leaf {host // 16}" for host in range(hosts))
+    question = Question(job, Costs(), mtbf(hosts), horizon, 1e12, domains)
+    trace = poisson(hosts, question.mtbf, horizon, np.random.default_rng(0))
     advice = advise(question, trace)
     told = {
         "failures": len(trace),
-        "goodput": {flight.scheme: flight.goodput for flight in advice.flights},
+        "goodput": {result.scheme: result.goodput for result in advice.results},
         "memory": _most_resident(),
     }
     print(json.dumps(told))

@@ -1,8 +1,8 @@
 """The strongest peer of the bench: GEMINI's checkpoints in peer memory under a job of the same size.
 
-Every rank holds what a machine of the pipelines holds (half of the layers, with AdamW's state, none of it the
+Every rank holds what a host of the pipelines holds (half of the layers, with AdamW's state, none of it the
 same on two ranks), works as long on a step, sums as many bytes of gradients, and saves every step with
-`PeerCheckpointer`. A lost machine is replaced; the others go on in their processes.
+`PeerCheckpointer`. A lost host is replaced; the others go on in their processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Live: the first step after the loss of a machine, and the throughput at several rates of loss."""
+"""Live: the first step after the loss of a host, and the throughput at several rates of loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_grid,
     measure_recoveries,
 )  # fmt: skip
-from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, COMES_AFTER, NODES, Flown
+from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, COMES_AFTER, HOSTS, JobRun
 
 SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 
@@ -24,14 +24,14 @@ SAMPLES = MICROBATCHES * MICROBATCH_SIZE  # of a step
 def conditions(step_time: float) -> str:
     """What the live figures were measured on."""
     return (
-        f"{NODES} machines of one rank on {os.cpu_count()} cores, gloo over loopback; {LAYERS} layers,"
+        f"{HOSTS} hosts of one rank on {os.cpu_count()} cores, gloo over loopback; {LAYERS} layers,"
         f" {MICROBATCHES} microbatches, step {step_time * 1e3:.0f} ms, of which a layer's device time"
         f" ({FORWARD * 1e3:g} ms forward, twice that backward, a microbatch) is slept"
     )
 
 
 def recovery_rows(quick: bool) -> Iterator[Row]:
-    """Rows of the section: kills of a machine at random steps, no machine comes back."""
+    """Rows of the section: kills of a host at random steps, no host comes back."""
     found = measure_recoveries(quick)
     yield Row(
         "recovery", "step, undisturbed", "s", measured=found.step_time, note=conditions(found.step_time)
@@ -51,14 +51,14 @@ def _scheme(found: Recoveries, scheme: str) -> Iterator[Row]:
     if scheme == "warm restart":
         note += (
             f"; processes forked from one with torch imported, checkpoint every {CHECKPOINT_EVERY} steps"
-            " on a local disk, which another machine would not have"
+            " on a local disk, which another host would not have"
         )
     yield Row(
         "recovery", f"{scheme}: loss to first step", "s", measured=median([r.seconds for r in recoveries]),
         note=note,
     )  # fmt: skip
     yield from _phases(scheme, recoveries)
-    regained = median([flown.regained(recovery) for flown, recovery in pairs])
+    regained = median([ran.regained(recovery) for ran, recovery in pairs])
     yield Row("recovery", f"{scheme}: loss to first step that is new", "s", measured=regained)
     again = [float(r.steps_lost) for r in recoveries if r.steps_lost is not None]
     worst = max(again, default=None)
@@ -80,7 +80,7 @@ def _cold(found: Recoveries) -> Iterator[Row]:
     yield Row(
         "recovery", "cold restart: loss to first step", "s", measured=median([c.seconds for c in cold]),
         note=f"median of {len(cold)} kills; all processes end, interpreter and torch start anew (one import"
-        " of torch serves all machines of this host)",
+        " of torch serves all hosts of this computer)",
     )  # fmt: skip
     for phase in ("detect", "end", "start", "load", "first_step"):
         shown = {"load": "copy", "first_step": "first step"}.get(phase, phase)
@@ -97,8 +97,8 @@ def _peer(recoveries: Sequence[Recovery]) -> Iterator[Row]:
     name = "replacement + peer memory"
     yield Row(
         "recovery", f"{name}: loss to first step", "s", measured=median([r.seconds for r in known]),
-        note=f"median of {len(known)} kills; a job of the same size, checkpoint every step in two machines'"
-        " memory; a new machine comes at once, which templates do not need",
+        note=f"median of {len(known)} kills; a job of the same size, checkpoint every step in two hosts'"
+        " memory; a new host comes at once, which templates do not need",
     )  # fmt: skip
     yield from _phases(name, known)
 
@@ -123,10 +123,10 @@ def _ratios(found: Recoveries) -> Iterator[Row]:
 
 def _same(found: Recoveries) -> Iterator[Row]:
     truth = found.undisturbed
-    runs = [flown for flights in found.flown.values() for flown in flights]
-    equal = sum(flown.losses == truth.losses and flown.hashes == truth.hashes for flown in runs)
+    runs = [ran for several in found.ran.values() for ran in several]
+    equal = sum(ran.losses == truth.losses and ran.hashes == truth.hashes for ran in runs)
     cold = sum(all(truth.losses[s] == loss for s, loss in one.losses.items()) for one in found.cold)
-    kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.flown)
+    kills = sum(len(found.recoveries(scheme, back)) for scheme, back in found.ran)
     yield Row(
         "recovery", "runs bit-identical to an undisturbed one", "", measured=equal / len(runs), target="all",
         met=equal == len(runs),
@@ -150,17 +150,17 @@ def rates_rows(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
     for cell in grid.cells:
         yield from _cell(cell, found, restart)
-    flights = [flown for cell in grid.cells for flown in cell.flown.values()]
+    several = [ran for cell in grid.cells for ran in cell.ran.values()]
     truth = grid.reference.losses
     equal = sum(
-        len(flown.losses) == flown.steps and all(truth[s] == loss for s, loss in flown.losses.items())
-        for flown in flights
+        len(ran.losses) == ran.steps and all(truth[s] == loss for s, loss in ran.losses.items())
+        for ran in several
     )
-    pairs = sum(len({tuple(f.hashes.items()) for f in cell.flown.values()}) == 1 for cell in grid.cells)
+    pairs = sum(len({tuple(f.hashes.items()) for f in cell.ran.values()}) == 1 for cell in grid.cells)
     yield Row(
-        "rates", "runs bit-identical to an undisturbed one", "", measured=equal / len(flights), target="all",
-        met=equal == len(flights) and pairs == len(grid.cells),
-        note=f"loss of every step, against a run on two machines; hashes equal between the schemes in {pairs}"
+        "rates", "runs bit-identical to an undisturbed one", "", measured=equal / len(several), target="all",
+        met=equal == len(several) and pairs == len(grid.cells),
+        note=f"loss of every step, against a run on two hosts; hashes equal between the schemes in {pairs}"
         f" of {len(grid.cells)} cells",
     )  # fmt: skip
 
@@ -170,10 +170,10 @@ def _cell(cell: Cell, found: Recoveries, restart: float) -> Iterator[Row]:
     name = f"loss every {cell.every} steps, {back}"
     rate = {}
     for scheme in SCHEMES:
-        flown = cell.flown[scheme]
-        rate[scheme] = (flown.steps - 1) * SAMPLES / flown.seconds
-        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=_story(flown, found))
-    losses = len(_losses(cell.flown["templates"]))
+        ran = cell.ran[scheme]
+        rate[scheme] = (ran.steps - 1) * SAMPLES / ran.seconds
+        yield Row("rates", f"{name}: {scheme}", "samples/s", measured=rate[scheme], note=_story(ran, found))
+    losses = len(_losses(cell.ran["templates"]))
     mtbf = cell.every * found.step_time
     ours = median([recovery.seconds for _, recovery in found.recoveries("templates")])
     ratio = rate["templates"] / rate["warm restart"]
@@ -185,12 +185,12 @@ def _cell(cell: Cell, found: Recoveries, restart: float) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def _losses(flown: Flown) -> list[Recovery]:
-    return [recovery for recovery in flown.recoveries() if recovery.kind == "loss"]
+def _losses(ran: JobRun) -> list[Recovery]:
+    return [recovery for recovery in ran.recoveries() if recovery.kind == "loss"]
 
 
-def _story(flown: Flown, found: Recoveries) -> str:
-    recoveries = flown.recoveries()
+def _story(ran: JobRun, found: Recoveries) -> str:
+    recoveries = ran.recoveries()
     down = sum(recovery.seconds or 0.0 for recovery in recoveries)
     again = sum(recovery.steps_lost or 0 for recovery in recoveries)
-    return f"{flown.seconds:.1f} s, of which {down:.1f} s recoveries; {again} steps done again"
+    return f"{ran.seconds:.1f} s, of which {down:.1f} s recoveries; {again} steps done again"

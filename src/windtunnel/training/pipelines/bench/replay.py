@@ -1,4 +1,4 @@
-"""The published constants of GPT-3 6.7B on 30 machines, by the artifact's rules and by the twin's."""
+"""The published constants of GPT-3 6.7B on 30 hosts, by the artifact's rules and by the twin's."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import regular
-from windtunnel.training.goodput.twin.model import Costs, Flight, Job
-from windtunnel.training.goodput.twin.simulate import fly
+from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.pipelines.bench.artifact import (
-    MACHINES,
+    HOSTS,
     OOBLECK,
     OOBLECK_SYSTEM,
     REMOVALS,
@@ -56,11 +56,11 @@ def published_rows(quick: bool) -> Iterator[Row]:
 
 
 def _by_the_twin(name: str, every: float, published: float) -> Row:
-    ours, theirs = twin_flights(every)
+    ours, theirs = twin_runs(every)
     ratio = ours.steps / theirs.steps if theirs.steps else None
     words = (
         f"{MODEL.varuna_restart:g} s from a loss to the next step, what was not saved is done again, saves"
-        f" only after every {CHECKPOINT_EVERY} steps of {SAMPLES / VARUNA[MACHINES]:.0f} s; steps kept:"
+        f" only after every {CHECKPOINT_EVERY} steps of {SAMPLES / VARUNA[HOSTS]:.0f} s; steps kept:"
         f" {ours.steps:.0f} and {theirs.steps:.0f}"
     )
     if ratio is None:
@@ -68,7 +68,7 @@ def _by_the_twin(name: str, every: float, published: float) -> Row:
             f"; no save is ever reached within {name} (the artifact also saves after the first step that"
             " follows a loss, and counts steps that end while the restart goes on)"
         )
-    best = max((twin_flights(every, steps)[1].steps, -steps) for steps in range(1, CHECKPOINT_EVERY + 1))
+    best = max((twin_runs(every, steps)[1].steps, -steps) for steps in range(1, CHECKPOINT_EVERY + 1))
     if best[0]:
         words += f"; with its best interval ({-best[1]} steps) {ours.steps / best[0]:.3g} times"
     else:
@@ -79,20 +79,20 @@ def _by_the_twin(name: str, every: float, published: float) -> Row:
     )  # fmt: skip
 
 
-def twin_flights(every: float, save_every: int = CHECKPOINT_EVERY) -> tuple[Flight, Flight]:
-    """Oobleck's and Varuna's flights by the twin's rules, with a loss every ``every`` seconds."""
-    trace = regular(MACHINES, every, REMOVALS)
+def twin_runs(every: float, save_every: int = CHECKPOINT_EVERY) -> tuple[SimulationResult, SimulationResult]:
+    """Oobleck's and Varuna's several by the twin's rules, with a loss every ``every`` seconds."""
+    trace = regular(HOSTS, every, REMOVALS)
     horizon = every * REMOVALS
-    oobleck = {machines: SAMPLES / rate for machines, rate in OOBLECK.items()}
-    varuna = {machines: SAMPLES / rate for machines, rate in VARUNA.items()}
+    oobleck = {hosts: SAMPLES / rate for hosts, rate in OOBLECK.items()}
+    varuna = {hosts: SAMPLES / rate for hosts, rate in VARUNA.items()}
     save = MODEL.varuna_checkpoint
     # what is saved takes as long to save as to load, which is a part of the published restart
     costs = Costs(
         detect=0.0, regroup=0.0, regroup_growth=0.0, start=MODEL.varuna_restart - save, replace=math.inf,
         storage_bandwidth=1.0 / save, blocking_save=True,
     )  # fmt: skip
-    ours = Job(MACHINES, oobleck[MACHINES], 1.0)
-    theirs = Job(MACHINES, varuna[MACHINES], 1.0)
-    goes_on = GoOnOnFewer(MACHINES, MODEL.oobleck_reconfigure, oobleck)
+    ours = Job(HOSTS, oobleck[HOSTS], 1.0)
+    theirs = Job(HOSTS, varuna[HOSTS], 1.0)
+    goes_on = GoOnOnFewer(HOSTS, MODEL.oobleck_reconfigure, oobleck)
     restarts = RestartOnFewer(theirs, costs, save_every, varuna)
-    return fly(goes_on, ours, costs, trace, horizon), fly(restarts, theirs, costs, trace, horizon)
+    return simulate(goes_on, ours, costs, trace, horizon), simulate(restarts, theirs, costs, trace, horizon)

@@ -1,4 +1,4 @@
-"""Real runs of the bench's job: six emulated machines, machines killed at chosen steps, what the log says.
+"""Real runs of the bench's job: six emulated hosts, hosts killed at chosen steps, what the log says.
 
 Three ways to go on, on the same job, in the same harness:
 
@@ -7,8 +7,8 @@ Three ways to go on, on the same job, in the same harness:
   checkpoint, which the job writes every ten steps;
 - cold restart: the job ends at the loss and is launched again: interpreter, torch and all.
 
-Losses strike at the end of a step that is given by its number, so all ways lose the same machines at the same
-steps. Machines do not come back, or each comes `COMES_AFTER` seconds after its loss.
+Losses strike at the end of a step that is given by its number, so all ways lose the same hosts at the same
+steps. Hosts do not come back, or each comes `COMES_AFTER` seconds after its loss.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from windtunnel.training.elastic.job import PRELOAD
 from windtunnel.training.elastic.live.launch import Launched, launch
 from windtunnel.training.elastic.policy.rules import Rules
 
-NODES = 6
-FEWEST = 2  # machines of the smallest template
+HOSTS = 6
+FEWEST = 2  # hosts of the smallest template
 CHECKPOINT_EVERY = 10
-COMES_AFTER = 1.0  # seconds until a machine comes for a lost one
+COMES_AFTER = 1.0  # seconds until a host comes for a lost one
 BOUND = 300.0  # seconds after which a run has failed
 SCRIPT = Path(__file__).with_name("job.py")
 PEER_SCRIPT = Path(__file__).with_name("peer_job.py")
@@ -46,11 +46,11 @@ WARM = (
 )
 
 Scheme = Literal["templates", "warm restart"]
-Loss = tuple[int, int]  # after this step, the machine at this place
+Loss = tuple[int, int]  # after this step, the host at this place
 
 
 @dataclass(frozen=True)
-class Flown:
+class JobRun:
     """One run. ``losses``: by step; ``hashes``: of all layers at the end; ``state_bytes``: of all layers."""
 
     scheme: str
@@ -77,7 +77,7 @@ class Flown:
         return recoveries(self.events)
 
     def joins(self) -> list[Recovery]:
-        """Pauses in which a machine was taken in (a rank that is cut off may suspect its peers first)."""
+        """Pauses in which a host was taken in (a rank that is cut off may suspect its peers first)."""
         return [recovery for recovery in self.recoveries() if recovery.kind != "loss" and recovery.complete]
 
     def regained(self, recovery: Recovery) -> float | None:
@@ -88,19 +88,19 @@ class Flown:
         return times[recovery.newest + 1] - recovery.injected if recovery.newest + 1 in times else None
 
     def step_times(self) -> dict[int, list[float]]:
-        """Seconds of steps, by the number of machines; without first steps of generations and without those
+        """Seconds of steps, by the number of hosts; without first steps of generations and without those
         that wait for a checkpoint."""
-        machines: dict[int, int] = {}
+        hosts: dict[int, int] = {}
         found: dict[int, list[float]] = {}
         steps = []
         for event in self.events:
             if event["kind"] == "decided":
-                machines[event["generation"]] = len(event["membership"]["nodes"])
+                hosts[event["generation"]] = len(event["membership"]["hosts"])
             elif event["kind"] == "step":
                 steps.append(event)
         for one, two in pairwise(steps):
             if one["generation"] == two["generation"] and not self._saved_between(one["step"], two["step"]):
-                found.setdefault(machines[two["generation"]], []).append(two["t"] - one["t"])
+                found.setdefault(hosts[two["generation"]], []).append(two["t"] - one["t"])
         return found
 
     def saves(self) -> list[float]:
@@ -118,24 +118,24 @@ class Flown:
         return self.scheme != "templates" and two == one + 1 and two % CHECKPOINT_EVERY == 0
 
 
-class FlightFailed(RuntimeError):
+class RunFailed(RuntimeError):
     """A run that should have ended well did not."""
 
 
-def fly(
+def run_job(
     scheme: Scheme,
     steps: int,
     losses: Sequence[Loss] = (),
     *,
     back: bool = False,
-    nodes: int = NODES,
+    hosts: int = HOSTS,
     forward: float | None = None,
-) -> Flown:
-    """Run the job for ``steps`` steps. ``back``: lost machines are replaced. ``forward``: seconds that a
+) -> JobRun:
+    """Run the job for ``steps`` steps. ``back``: lost hosts are replaced. ``forward``: seconds that a
     layer takes, in place of the job's own.
 
     Raises:
-        FlightFailed: it did not end well in time.
+        RunFailed: it did not end well in time.
     """
     restart = scheme == "warm restart"
     rules = Rules("shrink-restart" if restart else "shrink", minimum=FEWEST)
@@ -154,9 +154,9 @@ def fly(
                 arguments,
                 folder=folder / "run",
                 on_event=returning.hear,
-                nodes=nodes,
+                hosts=hosts,
                 rules=rules,
-                faults=[f"kill:node={place},step={step}" for step, place in losses],
+                faults=[f"kill:host={place},step={step}" for step, place in losses],
                 preload=WARM,
                 replace_after=COMES_AFTER,
             ) as launched,
@@ -166,22 +166,22 @@ def fly(
             events = launched.events()
     if outcome is None or outcome.status != 0:
         reason = f"it ran for more than {BOUND:g} s" if outcome is None else outcome.reason
-        raise FlightFailed(f"{scheme}, {steps} steps, losses {list(losses)}: {reason}")
-    return _flown(scheme, steps, events, outcome.results)
+        raise RunFailed(f"{scheme}, {steps} steps, losses {list(losses)}: {reason}")
+    return _ran(scheme, steps, events, outcome.results)
 
 
-def _flown(scheme: str, steps: int, events: Sequence[dict[str, Any]], results: dict[int, Any]) -> Flown:
+def _ran(scheme: str, steps: int, events: Sequence[dict[str, Any]], results: dict[int, Any]) -> JobRun:
     losses: dict[int, float] = {}
     for event in events:
         if event["kind"] == "step" and losses.setdefault(event["step"], event["loss"]) != event["loss"]:
-            raise FlightFailed(f"{scheme}: step {event['step']} was done twice, with different losses")
+            raise RunFailed(f"{scheme}: step {event['step']} was done twice, with different losses")
     told = [result for result in results.values() if isinstance(result, dict)]
     hashes: dict[str, str] = told[0]["hashes"] if told else {}
-    return Flown(scheme, steps, tuple(events), losses, hashes)
+    return JobRun(scheme, steps, tuple(events), losses, hashes)
 
 
 class _Return:
-    """The cloud for `Shrink`, which orders no machine: one comes some time after each loss."""
+    """The cloud for `Shrink`, which orders no host: one comes some time after each loss."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -189,7 +189,7 @@ class _Return:
         self.timers: list[threading.Timer] = []
 
     def hear(self, event: dict[str, Any]) -> None:
-        if self.wanted and event["kind"] == "lost" and event["what"] == "node":
+        if self.wanted and event["kind"] == "lost" and event["what"] == "host":
             timer = threading.Timer(COMES_AFTER, self._come)
             timer.daemon = True
             timer.start()
@@ -197,7 +197,7 @@ class _Return:
 
     def _come(self) -> None:
         if self.launched is not None:
-            self.launched.add_machine()
+            self.launched.add_host()
 
     def __enter__(self) -> _Return:
         return self
@@ -227,11 +227,11 @@ class Cold:
 
 
 def restart_cold(step: int, place: int, more: int) -> Cold:
-    """Lose the machine at ``place`` after ``step``; the job ends, and is launched anew on those that are
+    """Lose the host at ``place`` after ``step``; the job ends, and is launched anew on those that are
     left, for ``more`` steps beyond.
 
     Raises:
-        FlightFailed: the first run did not end by the loss, or the second not well.
+        RunFailed: the first run did not end by the loss, or the second not well.
     """
     with _folder() as folder:
         steps = str(step + 1 + more)
@@ -241,28 +241,28 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
             SCRIPT,
             arguments,
             folder=folder / "first",
-            nodes=NODES,
-            rules=Rules("shrink", minimum=NODES),
-            faults=[f"kill:node={place},step={step}"],
+            hosts=HOSTS,
+            rules=Rules("shrink", minimum=HOSTS),
+            faults=[f"kill:host={place},step={step}"],
             preload=WARM,
         ) as launched:
             outcome = launched.wait(BOUND)
             first = launched.events()
         ended = time.time()
         if outcome is None or outcome.status == 0:
-            raise FlightFailed(f"cold restart: the loss after step {step} did not end the job")
+            raise RunFailed(f"cold restart: the loss after step {step} did not end the job")
         with launch(
             SCRIPT,
             arguments,
             folder=folder / "second",
-            nodes=NODES - 1,
-            rules=Rules("shrink", minimum=NODES - 1),
+            hosts=HOSTS - 1,
+            rules=Rules("shrink", minimum=HOSTS - 1),
             preload=WARM,
         ) as launched:
             outcome = launched.wait(BOUND)
             second = launched.events()
         if outcome is None or outcome.status != 0:
-            raise FlightFailed(f"cold restart: {outcome.reason if outcome else 'too slow'}")
+            raise RunFailed(f"cold restart: {outcome.reason if outcome else 'too slow'}")
     injected = next(event["t"] for event in first if event["kind"] == "injected")
     lost = next(event["t"] for event in first if event["kind"] == "lost")
     grouped = max(event["t"] for event in second if event["kind"] == "grouped")
@@ -281,23 +281,23 @@ def restart_cold(step: int, place: int, more: int) -> Cold:
     )
 
 
-def fly_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
-    """The recoveries of a job of the same size with checkpoints in peer memory; lost machines are replaced at
+def run_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
+    """The recoveries of a job of the same size with checkpoints in peer memory; lost hosts are replaced at
     once.
 
     Raises:
-        FlightFailed: it did not end well in time.
+        RunFailed: it did not end well in time.
     """
-    pipelines = NODES // FEWEST
+    pipelines = HOSTS // FEWEST
     with (
         _folder() as folder,
         launch(
             PEER_SCRIPT,
             ["--steps", str(steps), "--pipelines", str(pipelines)],
             folder=folder / "run",
-            nodes=NODES,
+            hosts=HOSTS,
             rules=Rules(),
-            faults=[f"kill:node={place},step={step}" for step, place in losses],
+            faults=[f"kill:host={place},step={step}" for step, place in losses],
             preload=WARM,
             settings={"copies": 2, "placement": "group"},
         ) as launched,
@@ -305,7 +305,7 @@ def fly_with_peer_memory(steps: int, losses: Sequence[Loss]) -> list[Recovery]:
         outcome = launched.wait(BOUND)
         events = launched.events()
     if outcome is None or outcome.status != 0:
-        raise FlightFailed(f"peer memory: {outcome.reason if outcome else 'too slow'}")
+        raise RunFailed(f"peer memory: {outcome.reason if outcome else 'too slow'}")
     return recoveries(events)
 
 

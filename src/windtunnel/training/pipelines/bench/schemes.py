@@ -1,4 +1,4 @@
-"""Schemes of the twin for jobs whose pace is known for each number of machines."""
+"""Schemes of the twin for jobs whose pace is known for each number of hosts."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from windtunnel.training.goodput.twin.simulate import Setback
 
 
 class RestartOnFewer(StorageRestart):
-    """Restart from storage at once, on the machines that are left (Varuna; ``shrink-restart``).
+    """Restart from storage at once, on the hosts that are left (Varuna; ``shrink-restart``).
 
-    ``step_times``: seconds of a step by the number of machines.
+    ``step_times``: seconds of a step by the number of hosts.
     """
 
     def __init__(self, job: Job, costs: Costs, every: int, step_times: Mapping[int, float]) -> None:
         super().__init__(job, costs, every)
-        self.members = Members(job.machines, 0, Rules("shrink-restart"))
+        self.members = Members(job.hosts, 0, Rules("shrink-restart"))
         self.step_times = step_times
 
     def pace(self) -> tuple[float, float]:
         saving = self.stall / self.every
-        return self.step_times[self.job.machines - self.members.missing] + saving, saving
+        return self.step_times[self.job.hosts - self.members.missing] + saving, saving
 
 
 class GoOnOnFewer:
-    """Reconfiguration in a given time on the machines that are left, no step lost (Oobleck as published)."""
+    """Reconfiguration in a given time on the hosts that are left, no step lost (Oobleck as published)."""
 
     name = "reconfiguration"
 
-    def __init__(self, machines: int, seconds: float, step_times: Mapping[int, float]) -> None:
-        self.machines, self.seconds, self.step_times = machines, seconds, step_times
+    def __init__(self, hosts: int, seconds: float, step_times: Mapping[int, float]) -> None:
+        self.hosts, self.seconds, self.step_times = hosts, seconds, step_times
 
     def pace(self) -> tuple[float, float]:
-        return self.step_times[self.machines], 0.0
+        return self.step_times[self.hosts], 0.0
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback:
-        self.machines -= len(machines)
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
+        self.hosts -= len(hosts)
         return Setback((("regroup", self.seconds),))
 
-    def came(self, machine: int, running: bool) -> Setback | None:
+    def came(self, host: int, running: bool) -> Setback | None:
         return None
 
     def recovered(self) -> None:

@@ -1,4 +1,4 @@
-"""The twin at scale: 8,192 machines for a month, every scheme of the advice, in a process of its own."""
+"""The twin at scale: 8,192 hosts for a month, every scheme of the advice, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from collections.abc import Iterator
 
 from windtunnel.bench.rows import Row
 
-MACHINES, QUICK_MACHINES = 8192, 512
+HOSTS, QUICK_HOSTS = 8192, 512
 DAYS = 30.0
-LOST_A_DAY = 0.015  # of the machines (GEMINI, Wang et al., SOSP 2023, after the log of OPT-175B)
+LOST_A_DAY = 0.015  # of the hosts (GEMINI, Wang et al., SOSP 2023, after the log of OPT-175B)
 STAGES, LAYERS = 8, 96
 STATE_BYTES = 8e12
 STEP_TIME = 10.0  # seconds
 TARGET = 30.0  # seconds
 
 
-def mtbf(machines: int) -> float:
+def mtbf(hosts: int) -> float:
     """Seconds between losses of the whole job."""
-    return 86_400.0 / (machines * LOST_A_DAY)
+    return 86_400.0 / (hosts * LOST_A_DAY)
 
 
 def twin_rows(quick: bool) -> Iterator[Row]:
     """Rows of the section."""
-    machines = QUICK_MACHINES if quick else MACHINES
+    hosts = QUICK_HOSTS if quick else HOSTS
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "windtunnel.training.pipelines.bench.month", str(machines)],
+        [sys.executable, "-m", "windtunnel.training.pipelines.bench.month", str(hosts)],
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     told = json.loads(done.stdout)
-    size = f"{machines:,} machines x {DAYS:g} days"
+    size = f"{hosts:,} hosts x {DAYS:g} days"
     rate = (
-        f"{told['failures']} failures, one every {mtbf(machines):.0f} s ({LOST_A_DAY:.1%} of the machines a"
+        f"{told['failures']} failures, one every {mtbf(hosts):.0f} s ({LOST_A_DAY:.1%} of the hosts a"
         " day, GEMINI's figure)"
     )
     yield Row(

@@ -1,1 +1,1 @@
-"""Pipelines of different lengths that train one model and survive the loss of machines, for real."""
+"""Pipelines of different lengths that train one model and survive the loss of hosts, for real."""

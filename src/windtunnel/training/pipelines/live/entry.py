@@ -1,10 +1,10 @@
 """Coming into a generation: who holds what, which layout follows, and the copies that lead to it.
 
-All machines do the same calculation on the same data, which they agree on over the control plane:
+All hosts do the same calculation on the same data, which they agree on over the control plane:
 
 1. each says what it holds, which step it has prepared, and which layout it knows (`commit.Standing`);
 2. the step in doubt is settled: those who prepared it apply it, or all drop it;
-3. the newest layout that anybody knows, less the machines that are gone, plus those that came, gives the new
+3. the newest layout that anybody knows, less the hosts that are gone, plus those that came, gives the new
    one (`policy.after_change`);
 4. layers go to where they are needed now. A layer that nobody holds is built anew if no step was applied yet;
    else all go back to the newest checkpoint that can be read whole, or the job ends with the layer's name;
@@ -47,7 +47,7 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
 
     Raises:
         LayersLost: a layer is gone for good.
-        UserError: the machines are too few, or do not agree in their settings.
+        UserError: the hosts are too few, or do not agree in their settings.
     """
     begin = time.monotonic()
     standings = _meet(trainer, job, prefix)
@@ -55,7 +55,7 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
     resolution = resolve(doubt.standings, doubt.layers)
     _tell(trainer, job, doubt, resolution)
     _settle(trainer, job, standings, resolution)
-    ranks = {standing.node: rank for rank, standing in standings.items()}
+    ranks = {standing.host: rank for rank, standing in standings.items()}
     nbytes = _sizes(standings)
     layout, how = _layout(trainer, job, standings, nbytes)
     needed = assigned(trainer.templates, layout, ranks)
@@ -81,7 +81,7 @@ def enter(trainer: PipelineTrainer, job: Job, prefix: str) -> Team:
     mark = hashlib.sha256(json.dumps(asdict(layout)).encode()).hexdigest()
     marks = job.agree(f"{prefix}/restored", [mark, trainer.version, trainer.era])
     if len({tuple(told) for told in marks.values()}) > 1:
-        raise RuntimeError(f"the machines came to different layouts or steps: {marks}")
+        raise RuntimeError(f"the hosts came to different layouts or steps: {marks}")
     for index in set(trainer.layers) - set(needed.get(job.rank, ())):
         del trainer.layers[index]
     team = make_team(trainer.templates, layout, ranks, job.rank)
@@ -102,8 +102,8 @@ def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing
         )
     pending = trainer.pending.step if trainer.pending else None
     mine = Standing(
-        # Without a supervisor nothing fails alone, and each rank counts as a machine.
-        node=job.node if job.supervised else job.rank,
+        # Without a supervisor nothing fails alone, and each rank counts as a host.
+        host=job.host if job.supervised else job.rank,
         era=trainer.era,
         versions={index: layer.version for index, layer in trainer.layers.items()},
         nbytes={index: layer.nbytes() for index, layer in trainer.layers.items()},
@@ -117,9 +117,9 @@ def _meet(trainer: PipelineTrainer, job: Job, prefix: str) -> dict[int, Standing
     standings = {rank: Standing.of(plain) for rank, plain in sorted(told.items())}
     settings = {standing.settings for standing in standings.values()}
     if len(settings) > 1:
-        raise UserError("the machines run trainers with different settings; accepted: the same on all")
-    if len({standing.node for standing in standings.values()}) < len(standings):
-        raise UserError("there are several ranks on a machine; accepted: one (--per-node 1)")
+        raise UserError("the hosts run trainers with different settings; accepted: the same on all")
+    if len({standing.host for standing in standings.values()}) < len(standings):
+        raise UserError("there are several ranks on a host; accepted: one (--per-host 1)")
     return standings
 
 
@@ -159,7 +159,7 @@ def _layout(
     changed = HostsChanged(
         templates=trainer.templates,
         before=newest.layout if newest else None,
-        present=tuple(standing.node for _, standing in sorted(standings.items())),
+        present=tuple(standing.host for _, standing in sorted(standings.items())),
         microbatches=trainer.order.microbatches,
         layer_bytes=tuple(float(nbytes.get(index, 0)) for index in range(len(trainer.specs))),
         seconds_per_byte=trainer.seconds_per_byte,
@@ -194,7 +194,7 @@ def _go_back(
     needed: tuple[int, ...],
     lost: list[str],
 ) -> str:
-    """All machines go back to one checkpoint, or begin at the beginning; where the layers came from."""
+    """All hosts go back to one checkpoint, or begin at the beginning; where the layers came from."""
     folder = trainer.checkpoint
     told = job.agree(f"{prefix}/checkpoints", storage.steps(folder) if folder else [])
     common = set.intersection(*(set(steps) for steps in told.values()))

@@ -1,7 +1,7 @@
 """A layer with all that training keeps of it, as an object, as bytes and as a digest.
 
 A layer is the unit that stages are made of, that gradients are summed over and that is copied to another
-machine. Its state is parameters and buffers, the optimizer's state, the scheduler's, and its *version*: the
+host. Its state is parameters and buffers, the optimizer's state, the scheduler's, and its *version*: the
 number of steps that were applied to it. As bytes that is one block: the tensors one after the other, raw,
 and a small skeleton of the rest, so that a copy costs little more than moving memory. Whoever reads a block
 checks its xxh3_128 first.
@@ -30,7 +30,7 @@ _ALIGN = 16  # bytes: a tensor of any dtype may begin there
 class LayerSpec:
     """One layer of the model: its name, and how to make it.
 
-    ``build``: called on the machines that hold the layer, with torch's random numbers seeded by the job's
+    ``build``: called on the hosts that hold the layer, with torch's random numbers seeded by the job's
     seed and the layer's position. The module takes what the layer before gives (a tensor, or a tuple as
     several arguments) and gives a tensor or a tuple of tensors.
     """
@@ -44,7 +44,7 @@ MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSch
 
 
 class Layer:
-    """Layer ``index`` on this machine. ``optimizer`` and ``scheduler`` are None where nothing is trained.
+    """Layer ``index`` on this host. ``optimizer`` and ``scheduler`` are None where nothing is trained.
 
     Raises:
         UserError: it keeps statistics of its batches, which would depend on the layout.
@@ -98,7 +98,7 @@ class Layer:
         return sum(tensor.numel() * tensor.element_size() for _, tensor in _leaves(self._state()))
 
     def digest(self) -> str:
-        """xxh3_128 of the state, the same on all machines that hold the same state."""
+        """xxh3_128 of the state, the same on all hosts that hold the same state."""
         hasher = xxhash.xxh3_128()
         for path, leaf in sorted(_leaves(self._state(), values=True), key=lambda item: item[0]):
             if isinstance(leaf, Tensor):

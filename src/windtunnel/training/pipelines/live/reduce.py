@@ -1,11 +1,11 @@
 """Gradients summed over microbatches and over the pipelines, layer by layer.
 
-Pipelines cut the model differently, so each layer has its own set of holders, one machine of each pipeline,
+Pipelines cut the model differently, so each layer has its own set of holders, one host of each pipeline,
 and its own group. The loss of a microbatch is weighted by one over the number of all microbatches of the
 step, so the sum over all of them is the gradient of the mean, however they are divided. How the sum is taken
 (floating-point addition is not associative, so the grouping shows in the last bits):
 
-- ``float``: each machine adds up its microbatches, then the holders are summed. Fast; the result depends on
+- ``float``: each host adds up its microbatches, then the holders are summed. Fast; the result depends on
   the layout in the last bits.
 - ``fixed``: gradients become 64-bit integers in steps of ``1 / scale``, whose sums are exact in any order.
   A run with failures ends with the same bits as one without. Costs: 8 bytes an element on the wire and in
@@ -68,7 +68,7 @@ def make_groups(
 
 @dataclass
 class Sums:
-    """The gradients of one step on this machine.
+    """The gradients of one step on this host.
 
     ``holders``: of each layer here, by its index. ``total``: microbatches of the whole step. ``overflow``:
     a gradient was too large for ``scale``; ``nonfinite``: one was no number and has no fixed-point value.
@@ -101,7 +101,7 @@ class Sums:
             self._own[layer.index] = flat.clone() if len(gradients) == 1 else flat
 
     def start(self, layer: Layer) -> None:
-        """All microbatches of this machine are in: begin the sum over the holders."""
+        """All microbatches of this host are in: begin the sum over the holders."""
         holders = self.holders[layer.index]
         if self.kind == "ordered":
             self._start_ordered(layer.index, holders)

@@ -1,4 +1,4 @@
-"""Which samples a step takes, whatever machines work on it.
+"""Which samples a step takes, whatever hosts work on it.
 
 The steps take consecutive blocks of an endless row of epochs (`determinism.samples`). Microbatch ``m`` is the
 ``m``-th part of a step's block; a pipeline works on consecutive microbatches. So a step's samples, and which

@@ -1,4 +1,4 @@
-"""Forward and backward of the layers that this machine holds, for one microbatch.
+"""Forward and backward of the layers that this host holds, for one microbatch.
 
 The graph of autograd is cut between all layers, also within a stage: each layer's backward runs by itself, in
 the reverse order, and hands its gradients out at once. So the arithmetic of a layer is the same wherever the

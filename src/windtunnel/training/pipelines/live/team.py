@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.live.reduce import Holders, make_groups
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
-from windtunnel.training.pipelines.policy.transfers import layers_by_node
+from windtunnel.training.pipelines.policy.transfers import layers_by_host
 
 
 @dataclass(frozen=True)
 class Team:
-    """The part of one rank. ``pipeline`` and ``stage`` are None for a machine that is in no pipeline.
+    """The part of one rank. ``pipeline`` and ``stage`` are None for a host that is in no pipeline.
 
     ``layers``: indices of the layers here, ascending. ``microbatches``: this pipeline's, numbered within the
     step. ``before``, ``after``: neighbours' ranks. ``holders``: of each layer of the model.
@@ -32,23 +32,23 @@ class Team:
 
 
 def assigned(set: TemplateSet, layout: Layout, ranks: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """The layers of each rank that is in a pipeline, ascending. ``ranks``: by node.
+    """The layers of each rank that is in a pipeline, ascending. ``ranks``: by host.
 
     Raises:
-        UserError: a template gives a machine several devices, or layers that do not follow each other.
+        UserError: a template gives a host several devices, or layers that do not follow each other.
     """
     found: dict[int, tuple[int, ...]] = {}
     for pipeline in layout.pipelines:
         template = set.of(len(pipeline))
-        for node, layers in zip(pipeline, _contiguous(template), strict=True):
-            found[ranks[node]] = layers
+        for host, layers in zip(pipeline, _contiguous(template), strict=True):
+            found[ranks[host]] = layers
     return found
 
 
 def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: int) -> Team:
     """The team of ``rank``, with its groups. Called by all ranks at the same time, with the same layout."""
     layers = assigned(set, layout, ranks)
-    lines = [tuple(ranks[node] for node in pipeline) for pipeline in layout.pipelines]
+    lines = [tuple(ranks[host] for host in pipeline) for pipeline in layout.pipelines]
     shares: list[range] = []
     for count in layout.microbatches:
         begin = shares[-1].stop if shares else 0
@@ -88,14 +88,14 @@ def make_team(set: TemplateSet, layout: Layout, ranks: Mapping[int, int], rank: 
 
 def _contiguous(template: Template) -> list[tuple[int, ...]]:
     found = []
-    for layers in layers_by_node(template):
+    for layers in layers_by_host(template):
         ordered = tuple(sorted(layers))
         if ordered != tuple(range(ordered[0], ordered[-1] + 1)):
-            raise UserError(f"the template for {template.nodes} machines gives one of them layers {ordered}")
+            raise UserError(f"the template for {template.hosts} hosts gives one of them layers {ordered}")
         found.append(ordered)
     if any(stage.devices != 1 for stage in template.stages):
         raise UserError(
-            f"the template for {template.nodes} machines has stages of several devices; one rank a machine"
-            " works on one device: make templates with one device a machine"
+            f"the template for {template.hosts} hosts has stages of several devices; one rank a host"
+            " works on one device: make templates with one device a host"
         )
     return found

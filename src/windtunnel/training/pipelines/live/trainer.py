@@ -1,4 +1,4 @@
-"""A pipeline-parallel trainer that goes on, on the machines that are left, after losing some.
+"""A pipeline-parallel trainer that goes on, on the hosts that are left, after losing some.
 
     def train(job):
         trainer = job.keep("trainer", lambda: PipelineTrainer(layers, …))
@@ -7,13 +7,13 @@
     elastic.run(train)
 
 `fit` is called again, in the same process, whenever the membership changed. The trainer keeps the state of
-its layers meanwhile. Coming into a generation (`entry`), all machines tell each other what they hold, settle
-the step in doubt (`commit`), find the same new layout by the same policy, and copy the layers that a machine
+its layers meanwhile. Coming into a generation (`entry`), all hosts tell each other what they hold, settle
+the step in doubt (`commit`), find the same new layout by the same policy, and copy the layers that a host
 now needs from those that have them (`transfer`). Then they go on with the step after the last one committed:
 
 1. each pipeline runs its share of the microbatches by 1F1B (`schedule`, `stage`, `exchange`);
-2. gradients are summed layer by layer over the machines that hold the layer (`reduce`), the losses, the
-   gradients' norms and whether anything went wrong over all machines;
+2. gradients are summed layer by layer over the hosts that hold the layer (`reduce`), the losses, the
+   gradients' norms and whether anything went wrong over all hosts;
 3. all agree that the step is prepared: the commit record;
 4. each applies the step to its layers.
 
@@ -69,7 +69,7 @@ class Prepared:
 
 
 class PipelineTrainer:
-    """Trains ``layers``, one after the other, on as many machines as there are.
+    """Trains ``layers``, one after the other, on as many hosts as there are.
 
     ``optimizer``: called with the parameters of one layer; each layer has its own. ``scheduler``: likewise
     with that optimizer; it advances once a committed step. ``loss``: of the last layer's output and the
@@ -77,7 +77,7 @@ class PipelineTrainer:
     wherever it is called; torch's random numbers are seeded before. ``samples``: how many there are.
     ``microbatches`` of ``microbatch_size`` samples make a step.
 
-    ``templates``: how to cut the layers over so and so many machines, for one device a machine
+    ``templates``: how to cut the layers over so and so many hosts, for one device a host
     (`policy.templates.template_set`, `even_templates`). ``seconds_per_byte``, ``search``: as in
     `policy.reconfigure.reconfigure`.
 
@@ -85,8 +85,8 @@ class PipelineTrainer:
     layers. ``nonfinite``: "raise", or "skip" a step whose gradients are no numbers (it counts as a step, and
     the scheduler advances). ``autocast``: the dtype that layers compute in, e.g. torch.bfloat16.
 
-    ``checkpoint``: a folder that all machines see; layers are written there every ``checkpoint_every`` steps,
-    the ``keep`` newest steps are kept. Needed only when the last copy of a layer is lost, or all machines.
+    ``checkpoint``: a folder that all hosts see; layers are written there every ``checkpoint_every`` steps,
+    the ``keep`` newest steps are kept. Needed only when the last copy of a layer is lost, or all hosts.
 
     Raises:
         UserError: a value is not accepted.
@@ -145,12 +145,12 @@ class PipelineTrainer:
         return [spec.name for spec in self.specs]
 
     def build(self, index: int) -> Layer:
-        """Layer ``index`` as it is before the first step: the same on every machine."""
+        """Layer ``index`` as it is before the first step: the same on every host."""
         spec = self.specs[index]
         return Layer(index, spec, self.seed, self.optimizer, self.scheduler, self.device)
 
     def settings(self) -> str:
-        """Digest of what must be the same on all machines."""
+        """Digest of what must be the same on all hosts."""
         text = json.dumps(
             [
                 self.names, self.reduction, self.scale, self.seed, self.max_norm, self.nonfinite,
@@ -175,7 +175,7 @@ class PipelineTrainer:
             LayersLost: the last copy of a layer is gone, and no checkpoint helps.
             OverflowError: a gradient was too large for the fixed-point sum.
             FloatingPointError: a gradient was no number.
-            UserError: the machines do not agree in their settings, or are too few.
+            UserError: the hosts do not agree in their settings, or are too few.
         """
         calls = self._calls[1] + 1 if self._calls[0] == job.generation else 1
         self._calls = (job.generation, calls)
@@ -215,7 +215,7 @@ class PipelineTrainer:
 
     def _prepare(self, team: Team, exchange: Exchange, step: int) -> Prepared:
         sums = Sums(self.reduction, team.holders, self.order.microbatches, self.scale)
-        # One sum over all machines, in which each entry has one contributor: exact in any order.
+        # One sum over all hosts, in which each entry has one contributor: exact in any order.
         losses = torch.zeros(self.order.microbatches, dtype=torch.float64)
         squares = torch.zeros(len(self.specs), dtype=torch.float64)
         gradients: dict[int, Tensor] = {}
@@ -344,6 +344,6 @@ def _check(trainer: PipelineTrainer) -> None:
     for template in trainer.templates.templates:
         if template.stages[-1].last != len(names):
             raise UserError(
-                f"the template for {template.nodes} machines is for {template.stages[-1].last} layers;"
+                f"the template for {template.hosts} hosts is for {template.stages[-1].last} layers;"
                 f" the model has {len(names)}"
             )

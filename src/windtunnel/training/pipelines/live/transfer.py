@@ -1,9 +1,9 @@
 """Which layers go from whom to whom, and the copying.
 
-The plan follows from what each machine holds in fact, not from the layout before: a recovery may have been
+The plan follows from what each host holds in fact, not from the layout before: a recovery may have been
 broken off by the next failure. Sources are chosen by the policy that the twin asks (`policy.transfers`). A
 layer's whole state is sent: without the optimizer's the trajectory would change. Sends do not block, and all
-machines walk through the same list, so no order can deadlock.
+hosts walk through the same list, so no order can deadlock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plan_transfers(
 
 
 def copy_layers(transfers: Sequence[Transfer], layers: Mapping[int, Layer], rank: int) -> dict[int, Tensor]:
-    """Do this rank's part of ``transfers`` (ranks, not node ids); the blocks that it received, verified.
+    """Do this rank's part of ``transfers`` (ranks, not host ids); the blocks that it received, verified.
 
     Raises:
         TransferError: a block's checksum is not that of the sender.

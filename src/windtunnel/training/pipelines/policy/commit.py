@@ -1,17 +1,17 @@
 """The step in doubt: what the survivors of a failure do with gradients that were prepared.
 
-A step has two phases. *Prepare*: forwards, backwards, gradient sums; the machine then holds what it is going
+A step has two phases. *Prepare*: forwards, backwards, gradient sums; the host then holds what it is going
 to apply, and says so under the key ``commit/{era}/{step}``. When all have said so, the supervisor writes the
 record, then tells them: the step is *committed*, and each applies what it prepared. So after a failure
 
-- there is a record: all machines had prepared. Survivors that have not applied the step apply it now.
+- there is a record: all hosts had prepared. Survivors that have not applied the step apply it now.
 - some survivor has applied the step: it had seen the record. The same.
 - neither: nobody can have applied it, and nobody ever will, since an agreement of a generation ends with it.
   Prepared gradients are dropped, and the step is done again with the same samples.
 
 An *era* begins when the job begins, and when it falls back to a checkpoint, since steps then are done a
 second time and must not be taken for committed by the records of the first. States of an older era are stale.
-Pure: `resolve` gets what all machines said, and says the same on all of them. (The idea is two-phase commit
+Pure: `resolve` gets what all hosts said, and says the same on all of them. (The idea is two-phase commit
 with a coordinator that does not fail for good, Gray, 1978.)
 """
 
@@ -26,15 +26,15 @@ from windtunnel.training.pipelines.model import Layout
 
 @dataclass(frozen=True)
 class Standing:
-    """What one machine says when it comes into a generation.
+    """What one host says when it comes into a generation.
 
-    ``node``: its id. ``versions``: of the layers it holds, by index; ``nbytes`` of their state. ``pending``:
+    ``host``: its id. ``versions``: of the layers it holds, by index; ``nbytes`` of their state. ``pending``:
     the step that it has prepared and not applied, None for none; ``committed``: there is a record of it.
     ``layout``: the last one it knows, made in generation ``since``. ``settings``: digest of what must be the
-    same on all machines.
+    same on all hosts.
     """
 
-    node: int
+    host: int
     era: int = 0
     versions: dict[int, int] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Standing:
         """The inverse of `plain`."""
         layout = plain["layout"]
         if layout is not None:
-            pipelines = tuple(tuple(nodes) for nodes in layout["pipelines"])
+            pipelines = tuple(tuple(hosts) for hosts in layout["pipelines"])
             layout = Layout(pipelines, tuple(layout["microbatches"]))
         numbers = {
             name: {int(index): value for index, value in plain[name].items()}
@@ -64,7 +64,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What all machines conclude from what they said.
+    """What all hosts conclude from what they said.
 
     ``version``: steps applied, None where nobody holds anything. ``apply``: the step whose prepared gradients
     are to be applied now by those who have them, None for none. ``holders``: ranks that then hold each layer

@@ -1,4 +1,4 @@
-"""Which templates run side by side: the sizes of the pipelines that use so many machines.
+"""Which templates run side by side: the sizes of the pipelines that use so many hosts.
 
 A step takes as long as its slowest pipeline and the reduction of gradients over pipelines:
 
@@ -6,16 +6,16 @@ A step takes as long as its slowest pipeline and the reduction of gradients over
 
 with ``x`` pipelines, ``b_i`` microbatches for pipeline ``i``, ``step_i`` its slowest stage, ``fill_i`` all
 its other stages (`times.pipeline_time`) and ``R`` the seconds of a ring all-reduce over very many. The sizes
-sum to the machines; there are ``f + 1`` pipelines or more where that is possible, and no more than
+sum to the hosts; there are ``f + 1`` pipelines or more where that is possible, and no more than
 microbatches.
 
 For a given time, a pipeline of some size has room for so many microbatches, and rooms add up. So the best
 sizes for that time are a knapsack, and the least time at which they have room for all microbatches is found
 by bisection (times are whole femtoseconds):
 
-* `_Problem.exact`: a table over machines and pipelines. Optimal, for up to some dozens of machines.
-* `_Problem.periodic`: a table over machines only, for large jobs. Of any ``t`` pipelines, some have sizes
-  that sum to a multiple of ``t``; if ``t`` is the size with most room a machine, these are as well pipelines
+* `_Problem.exact`: a table over hosts and pipelines. Optimal, for up to some dozens of hosts.
+* `_Problem.periodic`: a table over hosts only, for large jobs. Of any ``t`` pipelines, some have sizes
+  that sum to a multiple of ``t``; if ``t`` is the size with most room a host, these are as well pipelines
   of that size. So fewer than ``t`` pipelines have another size, and a short table is enough. Optimal for the
   slowest pipeline; the reduction is left out, which is off by ``R / x`` at most, and a result with too few or
   too many pipelines is not used.
@@ -36,40 +36,40 @@ from windtunnel.training.pipelines.policy.templates import covered, largest_size
 
 _TICKS = 10**15
 _EXACT = 5_000
-"""Up to so many (machines x pipelines x sizes), the sizes are optimal."""
+"""Up to so many (hosts x pipelines x sizes), the sizes are optimal."""
 
 
 def compose(
-    set: TemplateSet, nodes: Sequence[int], microbatches: int, *, reduce_seconds: float = 0.0
+    set: TemplateSet, hosts: Sequence[int], microbatches: int, *, reduce_seconds: float = 0.0
 ) -> Layout:
-    """The layout of pipelines over ``nodes`` (ids) with the least predicted time of a step.
+    """The layout of pipelines over ``hosts`` (ids) with the least predicted time of a step.
 
-    Fewer than ``f + 1`` pipelines run where the machines are too few. Machines that are part of no sum of
+    Fewer than ``f + 1`` pipelines run where the hosts are too few. Hosts that are part of no sum of
     sizes, the last ones, are left out (never where the set has all sizes up to ``2 n0 - 1``, unless there are
     fewer microbatches than pipelines). ``reduce_seconds``: of the all-reduce over very many pipelines.
 
     Raises:
-        UserError: there are fewer machines than the model needs, or no microbatch.
+        UserError: there are fewer hosts than the model needs, or no microbatch.
     """
-    if len(nodes) < set.n0:
-        raise UserError(f"{len(nodes)} machines do not hold the model, which needs {set.n0}")
+    if len(hosts) < set.n0:
+        raise UserError(f"{len(hosts)} hosts do not hold the model, which needs {set.n0}")
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
-    sizes = choose_sizes(set, usable(set, len(nodes), microbatches), microbatches, reduce_seconds)
+    sizes = choose_sizes(set, usable(set, len(hosts), microbatches), microbatches, reduce_seconds)
     pipelines: list[tuple[int, ...]] = []
     first = 0
     for size in sizes:
-        pipelines.append(tuple(nodes[first : first + size]))
+        pipelines.append(tuple(hosts[first : first + size]))
         first += size
     return Layout(tuple(pipelines), share(set, sizes, microbatches))
 
 
-def usable(set: TemplateSet, nodes: int, microbatches: int) -> int:
-    """The most of ``nodes`` machines (n0 or more) that pipelines can use."""
-    nodes = min(nodes, microbatches * largest_size(set))
-    while not covered(set, nodes):
-        nodes -= 1
-    return nodes
+def usable(set: TemplateSet, hosts: int, microbatches: int) -> int:
+    """The most of ``hosts`` hosts (n0 or more) that pipelines can use."""
+    hosts = min(hosts, microbatches * largest_size(set))
+    while not covered(set, hosts):
+        hosts -= 1
+    return hosts
 
 
 def share(set: TemplateSet, sizes: Sequence[int], microbatches: int) -> tuple[int, ...]:
@@ -95,23 +95,23 @@ def step_seconds(set: TemplateSet, layout: Layout, reduce_seconds: float = 0.0) 
 
 
 def choose_sizes(
-    set: TemplateSet, nodes: int, microbatches: int, reduce_seconds: float = 0.0
+    set: TemplateSet, hosts: int, microbatches: int, reduce_seconds: float = 0.0
 ) -> tuple[int, ...]:
-    """The best sizes that sum to ``nodes``, ascending.
+    """The best sizes that sum to ``hosts``, ascending.
 
     Raises:
-        UserError: no sum of sizes is ``nodes``, with at most as many pipelines as microbatches.
+        UserError: no sum of sizes is ``hosts``, with at most as many pipelines as microbatches.
     """
     largest = largest_size(set)
-    high = min(nodes // set.n0, microbatches)
-    low = max(min(set.failures + 1, high), -(-nodes // largest))
+    high = min(hosts // set.n0, microbatches)
+    low = max(min(set.failures + 1, high), -(-hosts // largest))
     if not 1 <= low <= high:
         raise UserError(
-            f"{nodes} machines are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
+            f"{hosts} hosts are no sum of at most {microbatches} sizes from {set.n0} to {largest}"
         )
-    problem = _Problem(set, nodes, microbatches, low, high, reduce_seconds)
+    problem = _Problem(set, hosts, microbatches, low, high, reduce_seconds)
     best = problem.two_sizes()
-    if nodes * high * len(set.templates) <= _EXACT:
+    if hosts * high * len(set.templates) <= _EXACT:
         return problem.exact(best)
     other = problem.periodic()
     if low <= len(other) <= high:
@@ -123,9 +123,9 @@ class _Problem:
     """Sizes to choose, in femtoseconds."""
 
     def __init__(
-        self, set: TemplateSet, nodes: int, microbatches: int, low: int, high: int, reduce_seconds: float
+        self, set: TemplateSet, hosts: int, microbatches: int, low: int, high: int, reduce_seconds: float
     ) -> None:
-        self.nodes, self.microbatches, self.low, self.high = nodes, microbatches, low, high
+        self.hosts, self.microbatches, self.low, self.high = hosts, microbatches, low, high
         self.n0, self.most = set.n0, largest_size(set)
         shapes = [fill_and_step(template) for template in set.templates]
         self.fill = {set.n0 + i: round(fill * _TICKS) for i, (fill, _) in enumerate(shapes)}
@@ -168,7 +168,7 @@ class _Problem:
         """The best of one composition for each number of pipelines: sizes as equal as can be."""
         best, found = self.ceiling() + self.reduce + 1, (0, 0)
         for count in range(self.high, self.low - 1, -1):
-            size, more = divmod(self.nodes, count)
+            size, more = divmod(self.hosts, count)
 
             def fits(time: int, size: int = size, more: int = more, count: int = count) -> bool:
                 room = self.room(size, time)
@@ -179,7 +179,7 @@ class _Problem:
             if fits(limit):
                 best, found = self.least(fits, limit) + self.reduction(count), (count, size)
         count, size = found
-        more = self.nodes - count * size
+        more = self.hosts - count * size
         return (size,) * (count - more) + (size + 1,) * more
 
     def rooms(self, time: int) -> list[tuple[int, int]]:
@@ -195,7 +195,7 @@ class _Problem:
         def by_count(time: int) -> list[int]:
             """The most room of so many pipelines, by their number, -1 where there is no such sum."""
             if time not in seen:
-                seen[time] = [row[self.nodes] for row in self.table(time)]
+                seen[time] = [row[self.hosts] for row in self.table(time)]
             return seen[time]
 
         best, found = self.total(start) + 1, 0
@@ -210,26 +210,26 @@ class _Problem:
         return self.retrace(best - self.reduction(found), found)
 
     def table(self, time: int) -> list[list[int]]:
-        """``[count][machines]``: the most room of ``count`` pipelines of so many machines together."""
+        """``[count][hosts]``: the most room of ``count`` pipelines of so many hosts together."""
         rooms = self.rooms(time)
-        rows = [[0] + [-1] * self.nodes]
+        rows = [[0] + [-1] * self.hosts]
         for count in range(1, self.high + 1):
-            above, row = rows[-1], [-1] * (self.nodes + 1)
-            for nodes in range(count * self.n0, min(self.nodes, count * self.most) + 1):
+            above, row = rows[-1], [-1] * (self.hosts + 1)
+            for hosts in range(count * self.n0, min(self.hosts, count * self.most) + 1):
                 for size, room in rooms:
-                    if size <= nodes and above[nodes - size] >= 0 and above[nodes - size] + room > row[nodes]:
-                        row[nodes] = above[nodes - size] + room
+                    if size <= hosts and above[hosts - size] >= 0 and above[hosts - size] + room > row[hosts]:
+                        row[hosts] = above[hosts - size] + room
             rows.append(row)
         return rows
 
     def retrace(self, time: int, count: int) -> tuple[int, ...]:
-        rows, nodes, sizes = self.table(time), self.nodes, list[int]()
+        rows, hosts, sizes = self.table(time), self.hosts, list[int]()
         for row in range(count, 0, -1):
             for size, room in self.rooms(time):
-                before = rows[row - 1][nodes - size] if size <= nodes else -1
-                if before >= 0 and before + room == rows[row][nodes]:
+                before = rows[row - 1][hosts - size] if size <= hosts else -1
+                if before >= 0 and before + room == rows[row][hosts]:
                     sizes.append(size)
-                    nodes -= size
+                    hosts -= size
                     break
         return tuple(sorted(sizes))
 
@@ -247,22 +247,22 @@ class _Problem:
         for size, room in rooms:
             if room * main > best * size:
                 main, best = size, room
-        # The others take at most so many machines; the rest is a multiple of the main size.
+        # The others take at most so many hosts; the rest is a multiple of the main size.
         others = (main - 1) * rooms[-1][0]
-        rest = max(0, (self.nodes - others) // main) if self.nodes > others else 0
-        nodes = self.nodes - rest * main
-        table = [0] + [-1] * nodes
-        chosen = [0] * (nodes + 1)
-        for n in range(self.n0, nodes + 1):
+        rest = max(0, (self.hosts - others) // main) if self.hosts > others else 0
+        hosts = self.hosts - rest * main
+        table = [0] + [-1] * hosts
+        chosen = [0] * (hosts + 1)
+        for n in range(self.n0, hosts + 1):
             for size, room in rooms:
                 if size > n:
                     break
                 if table[n - size] >= 0 and table[n - size] + room > table[n]:
                     table[n], chosen[n] = table[n - size] + room, size
-        if table[nodes] < 0 or table[nodes] + rest * best < self.microbatches:
+        if table[hosts] < 0 or table[hosts] + rest * best < self.microbatches:
             return None
         sizes = [main] * rest
-        while nodes:
-            sizes.append(chosen[nodes])
-            nodes -= chosen[nodes]
+        while hosts:
+            sizes.append(chosen[hosts])
+            hosts -= chosen[hosts]
         return tuple(sorted(sizes))

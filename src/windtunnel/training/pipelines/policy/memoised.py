@@ -18,12 +18,12 @@ from windtunnel.training.pipelines.policy.times import iteration_time
 
 def memoised_plan(
     profile: Sequence[LayerProfile],
-    nodes: int,
+    hosts: int,
     memory: float = float("inf"),
     *,
     microbatches: int | None = None,
 ) -> Template | None:
-    """The published search for ``nodes`` machines of one device, None where it finds nothing.
+    """The published search for ``hosts`` hosts of one device, None where it finds nothing.
 
     ``memory``: bytes a device, which a stage needs to hold with one microbatch in flight (as published).
     """
@@ -53,9 +53,9 @@ def memoised_plan(
                     found, least = left + right, time
         return found
 
-    cuts = best(0, len(profile), nodes)
+    cuts = best(0, len(profile), hosts)
     if cuts is None:
         return None
     stages = tuple(Stage(u, v, 1, sum(times[u:v])) for u, v in cuts)
-    rounds = MICROBATCHES_A_STAGE * nodes if microbatches is None else microbatches
-    return Template(nodes, stages, tuple(range(nodes)), cost(cuts), rounds)
+    rounds = MICROBATCHES_A_STAGE * hosts if microbatches is None else microbatches
+    return Template(hosts, stages, tuple(range(hosts)), cost(cuts), rounds)

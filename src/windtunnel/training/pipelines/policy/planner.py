@@ -1,10 +1,10 @@
-"""The planner: the cut of a model's layers over machines that takes the least time, exactly.
+"""The planner: the cut of a model's layers over hosts that takes the least time, exactly.
 
 A *plan* is a path through the layers and the devices, from the first of both to the last of both: each stage
-takes one layer or more and a power of two devices inside one machine, every machine's devices are all used,
-and the stages follow the machines in order. With one device a machine, that is one stage a machine. With
+takes one layer or more and a power of two devices inside one host, every host's devices are all used,
+and the stages follow the hosts in order. With one device a host, that is one stage a host. With
 several, and a given number of microbatches, there are two of them or more for each stage, unless there are
-more machines than that.
+more hosts than that.
 
 A stage of layers ``u``..``v`` on ``d`` devices takes ``sum (forward + backward) / d + 2 sum all-reduce(d)``
 seconds a microbatch, and holds ``sum state + (microbatches in flight) sum activations`` bytes, which must fit
@@ -37,7 +37,7 @@ MICROBATCHES_A_STAGE = 4
 """Templates are made for so many microbatches a stage, as published."""
 
 FEWEST_A_STAGE = 2
-"""Machines of several devices are not split into more stages than leave so many microbatches for each."""
+"""Hosts of several devices are not split into more stages than leave so many microbatches for each."""
 
 _SMALL = 10_000_000
 """Searches of fewer steps than that (at most) are done sooner than Numba is imported."""
@@ -45,13 +45,13 @@ _SMALL = 10_000_000
 
 def plan(
     profile: Sequence[LayerProfile],
-    nodes: int,
-    devices_per_node: int,
+    hosts: int,
+    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
 ) -> Template | None:
-    """The fastest plan for ``nodes`` machines with ``memory`` bytes a device, None where none fits.
+    """The fastest plan for ``hosts`` hosts with ``memory`` bytes a device, None where none fits.
 
     ``microbatches``: that the pipeline works on in a step; 4 for each stage unless given. `why_not` says why
     nothing fits.
@@ -59,8 +59,8 @@ def plan(
     Raises:
         UserError: the profile is empty, or a number is not positive.
     """
-    problem = _Problem(profile, nodes, devices_per_node, memory, microbatches)
-    if problem.most < nodes:
+    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    if problem.most < hosts:
         return None
     found = problem.search()
     if found is None:
@@ -70,29 +70,29 @@ def plan(
 
 def fits(
     profile: Sequence[LayerProfile],
-    nodes: int,
-    devices_per_node: int,
+    hosts: int,
+    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
 ) -> bool:
-    """Whether any plan for ``nodes`` machines fits their memory (one pass, much cheaper than `plan`)."""
-    problem = _Problem(profile, nodes, devices_per_node, memory, microbatches)
-    return problem.most >= nodes and problem.feasible()
+    """Whether any plan for ``hosts`` hosts fits their memory (one pass, much cheaper than `plan`)."""
+    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    return problem.most >= hosts and problem.feasible()
 
 
 def why_not(
     profile: Sequence[LayerProfile],
-    nodes: int,
-    devices_per_node: int,
+    hosts: int,
+    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
 ) -> str | None:
     """Why `plan` finds nothing, in one sentence; None where it finds something."""
-    problem = _Problem(profile, nodes, devices_per_node, memory, microbatches)
-    if problem.most < nodes:
-        return f"{len(profile)} layers make no {nodes} stages, one a machine at least"
+    problem = _Problem(profile, hosts, devices_per_host, memory, microbatches)
+    if problem.most < hosts:
+        return f"{len(profile)} layers make no {hosts} stages, one a host at least"
     if problem.feasible():
         return None
     room = memory * problem.power[-1]
@@ -104,15 +104,15 @@ def why_not(
                 f" has {room:.4g}"
             )
     total = sum(layer.state_bytes + layer.activation_bytes for layer in profile)
-    have = memory * nodes * devices_per_node
+    have = memory * hosts * devices_per_host
     if total > have:
         return (
             f"the layers need {total:.4g} bytes with one microbatch in flight,"
-            f" but {nodes} machines have {have:.4g}"
+            f" but {hosts} hosts have {have:.4g}"
         )
     return (
         f"the layers need {total:.4g} of {have:.4g} bytes with one microbatch in flight, but no cut fits:"
-        f" the first of {nodes} stages holds {min(nodes, problem.in_flight)} microbatches"
+        f" the first of {hosts} stages holds {min(hosts, problem.in_flight)} microbatches"
     )
 
 
@@ -122,29 +122,29 @@ class _Problem:
     def __init__(
         self,
         profile: Sequence[LayerProfile],
-        nodes: int,
-        devices_per_node: int,
+        hosts: int,
+        devices_per_host: int,
         memory: float,
         microbatches: int | None,
     ) -> None:
         if not profile:
             raise UserError("the profile has no layers; at least one is needed")
-        for what, value in (("nodes", nodes), ("devices_per_node", devices_per_node), ("memory", memory)):
+        for what, value in (("hosts", hosts), ("devices_per_host", devices_per_host), ("memory", memory)):
             if not value > 0:
                 raise UserError(f"{what} is {value}; a positive number is needed")
         if microbatches is not None and microbatches < 1:
             raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
         self.layers = len(profile)
-        self.nodes, self.per_node = nodes, devices_per_node
-        self.devices = nodes * devices_per_node
+        self.hosts, self.per_host = hosts, devices_per_host
+        self.devices = hosts * devices_per_host
         self.most = min(self.layers, self.devices)
-        if microbatches is not None and self.most > nodes:
-            self.most = max(nodes, min(self.most, microbatches // FEWEST_A_STAGE))
-        self.least = nodes
+        if microbatches is not None and self.most > hosts:
+            self.most = max(hosts, min(self.most, microbatches // FEWEST_A_STAGE))
+        self.least = hosts
         self.given = microbatches
         self.in_flight = self.most if microbatches is None else min(self.most, microbatches)
         self.profile = profile
-        self.power = [1 << bit for bit in range(devices_per_node.bit_length())]
+        self.power = [1 << bit for bit in range(devices_per_host.bit_length())]
         seconds = [[_seconds(layer, d) for layer in profile] for d in self.power]
         self.scale = scale = _scale(seconds, self.microbatches(self.most))
         self.time: list[int] = []
@@ -163,7 +163,7 @@ class _Problem:
     def _compiled(self) -> bool:
         """Whether the search is long enough to be worth the import of Numba."""
         guesses = self.layers * self.layers * len(self.power)
-        steps = self.most * self.layers * len(self.power) * (self.devices - self.nodes + 1)
+        steps = self.most * self.layers * len(self.power) * (self.devices - self.hosts + 1)
         return guesses * steps > _SMALL
 
     @cached_property
@@ -191,7 +191,7 @@ class _Problem:
         power, time, state, activation = self._inputs
         after, whole = self._outputs
         run(
-            w, self.layers, most, self.devices, self.per_node, self.in_flight,
+            w, self.layers, most, self.devices, self.per_host, self.in_flight,
             power, time, state, activation, self.memory, after, whole,
         )  # fmt: skip
         return after, whole
@@ -247,20 +247,20 @@ class _Problem:
         width = self.layers + 1
         p, r, seen = 0, self.devices, False
         cut: list[Stage] = []
-        nodes_of_stage: list[int] = []
+        hosts_of_stage: list[int] = []
         for j in range(stages, 0, -1):
             wanted = (after if seen else whole)[self.index(j, r, p)]
-            p, r, seen = self._step(w, after, whole, j, r, p, seen, wanted, cut, nodes_of_stage, width)
+            p, r, seen = self._step(w, after, whole, j, r, p, seen, wanted, cut, hosts_of_stage, width)
         times = [stage.time for stage in cut]
         microbatches = self.microbatches(stages)
         time = iteration_time(times, microbatches)
-        return Template(self.nodes, tuple(cut), tuple(nodes_of_stage), time, microbatches)
+        return Template(self.hosts, tuple(cut), tuple(hosts_of_stage), time, microbatches)
 
     def _step(
         self, w: int, after: Any, whole: Any, j: int, r: int, p: int, seen: bool, wanted: int,
-        cut: list[Stage], nodes_of_stage: list[int], width: int,
+        cut: list[Stage], hosts_of_stage: list[int], width: int,
     ) -> tuple[int, int, bool]:  # fmt: skip
-        room = (r - 1) % self.per_node + 1
+        room = (r - 1) % self.per_host + 1
         for d, devices in enumerate(self.power):
             if devices > room:
                 break
@@ -281,7 +281,7 @@ class _Problem:
                 for then, rest, cost in choices:
                     if rest < INFINITE and rest + cost == wanted:
                         cut.append(Stage(p, q, devices, took / self.scale))
-                        nodes_of_stage.append((self.devices - r) // self.per_node)
+                        hosts_of_stage.append((self.devices - r) // self.per_host)
                         return q, r - devices, then
         raise AssertionError("the tables hold a cost that no stage explains")
 
@@ -297,12 +297,12 @@ def _seconds(layer: LayerProfile, devices: int) -> float:
     """What a layer adds to the time of a stage on so many devices."""
     if devices == 1:
         return layer.forward + layer.backward
-    for number, seconds in layer.in_node:
+    for number, seconds in layer.in_host:
         if number == devices:
             return (layer.forward + layer.backward) / devices + 2.0 * seconds
     raise UserError(
-        f"layer {layer.name} has no all-reduce time for {devices} devices in `in_node`;"
-        f" times for 2, 4, .. devices are needed, up to as many as a machine has"
+        f"layer {layer.name} has no all-reduce time for {devices} devices in `in_host`;"
+        f" times for 2, 4, .. devices are needed, up to as many as a host has"
     )
 
 

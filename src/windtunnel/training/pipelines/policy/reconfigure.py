@@ -1,20 +1,20 @@
-"""What follows when machines are lost or join: new pipelines of the same templates, and what to copy.
+"""What follows when hosts are lost or join: new pipelines of the same templates, and what to copy.
 
-The published rules (Oobleck, Jang et al., SOSP 2023, section 5), for the pipelines that lost machines:
+The published rules (Oobleck, Jang et al., SOSP 2023, section 5), for the pipelines that lost hosts:
 
-1. *simple*: a pipeline that is left with ``n0`` machines or more takes the template of its new size;
-2. *borrow*: one that is shorter takes machines from the largest pipeline, as long as that one has more than
+1. *simple*: a pipeline that is left with ``n0`` hosts or more takes the template of its new size;
+2. *borrow*: one that is shorter takes hosts from the largest pipeline, as long as that one has more than
    ``n0``;
 3. *merge*: where nobody can yield, short pipelines are joined, and the last of them with a full one.
 
-Machines that join (ours): first they replace what a pipeline has just lost, then make new pipelines of
-``n0``, then lengthen the shortest pipelines. Beside these local rules, all machines are composed anew
+Hosts that join (ours): first they replace what a pipeline has just lost, then make new pipelines of
+``n0``, then lengthen the shortest pipelines. Beside these local rules, all hosts are composed anew
 (`compose`), with as many pipelines left as they are as can be; of both, the layout with the shorter step is
 taken, and at equal steps the one that moves fewer bytes. ``seconds_per_byte`` lets bytes count against the
 time of a step. A layout by the local rules does not count if it has fewer pipelines than ``f + 1`` where
-there are machines for so many.
+there are hosts for so many.
 
-In each pipeline that changes, machines are put where they have most of the layers already (an assignment
+In each pipeline that changes, hosts are put where they have most of the layers already (an assignment
 problem, solved exactly). Everything is deterministic: any process that knows the same finds the same.
 """
 
@@ -28,7 +28,7 @@ from windtunnel.training.pipelines.model import Layout, Reconfiguration, Templat
 from windtunnel.training.pipelines.policy.assign import assign
 from windtunnel.training.pipelines.policy.compose import choose_sizes, share, step_seconds, usable
 from windtunnel.training.pipelines.policy.templates import largest_size
-from windtunnel.training.pipelines.policy.transfers import Holders, layers_by_node, transfers
+from windtunnel.training.pipelines.policy.transfers import Holders, layers_by_host, transfers
 
 
 def reconfigure(
@@ -43,22 +43,22 @@ def reconfigure(
     seconds_per_byte: float = 0.0,
     search: bool = True,
 ) -> Reconfiguration:
-    """The layout after machines (ids) were ``lost`` and others ``joined``, and the copies that lead there.
+    """The layout after hosts (ids) were ``lost`` and others ``joined``, and the copies that lead there.
 
-    ``joined`` may name machines that were idle before. ``layer_bytes``: state of each layer.
+    ``joined`` may name hosts that were idle before. ``layer_bytes``: state of each layer.
     ``seconds_per_byte``: what a byte to be copied adds to the cost, against seconds of a step: 1 /
     (bandwidth x steps until the next change). ``search``: compose anew too, not by the local rules alone.
-    With fewer machines than the model needs, the layout is empty. Machines are idle only if no sum of sizes
+    With fewer hosts than the model needs, the layout is empty. Hosts are idle only if no sum of sizes
     uses them (`compose.usable`).
 
     Raises:
-        UserError: a machine that joins is in the layout, or there is no microbatch.
+        UserError: a host that joins is in the layout, or there is no microbatch.
     """
     dead = frozenset(lost)
-    members = frozenset(node for pipeline in layout.pipelines for node in pipeline)
+    members = frozenset(host for pipeline in layout.pipelines for host in pipeline)
     new = sorted(frozenset(joined) - dead)
     if twice := sorted(members & frozenset(new)):
-        raise UserError(f"machine {twice[0]} joins, but runs already; new ids are needed")
+        raise UserError(f"host {twice[0]} joins, but runs already; new ids are needed")
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; at least 1 is needed")
     alive = (members - dead) | frozenset(new)
@@ -94,7 +94,7 @@ def _local(
     """Pipelines by the local rules, and the last rule that was needed; None where they do not lead to
     templates."""
     n0, largest = set.n0, largest_size(set)
-    pipelines = [[node for node in pipeline if node not in dead] for pipeline in layout.pipelines]
+    pipelines = [[host for host in pipeline if host not in dead] for pipeline in layout.pipelines]
     spare = list(new)
     missing = [len(old) - len(now) for old, now in zip(layout.pipelines, pipelines, strict=True)]
     for i in sorted(range(len(pipelines)), key=lambda i: (-missing[i], i)):
@@ -105,11 +105,11 @@ def _local(
         pipelines.append(spare[:n0])
         del spare[:n0]
     pipelines = [pipeline for pipeline in pipelines if pipeline]
-    for node in spare:
+    for host in spare:
         shortest = min(pipelines, key=lambda pipeline: (len(pipeline), min(pipeline)), default=None)
         if shortest is None or len(shortest) >= largest:
             return None
-        shortest.append(node)
+        shortest.append(host)
     how = "join" if new else "simple"
     while short := [pipeline for pipeline in pipelines if len(pipeline) < n0]:
         needy = max(short, key=lambda pipeline: (len(pipeline), -min(pipeline)))
@@ -121,7 +121,7 @@ def _local(
         others = [pipeline for pipeline in pipelines if pipeline is not needy]
         if not others:
             return None
-        # Short ones come first here, the shortest of all: fewer machines change their layers.
+        # Short ones come first here, the shortest of all: fewer hosts change their layers.
         partner = min(others, key=lambda pipeline: (len(pipeline), min(pipeline)))
         pipelines = [pipeline for pipeline in others if pipeline is not partner] + [needy + partner]
         how = "merge"
@@ -138,8 +138,8 @@ def _anew(
     microbatches: int,
     reduce_seconds: float,
 ) -> list[list[int]]:
-    """All machines composed anew, with as many pipelines left as they are as can be."""
-    left = [[node for node in pipeline if node not in dead] for pipeline in layout.pipelines]
+    """All hosts composed anew, with as many pipelines left as they are as can be."""
+    left = [[host for host in pipeline if host not in dead] for pipeline in layout.pipelines]
     total = sum(map(len, left)) + len(new)
     sizes = choose_sizes(set, usable(set, total, microbatches), microbatches, reduce_seconds)
     wanted = Counter(sizes)
@@ -157,8 +157,8 @@ def _anew(
     targets = sorted(wanted.elements(), reverse=True)
     changed = [pipeline[:size] for pipeline, size in zip(cut, targets, strict=False)]
     changed += [[] for _ in targets[len(changed) :]]
-    pool = [node for pipeline, size in zip(cut, targets, strict=False) for node in pipeline[size:]]
-    pool += [node for pipeline in cut[len(targets) :] for node in pipeline] + list(new)
+    pool = [host for pipeline, size in zip(cut, targets, strict=False) for host in pipeline[size:]]
+    pool += [host for pipeline in cut[len(targets) :] for host in pipeline] + list(new)
     for pipeline, size in zip(changed, targets, strict=True):
         more = size - len(pipeline)
         pipeline += pool[:more]
@@ -169,7 +169,7 @@ def _anew(
 def _placed(
     set: TemplateSet, layout: Layout, pipelines: Sequence[Sequence[int]], layer_bytes: Sequence[float]
 ) -> tuple[tuple[int, ...], ...]:
-    """The machines of each pipeline in the order of its template, by (size, lowest id)."""
+    """The hosts of each pipeline in the order of its template, by (size, lowest id)."""
     unchanged = frozenset(layout.pipelines)
     old = Holders(set, layout)
     placed = []
@@ -177,13 +177,13 @@ def _placed(
         if tuple(pipeline) in unchanged:
             placed.append(tuple(pipeline))
             continue
-        nodes = sorted(pipeline)
-        positions = layers_by_node(set.of(len(nodes)))
+        hosts = sorted(pipeline)
+        positions = layers_by_host(set.of(len(hosts)))
         kept = [
-            [sum(layer_bytes[layer] for layer in old.layers_of(node) & layers) for layers in positions]
-            for node in nodes
+            [sum(layer_bytes[layer] for layer in old.layers_of(host) & layers) for layers in positions]
+            for host in hosts
         ]
         order = assign(kept)
-        at = {position: node for node, position in zip(nodes, order, strict=True)}
-        placed.append(tuple(at[position] for position in range(len(nodes))))
+        at = {position: host for host, position in zip(hosts, order, strict=True)}
+        placed.append(tuple(at[position] for position in range(len(hosts))))
     return tuple(sorted(placed, key=lambda pipeline: (len(pipeline), min(pipeline))))

@@ -31,7 +31,7 @@ def fill(
     layers: int,
     most: int,
     devices: int,
-    per_node: int,
+    per_host: int,
     in_flight: int,
     power: Table,
     time: Table,
@@ -59,9 +59,9 @@ def fill(
             for p in range(width):
                 after[here + p] = INFINITE
                 whole[here + p] = INFINITE
-            if r < j or r > j * per_node:
+            if r < j or r > j * per_host:
                 continue
-            room = (r - 1) % per_node + 1
+            room = (r - 1) % per_host + 1
             for d in range(len(power)):
                 if power[d] > room:
                     break

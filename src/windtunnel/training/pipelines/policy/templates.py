@@ -1,10 +1,10 @@
 """The set of templates, and what it guarantees.
 
-``n0`` machines are the fewest that hold the model. A job of ``N`` machines runs ``f + 1`` pipelines or more,
-each by a template of ``n0``, ``n0 + 1``, .. machines. Every layer is then on ``f + 1`` machines, one of each
-pipeline, and any ``f`` machines may be lost at once.
+``n0`` hosts are the fewest that hold the model. A job of ``N`` hosts runs ``f + 1`` pipelines or more,
+each by a template of ``n0``, ``n0 + 1``, .. hosts. Every layer is then on ``f + 1`` hosts, one of each
+pipeline, and any ``f`` hosts may be lost at once.
 
-Which numbers of machines can be divided: ``x`` pipelines use every number from ``x n0`` to
+Which numbers of hosts can be divided: ``x`` pipelines use every number from ``x n0`` to
 ``x (n0 + p - 1)``, with ``p`` templates of successive sizes. Each number from ``(f + 1) n0`` on is a sum of
 ``f + 1`` sizes or more if neighbouring intervals touch, and the first two are the farthest apart: ``p`` must
 be ``1 + ceil((n0 - 1) / (f + 1))`` or more (`count_needed`). Oobleck (Jang et al., SOSP 2023, section 4.1)
@@ -27,79 +27,79 @@ from windtunnel.training.pipelines.policy.planner import fits, plan, why_not
 VERSION = 1
 
 USUAL_LARGEST = 4
-"""Templates are made for up to so many times n0 machines unless told otherwise: with yet more machines, more
+"""Templates are made for up to so many times n0 hosts unless told otherwise: with yet more hosts, more
 pipelines are faster than longer ones."""
 
 
-def minimum_nodes(
+def minimum_hosts(
     profile: Sequence[LayerProfile],
-    devices_per_node: int,
+    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
     most: int | None = None,
 ) -> int:
-    """The fewest machines on which some plan fits (n0). ``most``: machines that there are.
+    """The fewest hosts on which some plan fits (n0). ``most``: hosts that there are.
 
     Raises:
-        UserError: none fits, with the reason at the largest number of machines.
+        UserError: none fits, with the reason at the largest number of hosts.
     """
     limit = len(profile) if most is None else min(most, len(profile))
-    for nodes in range(1, limit + 1):
-        if fits(profile, nodes, devices_per_node, memory, microbatches=microbatches):
-            return nodes
-    reason = why_not(profile, limit, devices_per_node, memory, microbatches=microbatches)
-    raise UserError(f"the model fits no number of machines up to {limit}: {reason}")
+    for hosts in range(1, limit + 1):
+        if fits(profile, hosts, devices_per_host, memory, microbatches=microbatches):
+            return hosts
+    reason = why_not(profile, limit, devices_per_host, memory, microbatches=microbatches)
+    raise UserError(f"the model fits no number of hosts up to {limit}: {reason}")
 
 
-def estimated_nodes(profile: Sequence[LayerProfile], devices_per_node: int, memory: float) -> int:
-    """The published artifact's estimate of n0: all state and the largest activation over a machine's
+def estimated_hosts(profile: Sequence[LayerProfile], devices_per_host: int, memory: float) -> int:
+    """The published artifact's estimate of n0: all state and the largest activation over a host's
     memory."""
     need = sum(layer.state_bytes for layer in profile) + max(layer.activation_bytes for layer in profile)
-    return max(1, math.ceil(need / (devices_per_node * memory)))
+    return max(1, math.ceil(need / (devices_per_host * memory)))
 
 
 def count_needed(n0: int, failures: int) -> int:
-    """The fewest templates with which every number of machines from ``(failures + 1) n0`` on is covered."""
+    """The fewest templates with which every number of hosts from ``(failures + 1) n0`` on is covered."""
     return 1 + -(-(n0 - 1) // (failures + 1))
 
 
 def template_set(
     profile: Sequence[LayerProfile],
-    nodes: int,
+    hosts: int,
     failures: int,
-    devices_per_node: int,
+    devices_per_host: int,
     memory: float,
     *,
     microbatches: int | None = None,
     largest: int | None = None,
 ) -> TemplateSet:
-    """Templates for a job of ``nodes`` machines that is to survive ``failures`` at once.
+    """Templates for a job of ``hosts`` hosts that is to survive ``failures`` at once.
 
     ``microbatches``: of a pipeline in a step, 4 a stage unless given. ``largest``: no template for more
-    machines, `USUAL_LARGEST` times n0 unless given; but all that coverage and merging need are made.
+    hosts, `USUAL_LARGEST` times n0 unless given; but all that coverage and merging need are made.
 
     Raises:
-        UserError: the model does not fit, or ``nodes`` is less than ``(failures + 1) n0``.
+        UserError: the model does not fit, or ``hosts`` is less than ``(failures + 1) n0``.
     """
     if failures < 0:
         raise UserError(f"failures is {failures}; 0 or more is needed")
-    n0 = minimum_nodes(profile, devices_per_node, memory, microbatches=microbatches, most=nodes)
-    if nodes < (failures + 1) * n0:
+    n0 = minimum_hosts(profile, devices_per_host, memory, microbatches=microbatches, most=hosts)
+    if hosts < (failures + 1) * n0:
         raise UserError(
-            f"{nodes} machines cannot hold {failures + 1} copies of the model, which needs {n0} machines;"
-            f" {(failures + 1) * n0} machines or at most {nodes // n0 - 1} failures at once are needed"
+            f"{hosts} hosts cannot hold {failures + 1} copies of the model, which needs {n0} hosts;"
+            f" {(failures + 1) * n0} hosts or at most {hosts // n0 - 1} failures at once are needed"
         )
     needed = max(2 * n0 - 1, n0 + count_needed(n0, failures) - 1)
-    useful = nodes - failures * n0
+    useful = hosts - failures * n0
     size = max(needed, min(useful, USUAL_LARGEST * n0 if largest is None else largest))
     templates: list[Template] = []
-    for number in range(n0, min(size, nodes, len(profile)) + 1):
-        template = plan(profile, number, devices_per_node, memory, microbatches=microbatches)
+    for number in range(n0, min(size, hosts, len(profile)) + 1):
+        template = plan(profile, number, devices_per_host, memory, microbatches=microbatches)
         if template is None:  # More stages hold more microbatches; sizes must be successive.
             break
         templates.append(template)
-    parameters = (nodes, failures, devices_per_node, memory, microbatches, largest)
+    parameters = (hosts, failures, devices_per_host, memory, microbatches, largest)
     return TemplateSet(n0, failures, tuple(templates), fingerprint(profile, parameters))
 
 
@@ -109,68 +109,68 @@ def fingerprint(profile: Sequence[LayerProfile], parameters: Sequence[object] = 
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def covered(set: TemplateSet, nodes: int, pipelines: int = 1) -> bool:
-    """Whether ``nodes`` machines are a sum of at least ``pipelines`` template sizes."""
-    return nodes // set.n0 >= max(pipelines, -(-nodes // largest_size(set)))
+def covered(set: TemplateSet, hosts: int, pipelines: int = 1) -> bool:
+    """Whether ``hosts`` hosts are a sum of at least ``pipelines`` template sizes."""
+    return hosts // set.n0 >= max(pipelines, -(-hosts // largest_size(set)))
 
 
 def largest_size(set: TemplateSet) -> int:
-    """Machines of the largest template."""
+    """Hosts of the largest template."""
     return set.n0 + len(set.templates) - 1
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What holds for a number of machines.
+    """What holds for a number of hosts.
 
-    ``pipelines``: the most copies of each layer that they can have; ``at_once``: machines that may be lost
-    at once with a copy of every layer left. ``uncovered``: numbers of machines from there down to
+    ``pipelines``: the most copies of each layer that they can have; ``at_once``: hosts that may be lost
+    at once with a copy of every layer left. ``uncovered``: numbers of hosts from there down to
     ``(f + 1) n0`` that are no sum of ``f + 1`` sizes. ``sentences``: the same in words.
     """
 
-    nodes: int
+    hosts: int
     pipelines: int
     at_once: int
     uncovered: tuple[int, ...]
     sentences: tuple[str, ...]
 
 
-def guarantee(set: TemplateSet, nodes: int) -> Guarantee:
-    """What the templates guarantee a job of ``nodes`` machines, and what not."""
+def guarantee(set: TemplateSet, hosts: int) -> Guarantee:
+    """What the templates guarantee a job of ``hosts`` hosts, and what not."""
     f, n0, largest = set.failures, set.n0, largest_size(set)
     full = (f + 1) * n0
-    copies = nodes // n0 if covered(set, nodes) else 0
-    uncovered = tuple(n for n in range(full, nodes + 1) if not covered(set, n, f + 1))
+    copies = hosts // n0 if covered(set, hosts) else 0
+    uncovered = tuple(n for n in range(full, hosts + 1) if not covered(set, n, f + 1))
     said: list[str] = []
-    if nodes < n0:
-        said.append(f"{nodes} machines do not hold the model, which needs {n0}.")
-    elif nodes < full:
+    if hosts < n0:
+        said.append(f"{hosts} hosts do not hold the model, which needs {n0}.")
+    elif hosts < full:
         said.append(
-            f"{nodes} machines run at most {copies} pipelines: {copies - 1} may be lost at once,"
-            f" not the {f} wanted, which take {full} machines."
+            f"{hosts} hosts run at most {copies} pipelines: {copies - 1} may be lost at once,"
+            f" not the {f} wanted, which take {full} hosts."
         )
     else:
         said.append(
-            f"From {full} to {nodes} machines, at least {f + 1} pipelines run:"
-            f" any {f} machines may be lost at once with a copy of every layer left."
+            f"From {full} to {hosts} hosts, at least {f + 1} pipelines run:"
+            f" any {f} hosts may be lost at once with a copy of every layer left."
         )
         said.append(
-            f"From {n0} to {full - 1} machines the job still runs, with fewer copies:"
+            f"From {n0} to {full - 1} hosts the job still runs, with fewer copies:"
             f" the loss of all holders of a layer then takes a checkpoint."
         )
     if uncovered:
         said.append(
-            f"Not with {', '.join(map(str, uncovered))} machines: templates end at {largest}, and these"
-            f" numbers are no sum of {f + 1} sizes or more; some machines would be idle."
+            f"Not with {', '.join(map(str, uncovered))} hosts: templates end at {largest}, and these"
+            f" numbers are no sum of {f + 1} sizes or more; some hosts would be idle."
         )
     if largest < 2 * n0 - 1:
         said.append(
-            f"There is no template above {largest} machines, so a merge of short pipelines,"
-            f" up to {2 * n0 - 1} machines, may leave some idle."
+            f"There is no template above {largest} hosts, so a merge of short pipelines,"
+            f" up to {2 * n0 - 1} hosts, may leave some idle."
         )
     said.append("More losses at once than that may or may not spare a copy of every layer.")
-    at_once = f if nodes >= full and nodes not in uncovered else max(0, copies - 1)
-    return Guarantee(nodes, copies, at_once, uncovered, tuple(said))
+    at_once = f if hosts >= full and hosts not in uncovered else max(0, copies - 1)
+    return Guarantee(hosts, copies, at_once, uncovered, tuple(said))
 
 
 def to_json(set: TemplateSet) -> str:
@@ -202,9 +202,9 @@ def from_json(text: str, source: str, fingerprint: str | None = None) -> Templat
         )
     templates = tuple(
         Template(
-            each["nodes"],
+            each["hosts"],
             tuple(Stage(**stage) for stage in each["stages"]),
-            tuple(each["nodes_of_stage"]),
+            tuple(each["hosts_of_stage"]),
             each["time"],
             each["microbatches"],
         )

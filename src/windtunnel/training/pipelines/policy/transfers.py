@@ -1,6 +1,6 @@
-"""Which machine sends which layer to whom, when the layout changes.
+"""Which host sends which layer to whom, when the layout changes.
 
-A machine that newly has a layer gets it from one that had it before and is alive. Layers are given out
+A host that newly has a layer gets it from one that had it before and is alive. Layers are given out
 largest first, each to the holder that has least to send so far. Oobleck's artifact lets the first holder
 send everything, and parameters only; what is sent here is a layer's whole state.
 """
@@ -13,11 +13,11 @@ from functools import cache
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet, Transfer
 
 
-def layers_by_node(template: Template) -> tuple[frozenset[int], ...]:
-    """The layers that each machine of a template has."""
-    found: list[set[int]] = [set() for _ in range(template.nodes)]
-    for stage, node in zip(template.stages, template.nodes_of_stage, strict=True):
-        found[node].update(range(stage.first, stage.last))
+def layers_by_host(template: Template) -> tuple[frozenset[int], ...]:
+    """The layers that each host of a template has."""
+    found: list[set[int]] = [set() for _ in range(template.hosts)]
+    for stage, host in zip(template.stages, template.hosts_of_stage, strict=True):
+        found[host].update(range(stage.first, stage.last))
     return tuple(map(frozenset, found))
 
 
@@ -29,39 +29,39 @@ class Holders:
         self._layers: dict[int, tuple[frozenset[int], ...]] = {}
         self._position: dict[int, dict[int, int]] = {}
         self._place = {
-            node: (len(pipeline), position)
+            host: (len(pipeline), position)
             for pipeline in layout.pipelines
-            for position, node in enumerate(pipeline)
+            for position, host in enumerate(pipeline)
         }
 
     def layers_at(self, size: int) -> tuple[frozenset[int], ...]:
-        """Layers of each machine of a pipeline of ``size`` machines."""
+        """Layers of each host of a pipeline of ``size`` hosts."""
         if size not in self._layers:
-            self._layers[size] = layers_by_node(self.set.of(size))
+            self._layers[size] = layers_by_host(self.set.of(size))
             self._position[size] = {
                 layer: i for i, layers in enumerate(self._layers[size]) for layer in layers
             }
         return self._layers[size]
 
-    def layers_of(self, node: int) -> frozenset[int]:
-        """The layers that a machine (an id) has; none where it is in no pipeline."""
-        if node not in self._place:
+    def layers_of(self, host: int) -> frozenset[int]:
+        """The layers that a host (an id) has; none where it is in no pipeline."""
+        if host not in self._place:
             return frozenset()
-        size, position = self._place[node]
+        size, position = self._place[host]
         return self.layers_at(size)[position]
 
     def of(self, layer: int, alive: Collection[int]) -> list[int]:
-        """The machines that are ``alive`` and have ``layer``, by pipeline."""
+        """The hosts that are ``alive`` and have ``layer``, by pipeline."""
         found = []
         for pipeline in self.layout.pipelines:
             self.layers_at(len(pipeline))
-            node = pipeline[self._position[len(pipeline)][layer]]
-            if node in alive:
-                found.append(node)
+            host = pipeline[self._position[len(pipeline)][layer]]
+            if host in alive:
+                found.append(host)
         return found
 
     def any(self, layer: int, alive: Collection[int]) -> bool:
-        """Whether a machine that is ``alive`` has ``layer``."""
+        """Whether a host that is ``alive`` has ``layer``."""
         for pipeline in self.layout.pipelines:
             self.layers_at(len(pipeline))
             if pipeline[self._position[len(pipeline)][layer]] in alive:
@@ -74,19 +74,19 @@ def transfers(
 ) -> tuple[tuple[Transfer, ...], tuple[int, ...]]:
     """The copies that lead from one layout to the other, by target and layer; and the layers that are lost.
 
-    ``alive``: the machines (ids) that are left, those of ``after`` among them. ``layer_bytes``: state of
-    each layer. A lost layer, of which no machine that is alive had a copy, is in no transfer.
+    ``alive``: the hosts (ids) that are left, those of ``after`` among them. ``layer_bytes``: state of
+    each layer. A lost layer, of which no host that is alive had a copy, is in no transfer.
     """
     living = frozenset(alive)
     old, new = Holders(set, before), Holders(set, after)
     lost = frozenset(layer for layer in range(len(layer_bytes)) if not old.any(layer, living))
     unchanged = frozenset(before.pipelines)
     wanted = [
-        (layer, node)
+        (layer, host)
         for pipeline in after.pipelines
         if pipeline not in unchanged
-        for node in pipeline
-        for layer in new.layers_of(node) - old.layers_of(node) - lost
+        for host in pipeline
+        for layer in new.layers_of(host) - old.layers_of(host) - lost
     ]
     holders = cache(lambda layer: old.of(layer, living))
     found = spread(wanted, holders, layer_bytes.__getitem__)
@@ -102,7 +102,7 @@ def spread(
     load: dict[int, float] = {}
     found = []
     for layer, target in sorted(wanted, key=lambda each: (-nbytes(each[0]), each)):
-        source = min(holders(layer), key=lambda node: (load.get(node, 0.0), node))
+        source = min(holders(layer), key=lambda host: (load.get(host, 0.0), host))
         load[source] = load.get(source, 0.0) + nbytes(layer)
         found.append(Transfer(layer, source, target, nbytes(layer)))
     return found

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from windtunnel.training.elastic.live.group import CuttableGroup
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 AFTER = 0.2
 
@@ -72,8 +72,8 @@ def receive(pipe: int, end: float) -> float | None:
 def block(plan: dict[str, Any], rank: int, port: int) -> float | None:
     """One rank: seconds to its release."""
     torch.set_num_threads(1)
-    nodes = tuple(Node(n, "127.0.0.1", "") for n in range(plan["ranks"]))
-    membership = Membership(1, 1, nodes, 1, f"127.0.0.1:{port}", "bench")
+    hosts = tuple(MemberHost(n, "127.0.0.1", "") for n in range(plan["ranks"]))
+    membership = Membership(1, 1, hosts, 1, f"127.0.0.1:{port}", "bench")
     group = CuttableGroup("gloo", plan["timeout"])
     group.form(membership, rank)
     numbers = torch.ones(4096)

@@ -1,6 +1,6 @@
-"""Checkpoints in the memory of machines: the service in each node's agent, and a rank's access to it.
+"""Checkpoints in the memory of hosts: the service in each host's agent, and a rank's access to it.
 
-`service` puts it together: `folder` (the slots of a node), `owner` (what local ranks ask), `holder` (what
+`service` puts it together: `folder` (the slots of a host), `owner` (what local ranks ask), `holder` (what
 peers ask), `replicate` and `pacing` (what is sent, and when), `ledger` (which copies have arrived),
 `persist` (storage). `client` is the rank's side. Nothing here imports torch.
 """

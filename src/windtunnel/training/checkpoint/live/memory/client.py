@@ -1,4 +1,4 @@
-"""A rank's side of the memory service of its node.
+"""A rank's side of the memory service of its host.
 
 Slots are files that the rank maps and fills by itself; the service is told when one is full. Every thread
 that uses a `LocalMemory` has a connection of its own, so one may wait for a commit while another saves;
@@ -84,7 +84,7 @@ class LocalMemory:
         measured). What was complete in the slots still is.
 
         Raises:
-            UserError: it does not fit into this node's memory or a holder's; with the sum.
+            UserError: it does not fit into this host's memory or a holder's; with the sum.
         """
         if mode not in ("blocking", "concurrent", "idle"):
             raise UserError(f"mode is {mode!r}; blocking, concurrent or idle is accepted")
@@ -143,7 +143,7 @@ class LocalMemory:
         self._say_window(float("inf"))
 
     def copies(self) -> list[Copy]:
-        """The complete copies in this node's memory, its own and those it holds."""
+        """The complete copies in this host's memory, its own and those it holds."""
         return [Copy(**copy) for copy in self._ask("list")["copies"]]
 
     def fetch(
@@ -151,7 +151,7 @@ class LocalMemory:
     ) -> str:
         """A copy into ``into``, which is as long as the copy; its checksum, verified.
 
-        ``place``: who holds it, a place, an address ("host:port"), or None for this node. ``world``: of the
+        ``place``: who holds it, a place, an address ("host:port"), or None for this host. ``world``: of the
         job that saved it, where that matters.
 
         Raises:
@@ -168,7 +168,7 @@ class LocalMemory:
             return transfer.receive_copy(sock, transfer.ask_copy(sock, shard, step, world), into)
 
     def layout(self, digest: str) -> bytes:
-        """The layout with this digest, from this node or whoever has it.
+        """The layout with this digest, from this host or whoever has it.
 
         Raises:
             CopyError: nobody has it.
@@ -180,14 +180,14 @@ class LocalMemory:
             ):
                 sock.settimeout(self._timeout)
                 return transfer.layout(sock, digest)
-        raise CopyError(f"no node has the layout {digest}")
+        raise CopyError(f"no host has the layout {digest}")
 
     def health(self) -> Health:
-        """How well the present state is kept, as far as this node knows."""
+        """How well the present state is kept, as far as this host knows."""
         return Health(**self._ask("health"))
 
     def traffic(self) -> dict[int, tuple[int, int]]:
-        """By step: bytes of this node's shards that were sent, and how many of them within windows."""
+        """By step: bytes of this host's shards that were sent, and how many of them within windows."""
         return {step: (sent, inside) for step, sent, inside in self._ask("traffic")["steps"]}
 
     def persist(self, step: int, url: str) -> None:

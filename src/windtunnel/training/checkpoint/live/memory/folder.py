@@ -1,6 +1,6 @@
-"""The slots that a node has: *shelves* of 2 or 3 slots, one shelf for each shard of each size of the job.
+"""The slots that a host has: *shelves* of 2 or 3 slots, one shelf for each shard of each size of the job.
 
-The node's own shards and the copies that it holds for peers lie alike; which is which the membership says,
+The host's own shards and the copies that it holds for peers lie alike; which is which the membership says,
 and that changes. A shelf that nobody has asked for in the present generation is *left over*: its steps may
 still be what the job goes back to, so it stays until a newer step is committed, and is deleted then.
 
@@ -88,7 +88,7 @@ class Shelf:
 
 
 class Folder:
-    """All shelves of a node. Hold ``lock`` around everything but `ensure`, which takes it when it needs
+    """All shelves of a host. Hold ``lock`` around everything but `ensure`, which takes it when it needs
     it."""
 
     def __init__(self, path: Path, lock: threading.Condition) -> None:
@@ -263,7 +263,7 @@ class Folder:
         if more > free:
             raise UserError(
                 f"{told()}; {amount(more)} more are needed, and {amount(free)} are {bound}: "
-                f"use fewer copies or slots, or machines with more memory"
+                f"use fewer copies or slots, or hosts with more memory"
             )
 
     def _sum(self, shelf: Shelf, count: int) -> str:
@@ -272,7 +272,7 @@ class Folder:
         return (
             f"checkpoints in memory: shard {shelf.shard!r} needs {count} slots x "
             f"{amount(slots.HEADER + shelf.capacity)} beside {amount(others)} of other shards "
-            f"on this node"
+            f"on this host"
         )
 
     def _drop(self, shelf: Shelf, indices: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What peers ask of a node: to hold copies (PREPARE, LAYOUT, PUT), and to read them (LIST, GET).
+"""What peers ask of a host: to hold copies (PREPARE, LAYOUT, PUT), and to read them (LIST, GET).
 
 A PUT is refused if its generation is not the one in force, at its begin and again before its slot is declared
 complete; so nobody who was fenced can leave anything behind.
@@ -100,7 +100,7 @@ class Holder:
         if self._verified(shelf, step, (world, has_shared, layout, nbytes, checksum), born):
             return {"answer": "have"}
         if state.saves(shard) and world == state.world:
-            return {"answer": "wait"}  # a rank of this node saves it itself, and will have it
+            return {"answer": "wait"}  # a rank of this host saves it itself, and will have it
         target = self._take(shelf, message, step, sock)
         if target is None:
             return {"answer": "wait"}

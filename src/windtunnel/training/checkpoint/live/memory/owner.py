@@ -1,7 +1,7 @@
-"""What the ranks of a node ask of its memory service: slots, and that what they saved be replicated.
+"""What the ranks of a host ask of its memory service: slots, and that what they saved be replicated.
 
 A rank reserves slots for its shards, writes to them by itself (it maps the files), and says `saved`. The
-service sends the slot to the nodes that hold copies of this node's shards, and when all shards that the rank
+service sends the slot to the hosts that hold copies of this host's shards, and when all shards that the rank
 reserved are where they are to be, it posts the step for the rank; all ranks' posts together commit it.
 """
 
@@ -25,7 +25,7 @@ from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.policy import fit
 from windtunnel.training.checkpoint.policy.placement import Kind, place
 from windtunnel.training.checkpoint.policy.slots import EMPTY, require
-from windtunnel.training.elastic.model import Node
+from windtunnel.training.elastic.model import MemberHost
 
 ALLOCATION = 1e8
 """Bytes/s at which memory is taken and touched at the very least."""
@@ -64,14 +64,14 @@ class Owner:
 
         return handle
 
-    def change(self, nodes: tuple[Node, ...]) -> None:
-        """A new generation of these nodes: what was being sent is cancelled."""
+    def change(self, hosts: tuple[MemberHost, ...]) -> None:
+        """A new generation of these hosts: what was being sent is cancelled."""
         with self._state.changed:
             self._pacer.forget()
             self._traffic.clear()
             for sender in self._senders.values():
                 sender.cancel()
-            for gone in self._senders.keys() - {node.id for node in nodes}:
+            for gone in self._senders.keys() - {host.id for host in hosts}:
                 self._senders.pop(gone).end()
 
     def close(self) -> None:
@@ -121,28 +121,28 @@ class Owner:
         for shard, count in nbytes.items():
             shelf = state.folder.ensure(shard, state.world, count, message["slots"], generation, state.base)
             paths[shard] = [str(one.path) for _, one in sorted(shelf.slots.items())]
-            for node in holders:
-                self._prepare(node, shard, shelf, message)
+            for host in holders:
+                self._prepare(host, shard, shelf, message)
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
         return {"paths": paths, "holders": list(holders)}
 
     def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
-        """Ids of the nodes that hold the rank's copies, the own node left out."""
+        """Ids of the hosts that hold the rank's copies, the own host left out."""
         membership = self._state.membership
         assert membership is not None
-        count = len(membership.nodes)
+        count = len(membership.hosts)
         kind: Kind = message["placement"].get("kind", "mixed")
         # A job that has shrunk goes on with what is possible.
         copies = min(message["copies"], count)
         if kind == "group" and count % copies:
             kind = "mixed"
-        domains = message["placement"].get("domains") or [node.domain for node in membership.nodes]
+        domains = message["placement"].get("domains") or [host.domain for host in membership.hosts]
         if kind == "domains" and len(domains) != count:
-            domains = [node.domain for node in membership.nodes]
-        holders = place(count, copies, kind, domains).holders[rank // membership.per_node]
-        return tuple(membership.nodes[at].id for at in holders[1:])
+            domains = [host.domain for host in membership.hosts]
+        holders = place(count, copies, kind, domains).holders[rank // membership.per_host]
+        return tuple(membership.hosts[at].id for at in holders[1:])
 
     def _require(self, rank: int, spec: Spec) -> None:
         """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones.
@@ -164,10 +164,10 @@ class Owner:
         if more > 0:
             told = fit.explain(own, held, spec.slots, headers)
             state.folder.require(
-                more, lambda: f"checkpoints in memory need {told} on this node", world, state.base
+                more, lambda: f"checkpoints in memory need {told} on this host", world, state.base
             )
 
-    def _prepare(self, node: int, shard: str, shelf: Shelf, message: Message) -> None:
+    def _prepare(self, host: int, shard: str, shelf: Shelf, message: Message) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
         matter."""
         state = self._state
@@ -181,23 +181,23 @@ class Owner:
         }
         limits = state.limits
         try:
-            with transfer.connect(self._address(node), limits.connect, self._outgoing) as sock:
+            with transfer.connect(self._address(host), limits.connect, self._outgoing) as sock:
                 sock.settimeout(
                     limits.silence + limits.membership + message["slots"] * shelf.capacity / ALLOCATION
                 )
                 answer = transfer.ask(sock, fields)
         except (OSError, wire.WireError) as error:
-            state.context.event("note", text=f"node {node} does not prepare for {shard}: {error}")
+            state.context.event("note", text=f"host {host} does not prepare for {shard}: {error}")
             return
         if answer.get("error") == "user":
-            raise Refused("user", f"node {node}, which is to hold a copy: {answer['text']}")
+            raise Refused("user", f"host {host}, which is to hold a copy: {answer['text']}")
 
-    def _address(self, node: int) -> str:
+    def _address(self, host: int) -> str:
         membership = self._state.membership
-        for one in membership.nodes if membership else ():
-            if one.id == node:
+        for one in membership.hosts if membership else ():
+            if one.id == host:
                 return one.memory
-        raise Refused("stale", f"node {node} is not in the job")
+        raise Refused("stale", f"host {host} is not in the job")
 
     def _saved(self, message: Message) -> Message:
         state, rank, shard, step = self._state, message["rank"], message["shard"], message["step"]
@@ -225,9 +225,9 @@ class Owner:
         holders = () if alone else spec.holders
         with state.changed:
             if state.generation == message["generation"]:
-                state.ledger.saved(rank, step, shard, state.node.id, holders)
-                for node in holders:
-                    self._send(node, self._delivery(one.path, header, spec.slots, rank, shelf))
+                state.ledger.saved(rank, step, shard, state.host.id, holders)
+                for host in holders:
+                    self._send(host, self._delivery(one.path, header, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
         return {"committed": state.committed}
 
@@ -237,13 +237,13 @@ class Owner:
 
         return Delivery(path, header, count, rank, self._state.generation, keeps, self._delivered)
 
-    def _send(self, node: int, delivery: Delivery) -> None:
+    def _send(self, host: int, delivery: Delivery) -> None:
         state = self._state
-        if node not in self._senders:
+        if host not in self._senders:
             membership = state.membership
             assert membership is not None
-            target = next(one for one in membership.nodes if one.id == node)
-            self._senders[node] = Sender(
+            target = next(one for one in membership.hosts if one.id == host)
+            self._senders[host] = Sender(
                 target,
                 self._pacer,
                 state.limits,
@@ -251,12 +251,12 @@ class Owner:
                 state.folder.layout,
                 self._outgoing,
             )
-        self._senders[node].add(delivery)
+        self._senders[host].add(delivery)
 
-    def _delivered(self, delivery: Delivery, node: int, verdict: str) -> None:
+    def _delivered(self, delivery: Delivery, host: int, verdict: str) -> None:
         state, header = self._state, delivery.header
         if verdict not in ("complete", "have"):
-            text = f"{header.shard} of step {header.step} did not reach node {node}: {verdict}"
+            text = f"{header.shard} of step {header.step} did not reach host {host}: {verdict}"
             state.context.event("note", text=text)
             return
         with state.changed:
@@ -267,9 +267,9 @@ class Owner:
             sent[1] += delivery.inside
             while len(self._traffic) > TRAFFIC_KEPT:
                 del self._traffic[min(self._traffic)]
-            state.ledger.arrived(delivery.rank, header.step, header.shard, node)
+            state.ledger.arrived(delivery.rank, header.step, header.shard, host)
             if header.step == max(state.committed, state.base) and header.shard in state.holders:
-                state.holders[header.shard] |= {node}
+                state.holders[header.shard] |= {host}
             state.changed.notify_all()
         self._post_if_done(delivery.rank, header.step)
 
@@ -305,7 +305,7 @@ class Owner:
                 self._pacer.window(message["rank"], message["until"])
 
     def _locate(self, message: Message) -> Message:
-        """Where a place's copies are read: its address, and for this node's own the slot's file."""
+        """Where a place's copies are read: its address, and for this host's own the slot's file."""
         state, wanted = self._state, message["place"]
         with state.changed:
             if wanted is None or wanted == state.place:
@@ -313,10 +313,10 @@ class Owner:
                 if found is None:
                     raise CopyError(f"{message['shard']} of step {message['step']} is not here")
                 return {"path": str(found[0].path), "header": asdict(found[1])}
-            nodes = state.membership.nodes if state.membership else ()
-            if not isinstance(wanted, int) or not 0 <= wanted < len(nodes):
+            hosts = state.membership.hosts if state.membership else ()
+            if not isinstance(wanted, int) or not 0 <= wanted < len(hosts):
                 raise CopyError(f"there is no place {wanted!r}")
-            return {"address": nodes[wanted].memory, "outgoing": self._outgoing}
+            return {"address": hosts[wanted].memory, "outgoing": self._outgoing}
 
     def _health(self, message: Message) -> Message:
         return asdict(self._state.health())

@@ -7,7 +7,7 @@ before its time is not heard of in the middle of one. After each chunk the link 
 long (a token bucket of one chunk), so that nothing of ours queues in front of the training's own traffic.
 Other modes send at once, slowed down only by a ``bandwidth`` where one is given.
 
-All senders of a node share one `Pacer`, since they share its network card; so do its ranks: a window is open
+All senders of a host share one `Pacer`, since they share its network card; so do its ranks: a window is open
 while it is open for every rank that has ever opened one.
 """
 
@@ -42,8 +42,8 @@ class Pace:
 
 
 class Pacer:
-    """Decides for all senders of a node. ``clock``: seconds, monotonic and common to the processes of the
-    machine."""
+    """Decides for all senders of a host. ``clock``: seconds, monotonic and common to the processes of the
+    host."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -77,7 +77,7 @@ class Pacer:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """The ranks of this node are new ones."""
+        """The ranks of this host are new ones."""
         with self._changed:
             self._until.clear()
             self._busy_until = 0.0

@@ -127,7 +127,7 @@ class Persister:
         if header.nbytes > free:
             told = f"a copy of {shard} takes {amount(header.nbytes)}"
             raise UserError(f"{told}, {amount(free)} are {bound}")
-        # Not the heap's: this goes back to the machine at once.
+        # Not the heap's: this goes back to the host at once.
         data = memoryview(mmap.mmap(-1, max(1, header.nbytes)))[: header.nbytes]
         return slots.load(one.path, data, step=step), data
 
@@ -156,14 +156,14 @@ class Persister:
         state.context.event("persisted", step=header.step, url=url)
 
     def _layout(self, digest: str, rank: int) -> bytes:
-        """A layout, from here or from the node of the rank that has it."""
+        """A layout, from here or from the host of the rank that has it."""
         state = self._state
         blob = state.folder.layout(digest)
         if blob is not None:
             return blob
         membership = state.membership
         assert membership is not None
-        address = membership.nodes[rank // membership.per_node].memory
+        address = membership.hosts[rank // membership.per_host].memory
         with transfer.connect(address, state.limits.connect) as sock:
             sock.settimeout(state.limits.silence)
             return transfer.layout(sock, digest)

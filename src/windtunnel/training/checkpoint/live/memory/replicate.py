@@ -1,9 +1,9 @@
-"""Sends copies of this node's shards to the services of other nodes: one thread and one queue a node.
+"""Sends copies of this host's shards to the services of other hosts: one thread and one queue a host.
 
 A PUT goes: request with the header of the slot; the holder answers ``go``, ``have`` (it has verified that
 very copy), ``layout`` (send that first), ``wait`` (its slot may not be overwritten yet) or an error; after
 ``go`` the chunks; after the last one its verdict, ``complete`` or ``torn``. What fails on the way is tried
-again, on a new connection, for as long as the membership names that node.
+again, on a new connection, for as long as the membership names that host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.pacing import Pacer
 from windtunnel.training.checkpoint.live.slot import Header, read_header
-from windtunnel.training.elastic.model import Node
+from windtunnel.training.elastic.model import MemberHost
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Limits:
 
 @dataclass(eq=False)
 class Delivery:
-    """One copy that is to reach one node. ``keeps()``: the other steps that are complete here.
-    ``done(delivery, node, verdict)`` is called once, with "complete", "have", or why it was given up; not if
+    """One copy that is to reach one host. ``keeps()``: the other steps that are complete here.
+    ``done(delivery, host, verdict)`` is called once, with "complete", "have", or why it was given up; not if
     it is cancelled."""
 
     path: Path
@@ -59,19 +59,19 @@ class Delivery:
 
 
 class Sender:
-    """All that goes to one node, in order. ``known()``: the newest committed step and the one that all went
-    back to last, as this node knows them; ``layout(digest)``: the blob."""
+    """All that goes to one host, in order. ``known()``: the newest committed step and the one that all went
+    back to last, as this host knows them; ``layout(digest)``: the blob."""
 
     def __init__(
         self,
-        node: Node,
+        host: MemberHost,
         pacer: Pacer,
         limits: Limits,
         known: Callable[[], tuple[int, int]],
         layout: Callable[[str], bytes | None],
         outgoing: str = "",
     ) -> None:
-        self.node = node
+        self.host = host
         self._pacer, self._limits, self._outgoing = pacer, limits, outgoing
         self._known, self._layout = known, layout
         self._queue: deque[Delivery] = deque()
@@ -79,7 +79,7 @@ class Sender:
         self._now: Delivery | None = None
         self._sock: socket.socket | None = None
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=f"copies-to-{node.id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"copies-to-{host.id}", daemon=True)
         self._thread.start()
 
     def add(self, delivery: Delivery) -> None:
@@ -146,7 +146,7 @@ class Sender:
                 if torn >= 3:
                     verdict = "its data are not what its checksum says"
             if verdict not in ("failed", "wait", "torn"):
-                delivery.done(delivery, self.node.id, verdict)
+                delivery.done(delivery, self.host.id, verdict)
                 return
             delivery.cancelled.wait(pause)
             pause = min(2 * pause, self._limits.pause)
@@ -176,9 +176,9 @@ class Sender:
 
     def _verdict(self, answer: dict[str, Any]) -> str:
         if answer.get("error") in ("stale", "late"):
-            return "failed"  # the two nodes know of different generations; that does not last
+            return "failed"  # the two hosts know of different generations; that does not last
         if "error" in answer:
-            return f"node {self.node.id} refused it: {answer['text']}"
+            return f"host {self.host.id} refused it: {answer['text']}"
         return str(answer["answer"])
 
     def _ask(self, sock: socket.socket, delivery: Delivery) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Sender:
 
     def _connection(self) -> socket.socket:
         if self._sock is None:
-            sock = transfer.connect(self.node.memory, self._limits.connect, self._outgoing)
+            sock = transfer.connect(self.host.memory, self._limits.connect, self._outgoing)
             # Longer than the other side waits before it answers.
             sock.settimeout(self._limits.silence + self._limits.slot + self._limits.membership)
             if self._pacer.pace.mode == "idle":

@@ -1,6 +1,6 @@
-"""How much memory slots may still take on this machine: whatever gives out first.
+"""How much memory slots may still take on this host: whatever gives out first.
 
-A tmpfs file takes room of its file system, of the machine's memory, and of the control group of who touches
+A tmpfs file takes room of its file system, of the host's memory, and of the control group of who touches
 it. Reaching the first is an error that one can handle, the other two end in a killed process: so all are
 asked before.
 """
@@ -20,7 +20,7 @@ def free(folder: Path) -> tuple[int, str]:
 def _bounds(folder: Path) -> Iterator[tuple[int, str]]:
     state = os.statvfs(folder)
     yield state.f_bavail * state.f_frsize, f"free in the file system of {folder}"
-    yield _available(), "MemAvailable of the machine"
+    yield _available(), "MemAvailable of the host"
     yield from _groups()
 
 

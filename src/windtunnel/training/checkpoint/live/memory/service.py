@@ -1,7 +1,7 @@
-"""The memory service of a node: checkpoints in this machine's memory, and copies of those of others.
+"""The memory service of a host: checkpoints in this host's memory, and copies of those of others.
 
-It lives in the node agent, so it outlives the trainers. Local ranks speak to it on a Unix socket (`owner`),
-other nodes' services and restoring trainers on a TCP port (`holder`). The agent tells it of each new
+It lives in the agent, so it outlives the trainers. Local ranks speak to it on a Unix socket (`owner`),
+other hosts' services and restoring trainers on a TCP port (`holder`). The agent tells it of each new
 membership and of each agreement; it tells the agent of copies that have arrived, and of events.
 
 On a new membership all slots stay, and what was being sent or received is given up. The ranks agree on a step
@@ -33,7 +33,7 @@ _LONGEST_SOCKET_NAME = 100
 
 
 class MemoryService:
-    """``folder``: in tmpfs, of this node alone. ``host``: the address under which peers reach it; it listens
+    """``folder``: in tmpfs, of this host alone. ``host``: the address under which peers reach it; it listens
     there alone. ``outgoing``: own address for connections to peers, which chooses the network card.
 
     ``address``: "host:port" for peers. ``path``: "unix:/..." for local ranks.
@@ -78,9 +78,9 @@ class MemoryService:
         self._ranks = Listener(inner, handlers, limits.silence)
 
     def membership(self, membership: Membership, place: int | None) -> None:
-        """A new generation; ``place``: this node's in it, None for none. Does not wait."""
+        """A new generation; ``place``: this host's in it, None for none. Does not wait."""
         self._state.change(membership, place)
-        self._owner.change(membership.nodes)
+        self._owner.change(membership.hosts)
         self._holder.cut()
 
     def decided(self, key: str, values: dict[Any, Any]) -> None:
@@ -124,7 +124,7 @@ class MemoryService:
     def _places(self, sock: socket.socket, message: Message, following: int) -> Message:
         wire.skip(sock, following)
         membership = self._state.membership
-        return {"addresses": [node.memory for node in membership.nodes] if membership else []}
+        return {"addresses": [host.memory for host in membership.hosts] if membership else []}
 
 
 def _family(host: str) -> socket.AddressFamily:

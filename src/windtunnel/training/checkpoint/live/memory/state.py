@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint.live.memory.ledger import Ledger, merged, re
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Health
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 _BOARD = struct.Struct("<qq")
 
@@ -26,7 +26,7 @@ class Context(Protocol):
     """What a memory service needs of the agent around it. Called from any thread, never under a lock."""
 
     def post(self, key: str, rank: int, value: Any) -> None:
-        """Contribute to an agreement, on behalf of a rank of this node."""
+        """Contribute to an agreement, on behalf of a rank of this host."""
 
     def event(self, kind: str, **fields: Any) -> None:
         """For the run's log."""
@@ -43,7 +43,7 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Spec:
     """What a rank reserved. ``nbytes``: of its shards. ``alone``: those of them that this rank does not
-    replicate. ``holders``: ids of the nodes that hold copies of its shards, without the own node."""
+    replicate. ``holders``: ids of the hosts that hold copies of its shards, without the own host."""
 
     nbytes: dict[str, int]
     alone: frozenset[str]
@@ -113,14 +113,14 @@ class State:
         return 0 if self.membership is None else self.membership.world
 
     @property
-    def node(self) -> Node:
-        """This node. Only while it has a place."""
+    def host(self) -> MemberHost:
+        """This host. Only while it has a place."""
         if self.membership is None or self.place is None:
-            raise Refused("stale", "this node has no place in the job")
-        return self.membership.nodes[self.place]
+            raise Refused("stale", "this host has no place in the job")
+        return self.membership.hosts[self.place]
 
     def saves(self, shard: str) -> bool:
-        """Whether a rank of this node saves ``shard``."""
+        """Whether a rank of this host saves ``shard``."""
         with self.changed:
             return any(shard in spec.nbytes for spec in self.specs.values())
 
@@ -176,7 +176,7 @@ class State:
     def health(self) -> Health:
         """How well the present state is kept, as far as it is known here."""
         with self.changed:
-            alive = [node.id for node in self.membership.nodes] if self.membership else []
+            alive = [host.id for host in self.membership.hosts] if self.membership else []
             wanted = max((spec.copies for spec in self.specs.values()), default=0)
             age = None if self.committed_at is None else max(0.0, time.time() - self.committed_at)
             step = max(self.committed, self.base)

@@ -1,7 +1,7 @@
-"""The node agent: what it does with what the supervisor, its workers and its services say.
+"""The agent: what it does with what the supervisor, its workers and its services say.
 
 All state belongs to one thread, that of `Agent.run`; every other thread puts functions into its queue. The
-agent decides nothing about the membership: it makes the present one true on its machine. On a membership
+agent decides nothing about the membership: it makes the present one true on its host. On a membership
  - of a lower epoch or generation than seen: it is refused;
  - workers that spoke to the agent go on and are told, under their new rank; a worker that never spoke (a
    script without `elastic.run`, or one that is still importing) is replaced, since its environment is old;
@@ -56,12 +56,12 @@ class Service(Protocol):
 
 
 class Agent:
-    """One machine's agent. ``run`` returns the exit status that the supervisor gave, or 1 as an orphan."""
+    """One host's agent. ``run`` returns the exit status that the supervisor gave, or 1 as an orphan."""
 
     def __init__(self, config: AgentConfig, forkserver: Path, keeper: ForkServerKeeper | None = None) -> None:
         self.config = config
         self._keeper = keeper
-        self.node: int | None = None
+        self.host: int | None = None
         self.epoch = 0
         self.member: Membership | None = None
         self.place: int | None = None
@@ -178,8 +178,8 @@ class Agent:
         memory = self.services[0].address if self.services else ""
         return {
             "op": "hello",
-            "node": self.node,
-            "host": self.config.host,
+            "host": self.host,
+            "address": self.config.address,
             "memory": memory,
             "domain": self.config.domain,
             "pid": os.getpid(),
@@ -215,7 +215,7 @@ class Agent:
             self._end(message["status"])
 
     def _welcome(self, message: Message) -> None:
-        self.node = message["node"]
+        self.host = message["host"]
         for (generation, key), _ in self._asked.items():
             self.link.send({"op": "ask", "generation": generation, "key": key}, keep=False)
         for result in self._results.values():
@@ -325,7 +325,7 @@ class Agent:
         elif op == "failed":
             worker.error = message["error"]
         elif op == "inject":
-            fault_injection.node(self, message)
+            fault_injection.host(self, message)
 
     def _membership_for(self, worker: Worker, op: str) -> Message:
         assert self.member is not None
@@ -336,7 +336,7 @@ class Agent:
             "place": self.place,
             "rank": worker.rank,
             "local_rank": worker.local,
-            "node": self.node,
+            "host": self.host,
             "memory_path": path,
             "faults": list(self.config.faults),
             "config": self.config.settings,
@@ -482,7 +482,7 @@ class Agent:
         """For the launcher, which has to find the processes of a place."""
         content = {
             "pid": os.getpid(),
-            "node": self.node,
+            "host": self.host,
             "place": self.place,
             "generation": self.generation,
             "memory": str(self.memory),

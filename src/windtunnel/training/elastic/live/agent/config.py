@@ -1,4 +1,4 @@
-"""What a node agent is told when it starts: a JSON file that the launcher writes."""
+"""What a agent is told when it starts: a JSON file that the launcher writes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``run``: the run's folder. ``supervisor``: its "host:port". ``host``: the address under which peers
-    reach this machine. ``memory_root``: the folder in tmpfs under which this node keeps its own.
+    """``run``: the run's folder. ``supervisor``: its "host:port". ``address``: under which peers
+    reach this host. ``memory_root``: the folder in tmpfs under which this host keeps its own.
 
     ``forkserver``: the socket of a fork server that somebody else keeps; None: the agent keeps one, with
     ``preload``.
     ``script``, ``arguments``, ``cwd``, ``env``: the trainers' program; ``env`` is added to the agent's own.
     ``faults``: texts of faults, for the workers. ``settings``: passed to the workers as they are.
     ``namespace``: path of the network namespace in which the workers run, None for the fork server's own;
-    ``interface``: the network interface that is this machine's alone, None if it has none.
+    ``interface``: the network interface that is this host's alone, None if it has none.
 
     Seconds: a worker without a sign of life counts as frozen after ``frozen_after`` if the kernel says that
     it is stopped, else after ``stuck_after``: a long call that holds Python's lock is no failure. The agent
@@ -30,7 +30,7 @@ class AgentConfig:
     script: str
     arguments: tuple[str, ...] = ()
     cwd: str = "."
-    host: str = "127.0.0.1"
+    address: str = "127.0.0.1"
     domain: str = ""
     memory_root: str = "/dev/shm/windtunnel"
     forkserver: str | None = None

@@ -1,4 +1,4 @@
-"""Faults that strike a whole machine: what a fault point in a worker asks its agent to do.
+"""Faults that strike a whole host: what a fault point in a worker asks its agent to do.
 
 The worker has told of the fault before it asks, so the event is on its way to the supervisor before the blow.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 HEADER = 4096  # bytes of a slot before its data
 
 
-def node(agent: Agent, message: dict[str, Any]) -> None:
-    """Do ``action``: kill-node, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
+def host(agent: Agent, message: dict[str, Any]) -> None:
+    """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
     down or slow (the network link, to ``rate`` bytes/s)."""
     action = message["action"]
-    if action == "kill-node":
-        kill_node(agent)
+    if action == "kill-host":
+        kill_host(agent)
     elif action == "kill-agent":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "wipe-memory":
@@ -32,15 +32,15 @@ def node(agent: Agent, message: dict[str, Any]) -> None:
     elif action == "flip":
         flip(agent.memory, message.get("shard", ""))
     elif agent.config.interface is None:
-        agent.event("note", text=f"{action}: this machine's network is shared (--network netns has one each)")
+        agent.event("note", text=f"{action}: this host's network is shared (--network netns has one each)")
     elif action == "down":
         network.set_link(agent.config.interface, up=False)
     elif action == "slow":
         network.set_rate(agent.config.interface, message["rate"])
 
 
-def kill_node(agent: Agent) -> None:
-    """A machine that loses power: its workers, its memory and its agent are gone at once."""
+def kill_host(agent: Agent) -> None:
+    """A host that loses power: its workers, its memory and its agent are gone at once."""
     for worker in agent.crew.living():
         agent.crew.kill(worker)
     shutil.rmtree(agent.memory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The workers of a node as processes: started through the fork server, watched, killed.
+"""The workers of a host as processes: started through the fork server, watched, killed.
 
 A worker belongs to a local rank and lives through many generations; its rank in the job changes when places
 are renumbered. At most one process of a local rank lives at a time: the next is started when the one before

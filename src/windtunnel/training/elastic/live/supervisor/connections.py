@@ -1,6 +1,6 @@
 """The supervisor's connections: frames of `wire` in and out without ever waiting for a peer.
 
-One thread serves all; a peer that does not read (its machine is stopped) only fills its own buffer, up to a
+One thread serves all; a peer that does not read (its host is stopped) only fills its own buffer, up to a
 bound, and loses its connection there.
 """
 

@@ -1,10 +1,10 @@
 """The supervisor of a run: one process, no torch, that owns the membership of a job.
 
 Protocol (frames of `wire`; the fields are in the messages' senders): agents connect, say ``hello`` and get
-``welcome`` with their node id; from then on they beat. When enough machines are there generation 1 is formed
+``welcome`` with their host id; from then on they beat. When enough hosts are there generation 1 is formed
 and sent (``membership``). What agents report (workers that ended or froze, suspicions, their own silence)
 leads to the next generation. Ranks agree on values by ``post`` and ``decided``, and may ``ask`` for durable
-ones later. A machine or worker that was given up is fenced: its messages are refused by generation, its agent
+ones later. A host or worker that was given up is fenced: its messages are refused by generation, its agent
 told to ``end``, its process killed (``fence``). When all ranks are done, or nothing more can be done, all
 agents get ``end``.
 
@@ -46,7 +46,7 @@ class Supervisor:
     """The one that supervises the run in ``folder``; see the module.
 
     ``start_store``: starts a store process and returns its "host:port" and the process (`StoreProcess`); it
-    is called in a thread and may take seconds. ``order_machines``: asks for so many more machines; it is
+    is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
     called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
     this run, or any). ``config``: for the log, values of JSON. Further settings: see `Settings`.
 
@@ -59,10 +59,10 @@ class Supervisor:
         folder: Path,
         rules: Rules,
         places: int,
-        per_node: int,
+        per_host: int,
         *,
         start_store: StartStore,
-        order_machines: Callable[[int], None],
+        order_hosts: Callable[[int], None],
         beat: float = 0.1,
         lease: float = 1.0,
         settle: float = 0.02,
@@ -70,8 +70,8 @@ class Supervisor:
         deadlines: Deadlines | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
-        if places < 1 or per_node < 1:
-            raise UserError(f"places {places}, per_node {per_node}: both must be at least 1")
+        if places < 1 or per_host < 1:
+            raise UserError(f"places {places}, per_host {per_host}: both must be at least 1")
         if not 0 < 2 * beat <= lease:
             raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
         self.folder = Path(folder)
@@ -90,11 +90,11 @@ class Supervisor:
         self._log_works = True
         self._connections = Connections(listener)
         self._stores = Stores(start_store, self._connections.wake)
-        self._order = order_machines
+        self._order = order_hosts
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
-        settings = Settings(places, per_node, beat, lease, settle, deadlines or Deadlines())
+        settings = Settings(places, per_host, beat, lease, settle, deadlines or Deadlines())
         self._settings = settings
         now = time.monotonic()
         self._core = Core(settings, rules, self, self._owner.epoch, before, now)
@@ -143,9 +143,9 @@ class Supervisor:
         self._connections.wake()
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is now, as values of JSON: epoch, generation, membership; places (node ids, None where
-        the machine is lost), spares, away (nodes without a connection), coming; ranks that grouped, are done,
-        or are lost; waiting (for machines), store; status and reason, None and "" while the run goes on.
+        """What there is now, as values of JSON: epoch, generation, membership; places (host ids, None where
+        the host is lost), spares, away (hosts without a connection), coming; ranks that grouped, are done,
+        or are lost; waiting (for hosts), store; status and reason, None and "" while the run goes on.
         """
         return self._view
 
@@ -236,7 +236,7 @@ class Supervisor:
         try:
             self._order(count)
         except Exception as error:
-            self._core.finish(1, f"{count} machines could not be ordered: {error}", time.monotonic())
+            self._core.finish(1, f"{count} hosts could not be ordered: {error}", time.monotonic())
 
 
 def _view(core: Core) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _view(core: Core) -> dict[str, Any]:
         "generation": core.generation,
         "membership": core.plain,
         "places": list(places),
-        "spares": [node for node in core.machines.live if node not in places],
-        "away": [node for node, machine in core.machines.live.items() if machine.link is None],
+        "spares": [id for id in core.hosts.live if id not in places],
+        "away": [id for id, host in core.hosts.live.items() if host.link is None],
         "coming": core.coming,
         "grouped": sorted(core.grouped),
         "done": sorted(core.done),

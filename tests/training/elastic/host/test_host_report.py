@@ -10,11 +10,11 @@ from rich.console import Console
 from windtunnel.training.elastic import report
 
 
-def decided(generation: int, t: float, nodes: tuple[int, ...]) -> dict[str, Any]:
+def decided(generation: int, t: float, hosts: tuple[int, ...]) -> dict[str, Any]:
     membership = {
         "generation": generation,
-        "nodes": [{"id": node} for node in nodes],
-        "per_node": 2,
+        "hosts": [{"id": host} for host in hosts],
+        "per_host": 2,
         "restart_all": False,
     }
     return event("decided", t, generation, membership=membership, reason="r")
@@ -34,11 +34,11 @@ EVENTS = [
     event("step", 101.0, 1, step=0, rank=0),
     event("step", 102.0, 1, step=1, rank=0),
     event("step", 103.0, 1, step=2, rank=0),
-    event("injected", 103.1, 1, fault="kill:node=1,step=2", place=1, rank=2),
+    event("injected", 103.1, 1, fault="kill:host=1,step=2", place=1, rank=2),
     event(
-        "lost", 103.3, 1, what="node", node=1, place=1, rank=None, evidence="connection", own=False, error=""
+        "lost", 103.3, 1, what="host", host=1, place=1, rank=None, evidence="connection", own=False, error=""
     ),
-    event("ordered", 103.3, 1, count=1, reason="1 of 2 machines missing"),
+    event("ordered", 103.3, 1, count=1, reason="1 of 2 hosts missing"),
     decided(2, 104.0, (0, 2)),
     *(event("grouped", 104.5, 2, rank=rank) for rank in range(4)),
     *(restored(104.8, rank, "memory") for rank in (0, 1)),
@@ -53,11 +53,11 @@ def test_a_line_for_what_matters() -> None:
     narrator = report.Narrator()
     lines = [line for line in map(narrator.line, EVENTS) if line is not None]
     assert lines == [
-        "[    0.00 s] generation 1: 4 ranks on machines 0, 1",
-        "[    3.10 s] injected: kill:node=1,step=2",
-        "[    3.30 s] lost machine 1 (place 1): its connection broke",
-        "[    3.30 s] 1 machine ordered (1 of 2 machines missing)",
-        "[    4.00 s] generation 2: 4 ranks on machines 0, 2",
+        "[    0.00 s] generation 1: 4 ranks on hosts 0, 1",
+        "[    3.10 s] injected: kill:host=1,step=2",
+        "[    3.30 s] lost host 1 (place 1): its connection broke",
+        "[    3.30 s] 1 host ordered (1 of 2 hosts missing)",
+        "[    4.00 s] generation 2: 4 ranks on hosts 0, 2",
         "[    6.00 s] step 2 is done, the first of generation 2 "
         "(restored step 1: ranks 0-1 from memory; ranks 2-3 from peer)",
         "[    7.50 s] finished: all ranks are done",
@@ -76,7 +76,7 @@ def test_a_traceback_becomes_its_last_line() -> None:
 def test_the_table_and_the_sums() -> None:
     text = io.StringIO()
     report.print_end(EVENTS, Console(file=text, width=120))
-    assert "kill:node=1,step=2" in text.getvalue()
+    assert "kill:host=1,step=2" in text.getvalue()
     assert text.getvalue().count("(measured)") == 2
     sums = report.summary(EVENTS)
     (recovery,) = sums["recoveries"]
@@ -100,7 +100,7 @@ def test_text_with_brackets_and_narrow_terminals() -> None:
     """gloo's messages hold what rich would take for markup; a failure's text is folded, never cut."""
     error = "Traceback (most recent call last):\nRuntimeError: [/a/gloo/b.cc:78] Connection closed by [::1]:7"
     suspect = event(
-        "lost", 103.2, 1, what="worker", node=1, place=1, rank=3, evidence="suspect", own=False, error=error
+        "lost", 103.2, 1, what="worker", host=1, place=1, rank=3, evidence="suspect", own=False, error=error
     )
     events = [*EVENTS[:8], suspect, *EVENTS[9:]]
     text = io.StringIO()

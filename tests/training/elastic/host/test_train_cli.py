@@ -1,4 +1,4 @@
-"""``windtunnel train`` and ``node``: wrong words in one sentence, real runs and how they end."""
+"""``windtunnel train`` and ``host``: wrong words in one sentence, real runs and how they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from node_helpers import environment, script
+from host_helpers import environment, script
 from typer.testing import CliRunner
 
 from support.waiting import until
@@ -27,20 +27,20 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--on-loss", "cry"], "--on-loss cry: accepted are replace, shrink, restart"),
         (["--placement", "stack"], "--placement stack: accepted are group, ring, mixed, domains"),
         (["--network", "wifi"], "--network wifi"),
-        (["--nodes", "0"], "--nodes 0: at least 1"),
-        (["--copies", "3", "--nodes", "2"], "--copies 3: accepted are 1 to 2"),
+        (["--hosts", "0"], "--hosts 0: at least 1"),
+        (["--copies", "3", "--hosts", "2"], "--copies 3: accepted are 1 to 2"),
         (["--slots", "1"], "--slots 1: at least 2"),
-        (["--min-nodes", "3", "--nodes", "2"], "--min-nodes 3: more than --nodes 2"),
+        (["--min-hosts", "3", "--hosts", "2"], "--min-hosts 3: more than --hosts 2"),
         (["--rate", "fast", "--network", "netns"], "--rate fast: accepted is a rate such as"),
         (["--rate", "1Gbit"], "give --network netns"),
-        (["--domains", "a,b,c", "--nodes", "2"], "3 domains for 2 machines"),
-        (["--inject", "kill:node=7,step=1"], "node=7"),
+        (["--domains", "a,b,c", "--hosts", "2"], "3 domains for 2 hosts"),
+        (["--inject", "kill:host=7,step=1"], "host=7"),
         (["--inject", "bang"], "unknown action"),
-        (["--external-nodes"], "give --listen HOST:PORT"),
-        (["--external-nodes", "--listen", "here"], "accepted is HOST:PORT"),
+        (["--external-hosts"], "give --listen HOST:PORT"),
+        (["--external-hosts", "--listen", "here"], "accepted is HOST:PORT"),
         (["--timeout", "0"], "--timeout 0"),
         (["--lease", "0"], "lease 0 s"),
-        (["--nodes", "3", "--placement", "group"], "2 does not divide 3"),
+        (["--hosts", "3", "--placement", "group"], "2 does not divide 3"),
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
         (["--persist", "nothing://x"], "Protocol not known"),
     ],
@@ -59,20 +59,20 @@ def test_a_script_that_is_not_python_starts_nothing(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     path = script(tmp_path, text)
-    found = CliRunner().invoke(app, ["train", "--nodes", "2", str(path)])
+    found = CliRunner().invoke(app, ["train", "--hosts", "2", str(path)])
     assert isinstance(found.exception, UserError)
     assert str(found.exception).startswith(str(path))
     assert "no Python that can be run" in str(found.exception)
 
 
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["train", "--fly", str(script(tmp_path, ""))])
+    found = CliRunner().invoke(app, ["train", "--run_job", str(script(tmp_path, ""))])
     assert found.exit_code == 2
 
 
-def test_a_node_without_a_launcher() -> None:
+def test_a_host_without_a_launcher() -> None:
     for address in ("nowhere", "127.0.0.1:1"):
-        found = CliRunner().invoke(app, ["node", address])
+        found = CliRunner().invoke(app, ["host", address])
         assert isinstance(found.exception, UserError)
 
 
@@ -86,7 +86,7 @@ def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
 TRAINS = """
 import os, sys, torch, torch.distributed as dist
 from windtunnel.training.elastic.live.run import run
-assert sys.argv[1:] == ["--nodes", "7"], sys.argv
+assert sys.argv[1:] == ["--hosts", "7"], sys.argv
 def train(job):
     for step in range(6):
         one = torch.ones(1)
@@ -101,9 +101,9 @@ run(train, timeout=30)
 
 @pytest.mark.slow
 def test_a_run_with_a_failure(tmp_path: Path) -> None:
-    """The script's own options reach it; a machine is lost; the run says so and ends well."""
-    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--inject", "stop:rank=0,step=3", "--json"]
-    command += ["--copies", "2", "--mode", "blocking", str(script(tmp_path, TRAINS)), "--nodes", "7"]
+    """The script's own options reach it; a host is lost; the run says so and ends well."""
+    command = [str(WINDTUNNEL), "train", "--hosts", "2", "--inject", "stop:rank=0,step=3", "--json"]
+    command += ["--copies", "2", "--mode", "blocking", str(script(tmp_path, TRAINS)), "--hosts", "7"]
     env = environment() | {"WINDTUNNEL_HOME": str(tmp_path / "home")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ dist.barrier()
 
 @pytest.mark.slow
 def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
-    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--out", str(tmp_path / "out")]
+    command = [str(WINDTUNNEL), "train", "--hosts", "2", "--out", str(tmp_path / "out")]
     command += [str(script(tmp_path, PLAIN))]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -153,7 +153,7 @@ def test_a_run_that_fails(tmp_path: Path) -> None:
     command = [
         str(WINDTUNNEL),
         "train",
-        "--nodes",
+        "--hosts",
         "2",
         "--max-restarts",
         "0",
@@ -209,7 +209,7 @@ run(train)
 def test_a_program_that_waits_for_itself(tmp_path: Path) -> None:
     """One rank leaves a collective out: steps that are done again are no progress, so it ends, and says
     why."""
-    command = [str(WINDTUNNEL), "train", "--nodes", "2", "--timeout", "3", "--out", str(tmp_path / "out")]
+    command = [str(WINDTUNNEL), "train", "--hosts", "2", "--timeout", "3", "--out", str(tmp_path / "out")]
     done = subprocess.run(
         [*command, str(script(tmp_path, HANGS))],
         env=environment(),

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from flight_helpers import undisturbed
+from runs_helpers import undisturbed
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +22,4 @@ def sharded(shared: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def replicated(shared: Any) -> dict[str, Any]:
-    return undisturbed(shared, "ddp", nodes=2, per_node=2)
+    return undisturbed(shared, "ddp", hosts=2, per_host=2)

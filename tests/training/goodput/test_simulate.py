@@ -1,4 +1,4 @@
-"""The flight from change to change against a flight that is walked second by second, and its accounts."""
+"""The result from change to change against a result that is walked second by second, and its accounts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from windtunnel.traces.failures import Change, poisson
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.goodput.twin.model import Costs, Flight, Job
+from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
 from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
-from windtunnel.training.goodput.twin.simulate import Scheme, Setback, fly
+from windtunnel.training.goodput.twin.simulate import Scheme, Setback, simulate
 
-JOB = Job(machines=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
+JOB = Job(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
 COSTS = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=11.0, replace=40.0, storage_bandwidth=1e9)
 SCHEMES: dict[str, Callable[[Job, Costs], Scheme]] = {
     "storage": lambda job, costs: StorageRestart(job, costs, every=5),
-    "memory": lambda job, costs: PeerMemory(job, costs, place(job.machines, 2, "group"), storage_every=50),
+    "memory": lambda job, costs: PeerMemory(job, costs, place(job.hosts, 2, "group"), storage_every=50),
     "rerouting": lambda job, costs: Rerouting(job, costs, storage_every=50),
     "redundant": lambda job, costs: Redundant(job, costs, storage_every=50),
     "drop": lambda job, costs: ReplicaDrop(job, costs, storage_every=50),
@@ -45,19 +45,19 @@ def traces(draw: st.DrawFn) -> tuple[Change, ...]:
 @given(trace=traces())
 @settings(max_examples=60, deadline=None)
 def test_every_second_is_accounted_for(name: str, trace: tuple[Change, ...]) -> None:
-    flight = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
-    assert sum(flight.phases.values()) == pytest.approx(2000.0)
-    assert all(seconds >= -1e-9 for seconds in flight.phases.values())
-    assert flight.phases["useful"] <= flight.steps * JOB.step_time + 1e-6
-    assert 0 <= flight.steps <= 2000 // JOB.step_time
-    assert flight == fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
+    result = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
+    assert sum(result.phases.values()) == pytest.approx(2000.0)
+    assert all(seconds >= -1e-9 for seconds in result.phases.values())
+    assert result.phases["useful"] <= result.steps * JOB.step_time + 1e-6
+    assert 0 <= result.steps <= 2000 // JOB.step_time
+    assert result == simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, trace, 2000.0)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_without_failures_only_checkpoints_cost(name: str) -> None:
-    flight = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (), 7000.0)
-    assert flight.failures == 0 and flight.redone == 0
-    assert flight.phases["slow"] + flight.phases["useful"] + flight.phases["checkpoint"] > 6980.0
+    result = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (), 7000.0)
+    assert result.failures == 0 and result.redone == 0
+    assert result.phases["slow"] + result.phases["useful"] + result.phases["checkpoint"] > 6980.0
 
 
 def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]:
@@ -71,9 +71,9 @@ def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]
     away: set[int] = set()
     changes = {int(change.time): change for change in trace}
     for now in range(horizon):
-        for machine in [m for m, at in back_at.items() if at == now]:
-            del back_at[machine]
-            away.discard(machine)
+        for host in [m for m, at in back_at.items() if at == now]:
+            del back_at[host]
+            away.discard(host)
             if not away and down < 0:
                 down = 11 + 1 + 12
         change = changes.get(now)
@@ -107,28 +107,28 @@ def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]
 @given(trace=traces())
 @settings(max_examples=100, deadline=None)
 def test_restart_from_storage_agrees_with_a_walk(trace: tuple[Change, ...]) -> None:
-    """The flight spreads a save over the steps between two saves: it may be off by one interval a failure."""
+    """The result spreads a save over the steps between two saves: it may be off by one interval a failure."""
     costs = Costs(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
-    flight = fly(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
+    result = simulate(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
     steps, _ = walked(5, trace, 2000)
-    assert abs(flight.steps - steps) <= 5 * (1 + flight.failures)
+    assert abs(result.steps - steps) <= 5 * (1 + result.failures)
     if not trace:
-        assert abs(flight.steps - steps) <= 1
+        assert abs(result.steps - steps) <= 1
 
 
 def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_group() -> None:
     one = (Change(700.0, (3,)), Change(1400.0, (8,)))
-    flight = fly(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, one, 2000.0)
-    assert flight.redone <= 2 and flight.from_storage == 0
+    result = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, one, 2000.0)
+    assert result.redone <= 2 and result.from_storage == 0
     group = (Change(700.0, (2, 3)),)
-    fallen = fly(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, group, 2000.0)
+    fallen = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, group, 2000.0)
     assert fallen.from_storage == 1 and fallen.redone > 2
 
 
 def test_a_loss_in_a_recovery_begins_it_anew() -> None:
-    once = fly(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, (Change(700.0, (1,), software=True),), 2000.0)
+    once = simulate(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, (Change(700.0, (1,), software=True),), 2000.0)
     twice = (Change(700.0, (1,), software=True), Change(705.0, (2,), software=True))
-    again = fly(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, twice, 2000.0)
+    again = simulate(SCHEMES["storage"](JOB, COSTS), JOB, COSTS, twice, 2000.0)
     assert again.failures == 2
     assert again.phases["start"] + again.phases["detect"] == pytest.approx(
         once.phases["start"] + once.phases["detect"] + 5.0
@@ -139,28 +139,28 @@ def test_a_loss_in_a_recovery_begins_it_anew() -> None:
 def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
     """What was gone back to is whole: the next loss does not go back to the checkpoint before it."""
     first, *others = (Change(700.0 + 8 * index, (1,), software=name == "storage") for index in range(5))
-    once = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first,), 760.0)
-    often = fly(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first, *others), 760.0)
+    once = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first,), 760.0)
+    often = simulate(SCHEMES[name](JOB, COSTS), JOB, COSTS, (first, *others), 760.0)
     assert often.redone == once.redone <= 5 + 2 * (name == "storage")
 
 
-def test_a_machine_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
+def test_a_host_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
     costs = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
     trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
     for name in ("storage", "memory", "rerouting", "redundant", "drop"):
         scheme = SCHEMES[name](JOB, costs)
-        flight = fly(scheme, JOB, costs, trace, 2000.0)
-        assert flight.failures == 2 and flight.from_storage == (2 if name == "storage" else 0), name
+        result = simulate(scheme, JOB, costs, trace, 2000.0)
+        assert result.failures == 2 and result.from_storage == (2 if name == "storage" else 0), name
         joins = 0 if name in ("storage", "memory") else 2
-        assert flight.phases["join"] == pytest.approx(5.0 * joins), name
+        assert result.phases["join"] == pytest.approx(5.0 * joins), name
 
 
-def test_machines_that_never_come_back() -> None:
+def test_hosts_that_never_come_back() -> None:
     costs = Costs(replace=math.inf, storage_bandwidth=1e9)
     trace = (Change(700.0, (1,)),)
-    stopped = fly(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
+    stopped = simulate(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
     assert stopped.phases["wait"] == pytest.approx(1300.0)
-    going = fly(Rerouting(JOB, costs, 50), JOB, costs, trace, 2000.0)
+    going = simulate(Rerouting(JOB, costs, 50), JOB, costs, trace, 2000.0)
     assert going.phases["wait"] == 0 and going.steps > stopped.steps
 
 
@@ -186,21 +186,21 @@ class _Names:
     def pace(self) -> tuple[float, float]:
         return 10.0, 0.0
 
-    def lost(self, machines: Sequence[int], software: bool, steps: float) -> Setback | None:
-        self.calls.append(f"lost {list(machines)}")
+    def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback | None:
+        self.calls.append(f"lost {list(hosts)}")
         return None
 
-    def came(self, machine: int, running: bool) -> Setback | None:
-        self.calls.append(f"came {machine}")
+    def came(self, host: int, running: bool) -> Setback | None:
+        self.calls.append(f"came {host}")
         return None
 
     def recovered(self) -> None:
         self.calls.append("recovered")
 
 
-def test_a_machine_is_lost_once_and_comes_once() -> None:
+def test_a_host_is_lost_once_and_comes_once() -> None:
     scheme = _Names()
     trace = (Change(5.0, (1,)), Change(6.0, (1, 2)), Change(90.0, (1,)))
-    flight: Flight = fly(scheme, JOB, COSTS, trace, 200.0)
+    result: SimulationResult = simulate(scheme, JOB, COSTS, trace, 200.0)
     assert scheme.calls == ["lost [1]", "lost [2]", "came 1", "came 2", "lost [1]", "came 1"]
-    assert flight.steps == 20
+    assert result.steps == 20

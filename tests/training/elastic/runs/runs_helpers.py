@@ -18,7 +18,7 @@ from windtunnel.training.elastic.live import cleanup
 from windtunnel.training.elastic.live.launch import Launched, launch
 
 T = TypeVar("T")
-TRAINER = Path(__file__).with_name("flight_trainer.py")
+TRAINER = Path(__file__).with_name("runs_trainer.py")
 STEPS = 12
 PATIENCE = 170.0
 
@@ -28,14 +28,14 @@ def of(launched: Launched, kind: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def flight(
+def running(
     folder: Path, *arguments: Any, script: Path = TRAINER, kind: str = "fsdp", **options: Any
 ) -> Iterator[Launched]:
     """A job that is launched; afterwards nothing of it is left (property 22)."""
     given = [*map(str, arguments)]
     if script == TRAINER:
         given += ["--kind", kind, "--steps", str(STEPS)]
-    settings: dict[str, Any] = {"nodes": 4, "lease": 2.0, "frozen_after": 2.0, **options}
+    settings: dict[str, Any] = {"hosts": 4, "lease": 2.0, "frozen_after": 2.0, **options}
     with (folder / "output").open("wb") as output:
         launched = launch(script, given, folder=folder / "run", output=output.fileno(), **settings)
     try:
@@ -100,7 +100,7 @@ def same(launched: Launched, reference: dict[str, Any], lost: int = 1) -> list[A
 
 def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
     """What a job without faults and without checkpoints computes; made once for all workers of pytest."""
-    kept = folder / f"flight-{kind}.json"
+    kept = folder / f"run-{kind}.json"
     try:
         os.close(os.open(kept.with_suffix(".begun"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -108,7 +108,7 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
     (folder / kind).mkdir()
-    with flight(folder / kind, "--bare", kind=kind, **options) as launched:
+    with running(folder / kind, "--bare", kind=kind, **options) as launched:
         results = end_well(launched)
         assert recoveries(launched.events()) == []
         made = {
@@ -123,7 +123,7 @@ def undisturbed(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
 
 
 def slot_files(launched: Launched, place: int, shard: str, step: int) -> list[Path]:
-    """Where a machine holds that step."""
+    """Where a host holds that step."""
     from windtunnel.training.checkpoint.live.slot import read_header
 
     folder = Path(launched.places()[place]["memory"])

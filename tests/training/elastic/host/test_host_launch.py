@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_helpers import STAYS, alive, environment, kinds, script
+from host_helpers import STAYS, alive, environment, kinds, script
 
 from support.waiting import until
 from windtunnel.base.errors import UserError
@@ -30,7 +30,7 @@ def go(tmp_path: Path) -> Iterator[Launch]:
     begun: list[Launched] = []
 
     def begin(text: str = STAYS, *arguments: str, **options: Any) -> Launched:
-        settings: dict[str, Any] = {"nodes": 2, "preload": (), "folder": tmp_path / "run", "lease": 5.0}
+        settings: dict[str, Any] = {"hosts": 2, "preload": (), "folder": tmp_path / "run", "lease": 5.0}
         with (tmp_path / "output").open("wb") as output:
             launched = launch(
                 script(tmp_path, text), arguments, output=output.fileno(), **{**settings, **options}
@@ -67,7 +67,7 @@ def finish(launched: Launched, tmp_path: Path) -> None:
 
 
 def test_a_job_runs_and_ends(go: Launch, tmp_path: Path) -> None:
-    launched = go("import os, sys; print(os.environ['RANK'], sys.argv[1:])", "--x", per_node=2, spares=1)
+    launched = go("import os, sys; print(os.environ['RANK'], sys.argv[1:])", "--x", per_host=2, spares=1)
     outcome = launched.wait(60)
     assert (outcome.status, set(outcome.results)) == (0, {0, 1, 2, 3})
     lines = (tmp_path / "output").read_text().splitlines()
@@ -92,7 +92,7 @@ def test_a_job_that_fails_by_itself(go: Launch) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_the_others_go_on(go: Launch, tmp_path: Path) -> None:
-    launched = go(nodes=3)
+    launched = go(hosts=3)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
     launched.kill_worker(1)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 3)}
@@ -111,14 +111,14 @@ def test_a_stopped_worker_is_fenced(go: Launch, tmp_path: Path) -> None:
     finish(launched, tmp_path)
 
 
-def test_a_lost_machine_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
+def test_a_lost_host_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
     launched = go()
     here(launched, 1, 2)
     before = launched.places()[1]
-    launched.kill_node(1)
+    launched.kill_host(1)
     here(launched, 2, 2)
     after = until(lambda: launched.places().get(1))
-    assert after["node"] != before["node"]
+    assert after["host"] != before["host"]
     assert not Path(before["memory"]).exists()
     until(lambda: not any(alive(pid) for pid in before["workers"].values()))
     finish(launched, tmp_path)
@@ -127,7 +127,7 @@ def test_a_lost_machine_is_ordered_anew(go: Launch, tmp_path: Path) -> None:
 def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
     launched = go(spares=1, rules=Rules(order=False))
     here(launched, 1, 2)
-    until(lambda: len(kinds(launched.events(), "node.joined")) == 3)
+    until(lambda: len(kinds(launched.events(), "host.joined")) == 3)
     launched.kill_agent(0)
     here(launched, 2, 2)
     assert kinds(launched.events(), "ordered") == []
@@ -135,9 +135,9 @@ def test_a_spare_takes_the_place(go: Launch, tmp_path: Path) -> None:
 
 
 def test_a_job_shrinks(go: Launch, tmp_path: Path) -> None:
-    launched = go(nodes=3, rules=Rules("shrink", minimum=2))
+    launched = go(hosts=3, rules=Rules("shrink", minimum=2))
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}
-    launched.kill_node(0)
+    launched.kill_host(0)
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
     assert sorted(second.values()) == sorted((first[1], first[2]))
     assert set(second) == {0, 1}
@@ -174,8 +174,8 @@ def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     here(launched, 1, 2)
     launched.kill_forkserver()
     launched.kill_supervisor()
-    launched.kill_node(0)
-    launched.kill_node(1)
+    launched.kill_host(0)
+    launched.kill_host(1)
     until(lambda: generation(launched) >= 2)
     here(launched, generation(launched), 2)
     finish(launched, tmp_path)
@@ -185,7 +185,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from windtunnel.training.elastic.live.launch import launch
-launched = launch(sys.argv[1], nodes=2, preload=(), folder=Path(sys.argv[2]), lease=5.0, **eval(sys.argv[3]))
+launched = launch(sys.argv[1], hosts=2, preload=(), folder=Path(sys.argv[2]), lease=5.0, **eval(sys.argv[3]))
 print(launched.token, flush=True)
 launched.wait()
 """
@@ -245,12 +245,12 @@ def test_sigkill_to_everything_at_once_leaves_only_what_is_swept(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"nodes": 0}, "nodes is 0"),
-        ({"per_node": 0}, "per_node is 0"),
-        ({"faults": ("kill:node=2,step=1",)}, "places are 0 to 1"),
+        ({"hosts": 0}, "hosts is 0"),
+        ({"per_host": 0}, "per_host is 0"),
+        ({"faults": ("kill:host=2,step=1",)}, "places are 0 to 1"),
         ({"faults": ("kill:rank=9,step=1",)}, "ranks are 0 to 1"),
         ({"faults": ("explode",)}, "unknown action"),
-        ({"faults": ("down:node=0,step=1",)}, "--network netns"),
+        ({"faults": ("down:host=0,step=1",)}, "--network netns"),
         ({"network": "wifi"}, "loopback and netns"),
         ({"rate": 1e6}, "netns"),
         ({"lease": 0.1}, "lease 0.1 s"),
@@ -258,25 +258,25 @@ def test_sigkill_to_everything_at_once_leaves_only_what_is_swept(tmp_path: Path)
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        launch(script(tmp_path, ""), **{"nodes": 2, "folder": tmp_path / "run", **options})
+        launch(script(tmp_path, ""), **{"hosts": 2, "folder": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
 
 
 def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        launch(tmp_path / "none.py", nodes=1, folder=tmp_path / "run")
+        launch(tmp_path / "none.py", hosts=1, folder=tmp_path / "run")
 
 
 def test_an_agent_that_cannot_begin_ends_the_run(go: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AgentConfig, "write", lambda _, path: path.write_text("{}"))
-    outcome = go(nodes=1).wait(60)
+    outcome = go(hosts=1).wait(60)
     assert outcome.status == 1
     assert "ended with status 1 before it joined" in outcome.reason
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=network.missing() or "")
 @pytest.mark.slow
-def test_machines_with_a_network_each(go: Launch, tmp_path: Path) -> None:
+def test_hosts_with_a_network_each(go: Launch, tmp_path: Path) -> None:
     launched = go(network="netns", rate=10e6, lease=0.8)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 2)}
     places = launched.places()
@@ -289,7 +289,7 @@ def test_machines_with_a_network_each(go: Launch, tmp_path: Path) -> None:
     second = {event["rank"]: event["pid"] for event in here(launched, 2, 2)}
     assert second[0] == first[0]
     assert kinds(launched.events(), "lost")[0]["evidence"] == "lease"
-    launched.kill_node(1, silent=True)
+    launched.kill_host(1, silent=True)
     here(launched, 3, 2)
     finish(launched, tmp_path)
     bridge = f"wt{launched.token.rpartition('-')[2]}"
@@ -298,8 +298,8 @@ def test_machines_with_a_network_each(go: Launch, tmp_path: Path) -> None:
     assert not list(Path("/run/netns").glob(f"{bridge}*"))
 
 
-def test_machines_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
-    launched = go(nodes=2, listen="127.0.0.1:0")
+def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
+    launched = go(hosts=2, listen="127.0.0.1:0")
     code = (
         "import sys; from windtunnel.training.elastic.session import lend;"
         "raise SystemExit(lend(sys.argv[1], '', 'rack'))"
@@ -309,19 +309,19 @@ def test_machines_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     here(launched, 1, 2)
-    assert {event["domain"] for event in kinds(launched.events(), "node.joined")} == {"rack"}
+    assert {event["domain"] for event in kinds(launched.events(), "host.joined")} == {"rack"}
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
-    assert not list(cleanup.MEMORY.glob(f"{launched.token}-node*"))
+    assert not list(cleanup.MEMORY.glob(f"{launched.token}-host*"))
 
 
-def test_what_a_killed_lent_machine_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
-    launched = go(nodes=1, listen="127.0.0.1:0")
+def test_what_a_killed_lent_host_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
+    launched = go(hosts=1, listen="127.0.0.1:0")
     code = "import sys; from windtunnel.training.elastic.session import lend; lend(sys.argv[1], '', '')"
     lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
     here(launched, 1, 1)
     lent.kill()
     lent.wait(30)
-    (left,) = cleanup.MEMORY.glob(f"{launched.token}-node-*")
+    (left,) = cleanup.MEMORY.glob(f"{launched.token}-host-*")
     assert left.name in cleanup.sweep()
     assert not left.exists()

@@ -1,13 +1,13 @@
 """The properties that surviving training is held to, and the tests that check each.
 
 What the papers claim or take for granted (GEMINI and Oobleck, SOSP 2023), and what users of such systems
-found broken. A name like `TestLosses` is a state machine of hypothesis.
+found broken. A name like `TestLosses` is a state  host of hypothesis.
 
 1. Killed anywhere in write, copy, commit, persist or restore: a complete, verified step remains, not
     older than the newest committed one
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_killed_at_every_point test_recoveries_that_are_hit
-      test_the_next_machine_goes_as_soon_as_the_next_step_is_saved
+      test_the_next_host_goes_as_soon_as_the_next_step_is_saved
   - checkpoint/memory/test_crash_anywhere.py
       TestTwoSlots TestThreeSlots
   - checkpoint/api/test_with_memory_service.py
@@ -23,11 +23,11 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn
 3. Any losses that leave a copy recover from memory; a whole group falls to storage, all ranks to one step
   - checkpoint/policy/test_placement.py
-      test_every_loss_of_a_few_machines
+      test_every_loss_of_a_few_hosts
   - checkpoint/policy/test_restore.py
       test_any_loss_that_the_placement_survives_comes_back
       test_a_group_that_is_gone_sends_all_to_storage
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_many_at_once test_nothing_left_begins_anew_and_says_so
 4. The rule for reusing slots is safe in every state, and anything weaker is found out
   - checkpoint/policy/test_slots.py
@@ -37,7 +37,7 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - checkpoint/memory/test_crash_anywhere.py
       test_a_weaker_rule_is_found_out
 5. Turned bits are detected, the next source serves, then an older step, loudly
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_memory_that_is_wiped_or_corrupt
   - checkpoint/memory/test_slots_in_memory.py
       test_any_flipped_bit_is_noticed
@@ -61,14 +61,14 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_resharding_puts_any_grid_together_from_any_other test_other_layouts_are_refused_by_name
   - checkpoint/api/test_parallel_state.py
       test_other_worlds_and_meshes_get_the_same_state
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_a_job_that_shrinks_and_grows_again
 8. What was fenced cannot write
   - checkpoint/memory/test_memory_faults.py
       test_a_stale_generation_cannot_write
   - elastic/supervisor/test_supervisor_membership.py
       test_stale_and_strange_messages_change_nothing
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_a_partition_and_a_slow_link
 9. Storage: killed between any two calls, a full or failing disk: old or new, never neither
   - checkpoint/storage/test_storage_crashes.py
@@ -78,26 +78,26 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - checkpoint/memory/test_memory_service.py
       test_lost_replicas_are_made_again_within_one_checkpoint
   - checkpoint/api/test_with_memory_service.py
-      test_machines_are_lost_one_after_the_other
+      test_hosts_are_lost_one_after_the_other
 11. The same size of job: losses and all state bit-identical to an undisturbed run
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss test_killed_at_every_point test_recoveries_that_are_hit test_many_at_once
-      test_two_ranks_a_machine_and_spares
-  - elastic/flight/test_flight_services.py
+      test_two_ranks_a_host_and_spares
+  - elastic/runs/test_runs_services.py
       test_services_that_die
 12. Another layout: bit-identical with sums in fixed point or a fixed order; close with plain floats
   - pipelines/live/test_pipeline_runs.py
       test_bits_are_kept test_plain_floats_stay_close test_too_large_for_fixed_point test_no_number
   - pipelines/live/test_pipeline_parts.py
       test_sums_in_any_grouping test_range_of_fixed_point
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_a_job_that_shrinks_and_grows_again
 13. Each sample once an epoch, the batch stays, schedules advance once a step
   - pipelines/live/test_pipeline_parts.py
       test_each_sample_once_an_epoch test_skipped_step_moves_only_the_schedule
   - elastic/worker/test_determinism.py
       test_a_step_is_a_block_of_the_epochs
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss
 14. The step in doubt: all apply it or all do it again
   - pipelines/live/test_pipeline_runs.py
@@ -106,17 +106,17 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
       test_step_in_doubt_for_every_subset
 15. The planner is optimal, keeps to memory, and its files are deterministic
   - pipelines/policy/test_pipeline_planner.py
-      test_one_device_a_machine_is_optimal test_twelve_layers_and_every_number_of_stages
+      test_one_device_a_host_is_optimal test_twelve_layers_and_every_number_of_stages
       test_memory_moves_the_cut
   - pipelines/policy/test_pipeline_times.py
       test_the_formula_by_hand
   - pipelines/policy/test_pipeline_templates.py
       test_files_round_trip
-16. Templates cover every number of machines, with as few as can be, closed under merging
+16. Templates cover every number of hosts, with as few as can be, closed under merging
   - pipelines/policy/test_pipeline_templates.py
       test_fewest_templates test_sizes_of_a_set
-      test_every_number_of_machines_is_covered_with_the_published_sizes
-17. Reconfiguration loses no layer that has a copy, leaves no machine idle, keeps sizes feasible
+      test_every_number_of_hosts_is_covered_with_the_published_sizes
+17. Reconfiguration loses no layer that has a copy, leaves no host idle, keeps sizes feasible
   - pipelines/policy/test_pipeline_reconfigure.py
       test_examples test_joins TestLosses
   - pipelines/live/test_pipeline_runs.py
@@ -125,16 +125,16 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - pipelines/live/test_pipeline_runs.py
       test_last_copy_is_named test_last_copy_comes_from_storage
 19. No hang: peers that freeze, die or are cut off, the store, the supervisor: recovery or a clear error
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_services_that_die test_a_partition_and_a_slow_link
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss test_a_program_that_fails_again_and_again
   - elastic/worker/test_group.py
       test_frozen_peer test_killed_peer
   - checkpoint/memory/test_memory_faults.py
       test_connections_that_break_anywhere_are_made_again
   - elastic/supervisor/test_supervisor_membership.py
-      test_machines_that_never_come_fail_the_run test_losses_without_a_step_are_bounded
+      test_hosts_that_never_come_fail_the_run test_losses_without_a_step_are_bounded
 20. 200 recoveries in one process leak nothing
   - elastic/worker/test_group.py
       test_200_recoveries_leak_nothing
@@ -144,15 +144,15 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - elastic/supervisor/test_supervisor_restart.py
       test_killed_at_any_time_and_started_again test_two_supervisors_cannot_own_a_run
       test_an_owner_of_an_older_epoch_steps_back
-  - elastic/flight/test_flight_services.py
+  - elastic/runs/test_runs_services.py
       test_services_that_die
-22. Nothing is left behind: every flight looks for processes, memory and networks of the run
-  - elastic/host/test_node_launch.py
+22. Nothing is left behind: every run looks for processes, memory and networks of the run
+  - elastic/host/test_host_launch.py
       test_a_killed_launcher_leaves_no_process_and_the_next_sweeps
       test_sigkill_to_everything_at_once_leaves_only_what_is_swept
-  - elastic/host/test_node_agent.py
+  - elastic/host/test_host_agent.py
       test_a_dead_agent_takes_its_workers_along test_end_leaves_nothing
-  - elastic/flight/test_flight_losses.py
+  - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss
 """
 

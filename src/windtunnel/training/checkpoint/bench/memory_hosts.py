@@ -1,6 +1,6 @@
-"""Machines that hold checkpoints and are killed: memory services as processes, without trainers.
+"""Hosts that hold checkpoints and are killed: memory services as processes, without trainers.
 
-`Machines` starts them, is their control plane (it decides a key when all ranks posted it), saves steps as the
+`Hosts` starts them, is their control plane (it decides a key when all ranks posted it), saves steps as the
 ranks of a job do, kills services with their memory, and reads back what is left, over the network.
 """
 
@@ -24,18 +24,18 @@ from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
 from windtunnel.training.elastic.live import cleanup
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
 LAYOUT = b'{"bench": "placement"}'
 DIGEST = xxhash.xxh3_128_hexdigest(LAYOUT)
 PATIENCE = 30.0
 
 
-class Machine:
+class MemoryHost:
     """One process. ``posted`` gets what it posts, from a thread."""
 
-    def __init__(self, node: int, folder: Path, posted: Any) -> None:
-        self.node, self.folder = node, folder
+    def __init__(self, host: int, folder: Path, posted: Any) -> None:
+        self.host, self.folder = host, folder
         command = [sys.executable, str(PROGRAMS / "memory_host.py"), str(folder)]
         env = {**os.environ, cleanup.TOKEN: folder.parent.name}
         self.process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Machine:
         threading.Thread(target=self._read, daemon=True).start()
 
     def tell(self, *told: Any) -> None:
-        """One line; a machine that is gone does not hear it."""
+        """One line; a host that is gone does not hear it."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(json.dumps(told) + "\n")
@@ -73,8 +73,8 @@ class Machine:
                 self._posted(*told[1:])
 
 
-class Machines:
-    """``count`` machines of one rank each. A context manager: at its end all is gone."""
+class Hosts:
+    """``count`` hosts of one rank each. A context manager: at its end all is gone."""
 
     def __init__(self, count: int, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -84,28 +84,28 @@ class Machines:
         self._next = self._generation = 0
         self._ranks: list[LocalMemory] = []
         self._slots: list[list[Slot]] = []
-        self._machines: list[Machine] = []
+        self._hosts: list[MemoryHost] = []
         self.step = -1
         try:
-            self._machines = [self._start() for _ in range(count)]
+            self._hosts = [self._start() for _ in range(count)]
         except BaseException:
             self.close()
             raise
 
     def save(self, copies: int, kind: str, domains: Sequence[str] = ()) -> None:
-        """A new generation of all machines, those that were killed replaced, saves a step with ``copies``
+        """A new generation of all hosts, those that were killed replaced, saves a step with ``copies``
         copies placed as ``kind`` says; returns when it is committed.
 
         Raises:
             Failed: it was not.
         """
-        self._machines = [m if m.process.poll() is None else self._start() for m in self._machines]
+        self._hosts = [m if m.process.poll() is None else self._start() for m in self._hosts]
         self._form()
         self.step += 1
         placement = {"kind": kind, "domains": list(domains) or None}
         threads = [
             threading.Thread(target=self._save, args=(rank, copies, placement))
-            for rank in range(len(self._machines))
+            for rank in range(len(self._hosts))
         ]
         for thread in threads:
             thread.start()
@@ -116,23 +116,23 @@ class Machines:
                 raise Failed(f"step {self.step} is not committed after {PATIENCE:g} s")
 
     def kill(self, places: Collection[int]) -> None:
-        """These machines are gone, with their memory."""
+        """These hosts are gone, with their memory."""
         for place in places:
-            self._machines[place].kill()
+            self._hosts[place].kill()
 
     def readable(self) -> bool:
-        """Whether every shard of the newest step can be read from a machine that is left, and is right."""
-        left = [place for place, m in enumerate(self._machines) if m.process.poll() is None]
+        """Whether every shard of the newest step can be read from a host that is left, and is right."""
+        left = [place for place, m in enumerate(self._hosts) if m.process.poll() is None]
         held = {place: self._ranks[place].copies() for place in left}
         reader = self._ranks[left[0]]
         into = memoryview(bytearray(self._nbytes))
-        for rank in range(len(self._machines)):
+        for rank in range(len(self._hosts)):
             shard = f"rank{rank}"
             for place in left:
                 if not any((copy.shard, copy.step) == (shard, self.step) for copy in held[place]):
                     continue
                 with contextlib.suppress(OSError, CopyError):
-                    reader.fetch(self._machines[place].address, shard, self.step, into)
+                    reader.fetch(self._hosts[place].address, shard, self.step, into)
                     if bytes(into) == _content(rank, self.step, self._nbytes):
                         break
             else:
@@ -142,38 +142,37 @@ class Machines:
     def close(self) -> None:
         """End all processes, remove all memory."""
         self._let_go()
-        for machine in self._machines:
-            machine.kill()
+        for host in self._hosts:
+            host.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Machines:
+    def __enter__(self) -> Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> Machine:
-        node, self._next = self._next, self._next + 1
-        return Machine(node, self._folder / f"node{node}", self._posted)
+    def _start(self) -> MemoryHost:
+        host, self._next = self._next, self._next + 1
+        return MemoryHost(host, self._folder / f"host{host}", self._posted)
 
     def _form(self) -> None:
         self._let_go()
         self._generation += 1
-        nodes = tuple(Node(machine.node, "127.0.0.1", machine.address) for machine in self._machines)
-        membership = Membership(self._generation, 1, nodes, 1, "", "bench")
+        hosts = tuple(MemberHost(host.host, "127.0.0.1", host.address) for host in self._hosts)
+        membership = Membership(self._generation, 1, hosts, 1, "", "bench")
         with self._lock:
             self._posts = {}
-        for place, machine in enumerate(self._machines):
-            machine.ready.clear()
-            machine.tell("membership", membership.plain(), place)
-        for machine in self._machines:
-            if not machine.ready.wait(PATIENCE):
+        for place, host in enumerate(self._hosts):
+            host.ready.clear()
+            host.tell("membership", membership.plain(), place)
+        for host in self._hosts:
+            if not host.ready.wait(PATIENCE):
                 raise Failed("a memory service does not answer")
         self._ranks = [
-            LocalMemory(machine.path, rank, self._generation, PATIENCE)
-            for rank, machine in enumerate(self._machines)
+            LocalMemory(host.path, rank, self._generation, PATIENCE) for rank, host in enumerate(self._hosts)
         ]
-        self._slots = [[] for _ in self._machines]
+        self._slots = [[] for _ in self._hosts]
 
     def _let_go(self) -> None:
         for slots in self._slots:
@@ -189,7 +188,7 @@ class Machines:
         slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, placement=placement)[shard]
         self._slots[rank] = slots
         index = self.step % len(slots)
-        about: dict[str, Any] = {"world": len(self._machines), "generation": self._generation}
+        about: dict[str, Any] = {"world": len(self._hosts), "generation": self._generation}
         slots[index].begin(self.step, nbytes=self._nbytes, has_shared=False, layout=DIGEST, **about)
         data = slots[index].data
         data[:] = _content(rank, self.step, self._nbytes)
@@ -202,10 +201,10 @@ class Machines:
                 return
             values = self._posts.setdefault(key, {})
             values[rank] = value
-            if len(values) < len(self._machines):
+            if len(values) < len(self._hosts):
                 return
-        for machine in self._machines:
-            machine.tell("decided", key, values)
+        for host in self._hosts:
+            host.tell("decided", key, values)
 
 
 def _content(rank: int, step: int, nbytes: int) -> bytes:

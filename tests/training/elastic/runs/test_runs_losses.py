@@ -1,4 +1,4 @@
-"""Whole jobs that lose processes and machines, and end as if they had not."""
+"""Whole jobs that lose processes and hosts, and end as if they had not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flight_helpers import at_gate, end_well, flight, of, open_gate, same
+from runs_helpers import at_gate, end_well, running, of, open_gate, same
 
 from support.waiting import until
 from windtunnel.training.elastic import faults
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
     strikes = (
         "kill:rank=1,step=0",
-        "kill:node=2,step=2",
+        "kill:host=2,step=2",
         "stop:rank=0,step=4",
-        "kill-agent:node=3,step=6",
+        "kill-agent:host=3,step=6",
         "raise:rank=2,step=8",
         "exit:rank=1,step=10,status=3",
     )
-    with flight(tmp_path, faults=strikes) as launched:
+    with running(tmp_path, faults=strikes) as launched:
         found = same(launched, sharded)
     assert len(found) == len(strikes)
     lost = [one.lost[0] for one in found]
@@ -40,10 +40,10 @@ POINTS = [point for point in faults.POINTS if point not in ("after_ack", "before
 assert POINTS[:3] == ["step", "regrouped", "restoring"]
 
 
-@pytest.mark.parametrize("whom", ["rank", "node"])
+@pytest.mark.parametrize("whom", ["rank", "host"])
 def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: str) -> None:
-    """Property 1. Each point once, of another rank or machine each time."""
-    # Machines of one group must not go in one recovery: nothing but storage outlives that.
+    """Property 1. Each point once, of another rank or host each time."""
+    # Hosts of one group must not go in one recovery: nothing but storage outlives that.
     strikes = [
         f"kill:{whom}=0,step=1",
         f"kill:{whom}=2,point=regrouped,generation=2",
@@ -51,22 +51,22 @@ def test_killed_at_every_point(tmp_path: Path, sharded: dict[str, Any], whom: st
         *(f"kill:{whom}={step % 4},point={point},step={step}" for step, point in enumerate(POINTS[3:], 4)),
     ]
     settings = {"mode": "blocking", "persist": str(tmp_path / "stored"), "persist_every": 1}
-    with flight(tmp_path, faults=strikes, settings=settings) as launched:
+    with running(tmp_path, faults=strikes, settings=settings) as launched:
         same(launched, sharded)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
         assert "storage" not in {event["tier"] for event in of(launched, "restored")}
 
 
-def test_the_next_machine_goes_as_soon_as_the_next_step_is_saved(
+def test_the_next_host_goes_as_soon_as_the_next_step_is_saved(
     tmp_path: Path, sharded: dict[str, Any]
 ) -> None:
-    """A machine of the other group each time, when what the last recovery went back to may still lack
+    """A host of the other group each time, when what the last recovery went back to may still lack
     copies."""
     strikes = [
-        f"kill:node={place},point=after_local_write,step={step}"
+        f"kill:host={place},point=after_local_write,step={step}"
         for step, place in zip(range(3, 9), (0, 2, 1, 3, 0, 2), strict=True)
     ]
-    with flight(tmp_path, faults=strikes) as launched:
+    with running(tmp_path, faults=strikes) as launched:
         found = same(launched, sharded)
         assert len(of(launched, "injected")) == len(strikes)
     assert {tier for one in found for tier in one.tiers.values()} == {"memory", "peer"}
@@ -77,34 +77,34 @@ def test_recoveries_that_are_hit(tmp_path: Path, sharded: dict[str, Any]) -> Non
     strikes = (
         "kill:rank=1,step=3",
         "kill:rank=2,during=recovery",
-        "kill:node=3,step=6",
-        "kill:node=3,point=restoring,times=2",
+        "kill:host=3,step=6",
+        "kill:host=3,point=restoring,times=2",
         "stop:rank=0,point=restoring,generation=6",
     )
-    with flight(tmp_path, faults=strikes) as launched:
+    with running(tmp_path, faults=strikes) as launched:
         same(launched, sharded)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
 
 
 def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
-    """All workers; machines of two groups; both machines of one group, which only storage outlives."""
+    """All workers; hosts of two groups; both hosts of one group, which only storage outlives."""
     settings = {"persist": str(tmp_path / "stored"), "persist_every": 3}
-    with flight(tmp_path, "--gates", 2, 5, 9, settings=settings) as launched:
+    with running(tmp_path, "--gates", 2, 5, 9, settings=settings) as launched:
         at_gate(launched, 2)
         for place in launched.places().values():
             for pid in place["workers"].values():
                 os.kill(pid, signal.SIGKILL)
         open_gate(launched, 2)
         at_gate(launched, 5)
-        launched.kill_node(0)
-        launched.kill_node(2)
+        launched.kill_host(0)
+        launched.kill_host(2)
         open_gate(launched, 5)
         at_gate(launched, 9)
         stored = until(lambda: [event["step"] for event in of(launched, "persisted") if event["step"] == 8])[
             0
         ]
-        launched.kill_node(2)
-        launched.kill_node(3)
+        launched.kill_host(2)
+        launched.kill_host(3)
         open_gate(launched, 9)
         found = same(launched, sharded, lost=3)
     assert [one.steps_lost for one in found] == [0, 0, 8 - stored]
@@ -112,10 +112,10 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
 
 
 def test_nothing_left_begins_anew_and_says_so(tmp_path: Path) -> None:
-    with flight(tmp_path, "--gates", 4, kind="plain", nodes=2) as launched:
+    with running(tmp_path, "--gates", 4, kind="plain", hosts=2) as launched:
         at_gate(launched, 4, 2)
-        launched.kill_node(0)
-        launched.kill_node(1)
+        launched.kill_host(0)
+        launched.kill_host(1)
         open_gate(launched, 4)
         end_well(launched)
         steps = [event["step"] for event in of(launched, "step")]
@@ -125,8 +125,8 @@ def test_nothing_left_begins_anew_and_says_so(tmp_path: Path) -> None:
 
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
     strike = "raise:rank=1,point=before_local_write,step=2,times=9"
-    with flight(
-        tmp_path, kind="plain", nodes=2, faults=(strike,), rules=Rules(max_own_failures=2)
+    with running(
+        tmp_path, kind="plain", hosts=2, faults=(strike,), rules=Rules(max_own_failures=2)
     ) as launched:
         outcome = launched.wait(150)
         assert outcome is not None and outcome.status == 1
@@ -135,11 +135,11 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
         assert "InjectedError" in (tmp_path / "output").read_text()
 
 
-def test_two_ranks_a_machine_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
-    """DDP, whose parameters are saved once; no machine can be had but the spare ones."""
-    strikes = ("kill:rank=3,step=2", "kill:node=1,step=5", "kill:node=0,step=8")
-    options: dict[str, Any] = {"nodes": 2, "per_node": 2, "spares": 2, "policy": Rules(order=False)}
-    with flight(tmp_path, kind="ddp", faults=strikes, **options) as launched:
+def test_two_ranks_a_host_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
+    """DDP, whose parameters are saved once; no host can be had but the spare ones."""
+    strikes = ("kill:rank=3,step=2", "kill:host=1,step=5", "kill:host=0,step=8")
+    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "policy": Rules(order=False)}
+    with running(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []
         assert any(event["step"] >= 0 for event in of(launched, "committed"))

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_helpers import SPEAKER, STAYS, alive, environment, script
+from host_helpers import SPEAKER, STAYS, alive, environment, script
 
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.model import Membership, Node
+from windtunnel.training.elastic.model import MemberHost, Membership
 
-WELCOME = {"op": "welcome", "node": 5, "beat": 0.05, "lease": 5.0}
+WELCOME = {"op": "welcome", "host": 5, "beat": 0.05, "lease": 5.0}
 
 
 class Played:
@@ -81,9 +81,9 @@ class Played:
     def member(
         self, generation: int, epoch: int = 1, *, place: int = 0, mine: Any = (0,), **more: Any
     ) -> None:
-        nodes = (Node(5, "127.0.0.1", ""), Node(6, "127.0.0.1", ""))
-        per_node = more.pop("per_node", 1)
-        membership = Membership(generation, epoch, nodes, per_node, "127.0.0.1:1", "a test", **more)
+        hosts = (MemberHost(5, "127.0.0.1", ""), MemberHost(6, "127.0.0.1", ""))
+        per_host = more.pop("per_host", 1)
+        membership = Membership(generation, epoch, hosts, per_host, "127.0.0.1:1", "a test", **more)
         self.say(op="membership", membership=membership.plain(), place=place, mine=list(mine))
 
     def status(self) -> dict[str, Any]:
@@ -121,12 +121,12 @@ def play(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_it_says_who_it_is_and_beats(play: Any) -> None:
-    played = play(host="127.0.0.9", domain="rack-1")
+    played = play(address="127.0.0.9", domain="rack-1")
     hello = played.accept()
     assert hello | {"pid": 0} == {
         "op": "hello",
-        "node": None,
-        "host": "127.0.0.9",
+        "host": None,
+        "address": "127.0.0.9",
         "memory": hello["memory"],
         "domain": "rack-1",
         "pid": 0,
@@ -144,13 +144,13 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
     text = SPEAKER + "print(json.dumps(dict(os.environ)), flush=True)\n"
     played = play(text, env={"MORE": "1"}, arguments=("--a",))
     played.accept()
-    played.member(3, place=1, mine=(2, 3), per_node=2)
+    played.member(3, place=1, mine=(2, 3), per_host=2)
     for _ in range(2):
         played.hear("worker", what="exit", status=0)
     lines = played.lines("rank-3.gen-3.log", 2)
     welcome, env = (json.loads(line) for line in lines)
     assert welcome["op"] == "welcome"
-    assert (welcome["place"], welcome["node"], welcome["rank"], welcome["local_rank"]) == (1, 5, 3, 1)
+    assert (welcome["place"], welcome["host"], welcome["rank"], welcome["local_rank"]) == (1, 5, 3, 1)
     assert welcome["config"] == {"word": 1}
     assert welcome["faults"] == ["kill:rank=0,step=99"]
     assert Membership.of(welcome["membership"]).generation == 3
@@ -245,7 +245,7 @@ os._exit(0)
     played.hear("post")
     played.sock.close()
     hello = played.accept()
-    assert (hello["node"], hello["generation"], hello["epoch"]) == (5, 1, 1)
+    assert (hello["host"], hello["generation"], hello["epoch"]) == (5, 1, 1)
     assert list(hello["workers"]) == ["0"]
     assert hello["posts"] == [{"generation": 1, "key": "k", "rank": 0, "value": 1}]
     played.hear("ask")
@@ -435,13 +435,13 @@ def test_a_dead_agent_takes_its_workers_along(play: Any) -> None:
     until(lambda: not alive(pid))
 
 
-def test_a_node_fault_kills_all_of_the_machine(play: Any) -> None:
+def test_a_host_fault_kills_all_of_the_host(play: Any) -> None:
     text = (
         SPEAKER
         + """
 open(os.path.join(os.path.dirname(os.environ["WINDTUNNEL_AGENT"][5:]), "shard"), "w").write("x")
 say(op="event", kind="injected", fault="f")
-say(op="inject", action="kill-node")
+say(op="inject", action="kill-host")
 time.sleep(600)
 """
     )

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from flight_helpers import (
+from runs_helpers import (
     STEPS,
     at_gate,
     end_well,
-    flight,
     flip,
     no_network,
     of,
     open_gate,
+    running,
     same,
     slot_files,
 )
-from flight_trainer import Samples, build, data
+from runs_trainer import Samples, build, data
 
 from support.waiting import until
 from windtunnel.training.elastic.policy.rules import Rules
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]) -> None:
-    """Property 5: the next copy serves, then an older step; a machine whose memory is gone fills it again."""
-    with flight(tmp_path, "--gates", 5, 9, faults=("wipe:node=1,step=2",)) as launched:
+    """Property 5: the next copy serves, then an older step; a host whose memory is gone fills it again."""
+    with running(tmp_path, "--gates", 5, 9, faults=("wipe:host=1,step=2",)) as launched:
         before = at_gate(launched, 5)
         (own,) = slot_files(launched, 1, "rank1", 4)
         flip(own)
@@ -47,7 +47,7 @@ def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]
         at_gate(launched, 9)
         (replica,) = slot_files(launched, 2, "rank3", 8)
         flip(replica)
-        launched.kill_node(3)
+        launched.kill_host(3)
         open_gate(launched, 9)
         found = same(launched, sharded)
         assert not [event for event in of(launched, "lost") if event["own"]]
@@ -56,7 +56,7 @@ def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]
 
 def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """The store, the supervisor and the fork server, each before something else is lost."""
-    with flight(tmp_path, "--gates", 3, 6, 9) as launched:
+    with running(tmp_path, "--gates", 3, 6, 9) as launched:
         at_gate(launched, 3)
         os.kill(of(launched, "store")[-1]["pid"], signal.SIGKILL)
         launched.kill_worker(2)
@@ -70,7 +70,7 @@ def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
         assert len(of(launched, "started")) == 2
         launched.kill_forkserver()
         launched.kill_supervisor()
-        launched.kill_node(1)
+        launched.kill_host(1)
         open_gate(launched, 9)
         found = same(launched, sharded)
     assert len(found) == 2
@@ -80,20 +80,20 @@ def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
 @pytest.mark.skipif(no_network is not None, reason=no_network or "")
 def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) -> None:
     """Property 8: who was cut off is replaced, and is not heard when it is back."""
-    strikes = ("slow:node=3,step=1,rate=2Mbit",)
-    with flight(tmp_path, "--gates", 4, 8, faults=strikes, network="netns") as launched:
+    strikes = ("slow:host=3,step=1,rate=2Mbit",)
+    with running(tmp_path, "--gates", 4, 8, faults=strikes, network="netns") as launched:
         before = at_gate(launched, 4)
         away = launched.places()[2]
-        machine = launched._machine_of(away["pid"])
+        host = launched._host_of(away["pid"])
         assert launched.network is not None
-        launched.network.link_down(machine.name)
+        launched.network.link_down(host.name)
         at_gate(launched, 4, after=before)
         (lost,) = of(launched, "lost")
-        assert (lost["evidence"], lost["node"]) == ("lease", away["node"])
-        assert of(launched, "decided")[-1]["membership"]["nodes"][2]["id"] != away["node"]
+        assert (lost["evidence"], lost["host"]) == ("lease", away["host"])
+        assert of(launched, "decided")[-1]["membership"]["hosts"][2]["id"] != away["host"]
         held = {path.name: path.read_bytes() for path in slot_files(launched, 3, "rank2", 3)}
-        launched.network.link_up(machine.name)
-        assert machine.process.wait(60) == 1  # it was told that it is given up, and ends with its worker
+        launched.network.link_up(host.name)
+        assert host.process.wait(60) == 1  # it was told that it is given up, and ends with its worker
         assert held == {path.name: path.read_bytes() for path in slot_files(launched, 3, "rank2", 3)}
         open_gate(launched, 4)
         at_gate(launched, 8)
@@ -102,7 +102,7 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
 
 
 def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
-    """Property 7: 4, 3 and again 4 machines; the batch stays, so the model is that of one process, but for
+    """Property 7: 4, 3 and again 4 hosts; the batch stays, so the model is that of one process, but for
     the order of sums."""
     model = build(0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -116,12 +116,12 @@ def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
         schedule.step()
     expected = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
-    with flight(tmp_path, "--drop", 0, "--gates", 4, 8, rules=Rules("shrink", minimum=2)) as launched:
+    with running(tmp_path, "--drop", 0, "--gates", 4, 8, rules=Rules("shrink", minimum=2)) as launched:
         at_gate(launched, 4)
-        launched.kill_node(1)
+        launched.kill_host(1)
         open_gate(launched, 4)
         at_gate(launched, 8, 3)
-        launched._start_machine()
+        launched._start_host()
         at_gate(launched, 8, 4)
         open_gate(launched, 8)
         results = end_well(launched)
@@ -151,7 +151,7 @@ PLAIN = """
 def test_a_script_without_run_is_started_anew_as_a_whole(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(textwrap.dedent(PLAIN))
-    with flight(tmp_path, script=script, nodes=2) as launched:
+    with running(tmp_path, script=script, hosts=2) as launched:
         until(lambda: len(list(launched.folder.glob("began.*"))) == 2)
         launched.kill_worker(1)
         until(lambda: len(list(launched.folder.glob("began.*"))) == 4)
