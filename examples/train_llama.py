@@ -7,7 +7,7 @@
 The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and
 --tp leave of the world is data parallel. The model is built without memory on the meta device, cut up by
 plain functions (tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and then allocated.
-The third way keeps a checkpoint of every step in the memory of other machines, and goes on after failures.
+The third way keeps a checkpoint of every step in the memory of other hosts, and goes on after failures.
 
 Model: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3; the small sizes are those of Llama 3.2, with
 input and output embeddings of their own. Parallelism: "TorchTitan" (arXiv:2410.06511).

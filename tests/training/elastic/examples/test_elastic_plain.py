@@ -39,7 +39,7 @@ def test_it_is_as_short_as_it_says() -> None:
 def test_without_windtunnel() -> None:
     alone = done(sys.executable, EXAMPLE)
     assert alone.returncode == 0, alone.stderr
-    torchrun = done(BIN / "torchrun", "--standalone", "--nproc-per-host", "2", EXAMPLE)
+    torchrun = done(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", EXAMPLE)
     assert torchrun.returncode == 0, torchrun.stderr
     assert set(losses(alone.stdout)) == set(losses(torchrun.stdout)) == set(range(30))
 
