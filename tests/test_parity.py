@@ -75,13 +75,13 @@ def trained(folder: Path, *words: str | Path) -> list[Path]:
 
 def kept(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     (folder / "train.py").write_text(KEPT)
-    killed = ("--inject", "kill:node=1,step=2", "--inject", "kill:node=0,step=5")
-    return trained(folder, "--nodes", "2", "--spares", "1", "--lease", "5", *killed, folder / "train.py")
+    killed = ("--inject", "kill:host=1,step=2", "--inject", "kill:host=0,step=5")
+    return trained(folder, "--hosts", "2", "--spares", "1", "--lease", "5", *killed, folder / "train.py")
 
 
 def shrunk(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
-    killed = ("--on-loss", "shrink", "--inject", "kill:node=1,step=2")
-    return trained(folder, "--nodes", "5", *killed, "examples/train_pipeline.py", "--steps", "4")
+    killed = ("--on-loss", "shrink", "--inject", "kill:host=1,step=2")
+    return trained(folder, "--hosts", "5", *killed, "examples/train_pipeline.py", "--steps", "4")
 
 
 def sandboxed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_helpers import at_gate, end_well, running, of, open_gate, same
+from runs_helpers import at_gate, end_well, of, open_gate, running, same
 
 from support.waiting import until
 from windtunnel.training.elastic import faults
