@@ -18,6 +18,7 @@ from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Played, played, sessions
 from windtunnel.agents.sandbox.model import Manifest, TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
+from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.replay import Shares, shares
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.bench.rows import Row
@@ -155,8 +156,9 @@ def shares_rows(quick: bool) -> Iterator[Row]:
     traces = sessions(quick)
     with own_home() as home, opened(home) as host:
         found = [played(host, trace, new_name("shares")) for trace in traces]
+    own = {trace.name for trace in shipped()}
     for words, generated in (("shipped sessions", False), ("generated sessions", True)):
-        chosen = [one for one in found if one.trace.source.startswith("generated") is generated]
+        chosen = [one for one in found if (one.trace.name not in own) is generated]
         decided = shares(line.turn_class for one in chosen for line in one.turns)
         true = shares(turn.true_class for one in chosen for turn in one.trace.turns)
         yield from class_rows(words, decided, true, published=not generated)
