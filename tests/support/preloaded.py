@@ -5,14 +5,16 @@ milliseconds. One server for each list of modules lives as long as the process o
 What it forks sees its own arguments, environment, folder and streams, and ends as a script does that leaves
 no group of processes open: by `os._exit`, after its exit handlers.
 
-A forked process is not the child of who asked, its ``/proc/PID/environ`` is the server's, and it dies with
-the connection of who asked. Tests of how processes begin, are found or end take real ones.
+A forked process is not the child of who asked, and it dies with the connection of who asked. Tests of how
+processes begin or end take real ones.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -66,6 +68,7 @@ class Process:
         stderr: int | IO[Any] | None = None,
         text: bool = False,
         start_new_session: bool = False,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """``command``: ``-m module`` or a script, and its arguments, without the interpreter."""
         self.args = list(map(str, command))
@@ -88,12 +91,14 @@ class Process:
                 other = os.dup(given.fileno())
             theirs.append(other)
             streams.append(mine)
+        theirs += map(os.dup, pass_fds)
         self.stdin, self.stdout, self.stderr = streams
         wanted = {
             "command": self.args,
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
             "session": start_new_session,
+            "fds": [0, 1, 2, *pass_fds],
         }
         self._link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request = request_fd(wanted)
@@ -140,11 +145,27 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
 
+class Subprocess:
+    """In place of the module `subprocess` where ``python -m module`` is to be forked from a server."""
+
+    def __init__(self, module: str, preloaded: tuple[str, ...]) -> None:
+        self._module, self._preloaded = module, preloaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    def Popen(self, command: list[str], **options: Any) -> Any:
+        if command[:3] != [sys.executable, "-m", self._module]:
+            return subprocess.Popen(command, **options)
+        return Process(command[1:], modules=self._preloaded, **options)
+
+
 @functools.cache
 def server(modules: tuple[str, ...]) -> socket.socket:
     """The connection to the server that has imported ``modules``; started at the first call."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env["ROOM"] = "x" * (1 << 16)  # for the environments of those that are forked
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "support.preloaded", str(theirs.fileno()), ",".join(modules)]
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
@@ -193,7 +214,7 @@ def _serve(control: socket.socket) -> Callable[[], None] | None:
                     asker.send(json.dumps({"code": code}).encode())
                 asker.close()
             elif fd == control.fileno():
-                packet, fds, _flags, _address = socket.recv_fds(control, PACKET, 8)
+                packet, fds, _flags, _address = socket.recv_fds(control, PACKET, 16)
                 if not packet:
                     for pid, _asker in running.values():
                         os.kill(pid, signal.SIGKILL)
@@ -233,10 +254,13 @@ def _child(fds: list[int]) -> None:
             wanted = json.loads(file.read())
         if wanted["session"]:
             os.setsid()
-        for target, source in enumerate(fds[2:]):
-            os.dup2(source, target)
+        # Out of the way first: a number that is wanted may be that of another one that came.
+        high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 512) for one in fds[2:]]
         for one in (fds[0], *fds[2:]):
             os.close(one)
+        for target, source in zip(wanted["fds"], high, strict=True):
+            os.dup2(source, target)
+            os.close(source)
         code = _run(wanted)
     except BaseException:
         traceback.print_exc()
@@ -247,6 +271,7 @@ def _child(fds: list[int]) -> None:
 def _run(wanted: dict[str, Any]) -> int:
     os.environ.clear()
     os.environ.update(wanted["env"])
+    _show_environment(wanted["env"])
     os.chdir(wanted["cwd"])
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
@@ -276,6 +301,16 @@ def _run(wanted: dict[str, Any]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _show_environment(env: Mapping[str, str]) -> None:
+    """``/proc/PID/environ`` shows ``env``: it is the memory where the server's environment came to stand, to
+    which nothing refers any more."""
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    begin, end = int(fields[47]), int(fields[48])
+    text = b"".join(f"{name}={value}\0".encode() for name, value in env.items())
+    assert len(text) < end - begin, "the environment is larger than there is room for"
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def _finish(code: int) -> None:

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from support import preloaded
+from support.preloaded import Subprocess
 from windtunnel.training.emulate.live import session
 
 WORKER = "windtunnel.training.emulate.live.worker"
 
 
-def popen(command: list[str], **options: Any) -> Any:
-    """`subprocess.Popen`, but the worker of a capture is forked from one that has imported what it will."""
-    if command[:3] != [sys.executable, "-m", WORKER]:
-        return subprocess.Popen(command, **options)
-    return preloaded.Process(command[1:], modules=("support.absent_device",), **options)
-
-
-class _Subprocess:
-    """The module as `session` sees it."""
-
-    Popen = staticmethod(popen)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
-
-
 @pytest.fixture(autouse=True, scope="session")
-def quick_captures() -> Any:
+def quick_captures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "subprocess", _Subprocess())
+        patch.setattr(session, "subprocess", Subprocess(WORKER, ("support.absent_device",)))
         yield
 
 

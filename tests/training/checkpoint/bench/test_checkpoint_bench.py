@@ -224,6 +224,7 @@ def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_launch")
 def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
     strokes = [Stroke("host killed", 1, 0.1, False)]
     ran = recovery.run_job(tmp_path / "struck", strokes)
@@ -233,6 +234,7 @@ def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_launch")
 @pytest.mark.parametrize("saver", list(savers.SAVERS))
 def test_every_saver_brings_a_job_back(saver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"QUICK_MIB": 0.5, "QUICK_COMPUTE": 0.02, "QUICK_STEPS": 4}.items():

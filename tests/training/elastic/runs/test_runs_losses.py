@@ -14,7 +14,7 @@ from support.waiting import until
 from windtunnel.training.elastic import faults
 from windtunnel.training.elastic.policy.rules import Rules
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
 
 def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:
 def test_two_ranks_a_host_and_spares(tmp_path: Path, replicated: dict[str, Any]) -> None:
     """DDP, whose parameters are saved once; no host can be had but the spare ones."""
     strikes = ("kill:rank=3,step=2", "kill:host=1,step=5", "kill:host=0,step=8")
-    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "policy": Rules(order=False)}
+    options: dict[str, Any] = {"hosts": 2, "per_host": 2, "spares": 2, "rules": Rules(order=False)}
     with running(tmp_path, kind="ddp", faults=strikes, **options) as launched:
         assert len(same(launched, replicated)) == 3
         assert of(launched, "ordered") == []
