@@ -61,7 +61,7 @@ def setup(
 
     Example: windtunnel sandbox setup --method source
     """
-    from windtunnel.agents.sandbox.live.criu import CriuError
+    from windtunnel.agents.sandbox.errors import CriuError
     from windtunnel.agents.sandbox.live.criu import setup as install
 
     try:

@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox.bench import classes, harness, overhead, recovery
 from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
 from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
 from windtunnel.agents.sandbox.bench.volume import Bytes
-from windtunnel.agents.sandbox.live.context import SandboxError
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation

@@ -12,7 +12,8 @@ import pytest
 from tiny_box import TinyBox, shell
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.criu import Criu, CriuError, images_in_use, lazy, process, wait_lazy
+from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.agents.sandbox.live.criu import Criu, images_in_use, lazy, process, wait_lazy
 
 pytestmark = pytest.mark.root
 

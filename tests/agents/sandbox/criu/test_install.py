@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.criu import Criu, CriuError, archive, install, setup
+from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.agents.sandbox.live.criu import Criu, archive, install, setup
 from windtunnel.agents.sandbox.live.criu.archive import ArchiveError, mirrors, newest
-from windtunnel.agents.sandbox.live.criu.trial import known_trial
+from windtunnel.agents.sandbox.live.criu.find import known_trial
 from windtunnel.base.errors import UserError
 
 MIRROR = "http://mirror.invalid/debian"
@@ -135,7 +136,7 @@ def test_without_root_missing_packages_are_named(tmp_path: Path, monkeypatch: py
 def test_a_trial_is_asked_once_per_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(
-        "windtunnel.agents.sandbox.live.criu.trial.trial", lambda criu: asked.append(criu.path) or "no"
+        "windtunnel.agents.sandbox.live.criu.find.trial", lambda criu: asked.append(criu.path) or "no"
     )
     program = tmp_path / "criu"
     program.touch()

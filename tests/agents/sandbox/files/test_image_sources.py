@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from pool_support import Opener, need_root, state
 
-from windtunnel.agents.sandbox.live.files import PoolError, host_image
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.agents.sandbox.live.files.source import look_at
 from windtunnel.base.errors import UserError
 

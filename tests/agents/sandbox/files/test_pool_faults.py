@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from pool_support import Opener, need_root, state
 
-from windtunnel.agents.sandbox.live.files import Pool, PoolError, open_pool
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.live.files import Pool, open_pool
 from windtunnel.linux import mounts
 
 IMPORTER = """

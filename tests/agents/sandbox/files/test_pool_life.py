@@ -14,7 +14,8 @@ import pytest
 from pool_support import Opener, need_btrfs, need_root, state
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.files import Pool, PoolError, loop, open_pool
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.live.files import Pool, loop, open_pool
 from windtunnel.linux import mounts
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from inspect_cell import Cell, unified
 
-from windtunnel.agents.sandbox.live.inspect import InspectError, Inspector, open_inspector
+from windtunnel.agents.sandbox.errors import InspectError
+from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
 
 _NAMES = itertools.count(1)
 

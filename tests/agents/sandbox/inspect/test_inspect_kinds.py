@@ -12,7 +12,8 @@ import pytest
 from inspect_cell import Cell, files_may_have_changed
 from test_inspect_files import BEFORE, CHANGED, SAME
 
-from windtunnel.agents.sandbox.live.inspect import InspectError, Inspector, kernel, native, open_inspector
+from windtunnel.agents.sandbox.errors import InspectError
+from windtunnel.agents.sandbox.live.inspect import Inspector, kernel, native, open_inspector
 from windtunnel.agents.sandbox.model import References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.base.errors import UserError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.inspect.changes import MOST, Changes
+from windtunnel.agents.sandbox.live.inspect.files import MOST, Changes
 
 NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "e", "e/a", "L", "L/a"])
 STEPS = st.lists(

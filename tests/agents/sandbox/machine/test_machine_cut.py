@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.live.machine import Machine, MachineError
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.live.machine import Machine
 
 pytestmark = pytest.mark.root
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, MachineError, collect, leftovers
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, collect, leftovers
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.linux.processes import look

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.live.machine import Machine
+from windtunnel.agents.sandbox.live.machine.channel import Folder
 from windtunnel.agents.sandbox.live.machine.files import get_to, listdir, put
-from windtunnel.agents.sandbox.live.machine.inside import Folder
 from windtunnel.base.errors import UserError
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.live.machine import MachineError, shell_effect
+from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.live.machine import shell_effect
 from windtunnel.agents.sandbox.live.machine.state import State, differences, replay_script
 from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.live.context import Event, SandboxDied
+from windtunnel.agents.sandbox.errors import SandboxDied
+from windtunnel.agents.sandbox.live.context import Event
 from windtunnel.agents.sandbox.live.criu import doctor, rung
 from windtunnel.agents.sandbox.live.files.host_image import Package, fill
 from windtunnel.agents.sandbox.live.host import Host

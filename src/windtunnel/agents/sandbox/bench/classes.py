@@ -14,7 +14,7 @@ from functools import partial
 
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Seat, sessions
-from windtunnel.agents.sandbox.live.context import SandboxError
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.traces.observe import Observation

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import Seat
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.box import Box
-from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.bench.measure import conditions, spread
 from windtunnel.bench.rows import Row

@@ -22,7 +22,7 @@ from typing import Any
 
 from windtunnel.agents.sandbox.bench.harness import MemoryMeter, new_name, opened, own_home
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat
-from windtunnel.agents.sandbox.live.context import SandboxError
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.bench.harness import opened, own_home
 from windtunnel.agents.sandbox.bench.latency import SERVER, asked, serving
-from windtunnel.agents.sandbox.live.context import SandboxError
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.bench.rows import Row, left_out
 

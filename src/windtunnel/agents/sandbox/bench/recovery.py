@@ -33,8 +33,8 @@ import psutil
 
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, processes_of
 from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat, sessions
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import SandboxError
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName

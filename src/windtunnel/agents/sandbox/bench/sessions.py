@@ -10,11 +10,10 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import MachineError, SandboxDied
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import quiesce
-from windtunnel.agents.sandbox.live.context import SandboxDied
 from windtunnel.agents.sandbox.live.host import Host
-from windtunnel.agents.sandbox.live.machine import MachineError
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
+from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
-from windtunnel.agents.sandbox.live.context import Context, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import TurnLog, new_id
 from windtunnel.agents.sandbox.live.machine import Machine, shell_effect

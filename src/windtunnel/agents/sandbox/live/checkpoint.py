@@ -26,12 +26,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.context import Context, SandboxError
-from windtunnel.agents.sandbox.live.criu import CriuError
+from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
+from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
-from windtunnel.agents.sandbox.live.files import PoolError
-from windtunnel.agents.sandbox.live.inspect import InspectError
-from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine, MachineError
+from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
@@ -51,7 +49,8 @@ OUTSIDE = (
     "connections to other machines",
     "what was done outside the sandbox (the journal of effects has it)",
 )
-FAULTS = (CriuError, PoolError, ObjectError, MachineError, InspectError, OSError)
+FAULTS = (PartError, ObjectError, OSError)
+"""What an operation on a sandbox may meet in its parts."""
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
 WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())

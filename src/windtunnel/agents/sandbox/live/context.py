@@ -1,4 +1,4 @@
-"""The parts that a host puts together, and the faults that it reports."""
+"""The parts that a host puts together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
 from windtunnel.agents.sandbox.views import Event
-from windtunnel.base.errors import HostError
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,3 @@ class Context:
     def decider(self, box: str) -> Decider:
         """What decides of that sandbox; with the empty name, of the host."""
         return Decider(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
-
-
-class SandboxError(HostError):
-    """A fault of the machine or of a sandbox, in a sentence; earlier checkpoints are untouched."""
-
-
-class SandboxDied(SandboxError):
-    """The sandbox's processes are gone. A restore brings its newest checkpoint back."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import PoolError
+from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, ProcessEffect, References
 from windtunnel.linux import processes
 

@@ -21,18 +21,19 @@ from pathlib import Path
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
+from windtunnel.agents.sandbox.errors import PoolError, SandboxError
 from windtunnel.agents.sandbox.live import capabilities_probe
 from windtunnel.agents.sandbox.live import guard as guards
 from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Context, SandboxError
+from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
-from windtunnel.agents.sandbox.live.files import LeftOut, PoolError, open_pool
+from windtunnel.agents.sandbox.live.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Machine, rootless

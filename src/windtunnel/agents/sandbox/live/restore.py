@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
-from windtunnel.agents.sandbox.live.context import Context, SandboxError
-from windtunnel.agents.sandbox.live.criu import CriuError, wait_lazy
+from windtunnel.agents.sandbox.live.context import Context
+from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.decisions import Decider
-from windtunnel.agents.sandbox.live.machine import Machine, MachineError
+from windtunnel.agents.sandbox.live.machine import Machine
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.views import RestoreReport

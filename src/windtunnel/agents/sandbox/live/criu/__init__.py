@@ -1,7 +1,6 @@
 """Process images by CRIU: find it, dump and restore with it, say why it refused, install it."""
 
 from windtunnel.agents.sandbox.live.criu.doctor import Rung, doctor, ladder, rung
-from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.find import find_criu
 from windtunnel.agents.sandbox.live.criu.install import setup
 from windtunnel.agents.sandbox.live.criu.lazy import images_in_use, wait_lazy
@@ -9,7 +8,6 @@ from windtunnel.agents.sandbox.live.criu.run import Criu, DumpStats
 
 __all__ = [
     "Criu",
-    "CriuError",
     "DumpStats",
     "Rung",
     "doctor",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu.doctor import doctor, ladder
-from windtunnel.agents.sandbox.live.criu.failure import CriuError
 from windtunnel.agents.sandbox.live.criu.install import setup
 from windtunnel.base.errors import UserError
 

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import archive
 from windtunnel.agents.sandbox.live.criu.archive import ArchiveError
-from windtunnel.agents.sandbox.live.criu.failure import CriuError
-from windtunnel.agents.sandbox.live.criu.find import default_prefix, version_of
+from windtunnel.agents.sandbox.live.criu.find import default_prefix, trial, version_of
 from windtunnel.agents.sandbox.live.criu.run import Criu
-from windtunnel.agents.sandbox.live.criu.trial import trial
 from windtunnel.base.errors import UserError
 
 Method = Literal["auto", "source", "packages"]

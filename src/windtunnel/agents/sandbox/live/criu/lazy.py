@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import process
-from windtunnel.agents.sandbox.live.criu.failure import CriuError, real_errors
+from windtunnel.agents.sandbox.live.criu.failure import real_errors
 from windtunnel.linux.system import copied_descriptor
 
 PIDFD_GETFD = 438

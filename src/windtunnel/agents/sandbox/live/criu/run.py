@@ -8,6 +8,9 @@ cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are ke
 both ends of one inside the sandbox come back together, and one whose other end is gone is ended. A file that
 was deleted under the name by which it is open while another name remains makes the dump fail: CRIU's stand-in
 for it (``--link-remap``) exists only while it dumps, so no snapshot of files would hold it.
+
+CRIU's own statistics are two small files beside its log, each two magic numbers, a length and one protobuf
+message of unsigned varints, so a few lines read them without generated code (CRIU, images/stats.proto).
 """
 
 from __future__ import annotations
@@ -16,17 +19,62 @@ import contextlib
 import os
 import re
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.connections import close_orphans
-from windtunnel.agents.sandbox.live.criu.failure import CriuError, explain_dump, explain_restore, who
+from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.live.criu.lazy import start_pages
-from windtunnel.agents.sandbox.live.criu.stats import read_stats
 from windtunnel.agents.sandbox.live.place import Externals
+
+DUMP = {
+    1: "freezing_us",
+    2: "frozen_us",
+    3: "memdump_us",
+    4: "memwrite_us",
+    5: "pages_scanned",
+    7: "pages_written",
+    9: "pages_lazy",
+    12: "shared_pages_scanned",
+    14: "shared_pages_written",
+}
+RESTORE = {1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored"}
+
+
+def read_stats(file: Path) -> dict[str, int]:
+    """The counters of a ``stats-dump`` or ``stats-restore`` file by name; empty when it cannot be read."""
+    try:
+        content = file.read_bytes()
+        (length,) = struct.unpack_from("<I", content, 8)
+        key, body = _varint(content[12 : 12 + length])
+        size, body = _varint(body)
+        body = body[:size]
+        names = DUMP if key >> 3 == 1 else RESTORE
+        found = {}
+        while body:
+            key, body = _varint(body)
+            value, body = _varint(body)
+            if key >> 3 in names:
+                found[names[key >> 3]] = value
+    except (OSError, struct.error, IndexError):
+        return {}
+    return found
+
+
+def _varint(content: bytes) -> tuple[int, bytes]:
+    value = 0
+    for place in range(10):
+        byte = content[place]
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:
+            return value, content[place + 1 :]
+    raise IndexError("a varint has at most ten bytes")
+
 
 COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks")
 NETWORK = ("--network-lock", "skip", "--skip-in-flight")

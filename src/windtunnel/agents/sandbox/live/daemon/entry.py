@@ -66,7 +66,7 @@ def real_host(home: Path, on_event: Callable[[Any], None]) -> Any:
 
 
 def real_died() -> Died:
-    from windtunnel.agents.sandbox.live.context import SandboxDied
+    from windtunnel.agents.sandbox.errors import SandboxDied
 
     return (SandboxDied,)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox.live.files import btrfs, lineage, mounting, shared, stream
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.live.files import btrfs, lineage, shared, stream
 from windtunnel.agents.sandbox.live.files.compare import Comparison
-from windtunnel.agents.sandbox.live.files.fault import PoolError
-from windtunnel.agents.sandbox.live.files.layout import Layout, checked, draft, faults, names
+from windtunnel.agents.sandbox.live.files.shared import Layout, checked, draft, faults, names
 from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
@@ -111,16 +111,16 @@ class BtrfsPool:
     def mount(self, box: str) -> Path:
         live = self._live(box)
         with faults(f"the root of sandbox {box!r} cannot be mounted"):
-            return mounting.visible(
+            return shared.visible(
                 self._at,
                 box,
                 lambda point: os.path.samefile(point, live),
-                lambda point: mounts.bind(live, point, mounting.FLAGS),
+                lambda point: mounts.bind(live, point, shared.FLAGS),
             )
 
     def unmount(self, box: str) -> None:
         with faults(f"the root of sandbox {box!r} cannot be unmounted"):
-            mounting.hidden(self._at, checked(box))
+            shared.hidden(self._at, checked(box))
 
     def snapshot(self, box: str, snapshot: str) -> int:
         live, made = self._live(box), self._at.snaps / checked(snapshot)
@@ -261,7 +261,7 @@ class BtrfsPool:
     def close(self, *, unmount: bool = False) -> None:
         if unmount:
             with faults(f"the pool {self._at.folder} cannot be unmounted"):
-                mounting.hide_all(self._at)
+                shared.hide_all(self._at)
                 if self._own:
                     # the loop device clears itself with its last user
                     mounts.unmount(self._at.folder)

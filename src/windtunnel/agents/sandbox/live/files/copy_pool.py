@@ -20,11 +20,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from windtunnel.agents.sandbox.live.files import mounting, overlay, shared, stream
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.live.files import overlay, shared, stream
 from windtunnel.agents.sandbox.live.files.compare import Comparison
-from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.known import Known, load, save, version
-from windtunnel.agents.sandbox.live.files.layout import Layout, checked, draft, faults, names
+from windtunnel.agents.sandbox.live.files.shared import Layout, checked, draft, faults, names
 from windtunnel.agents.sandbox.live.files.tree import Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
@@ -101,13 +101,13 @@ class CopyPool:
         label = f"windtunnel-{live.stat().st_ino}"
         with faults(f"the root of sandbox {box!r} cannot be mounted"):
             if not image:
-                return mounting.visible(
+                return shared.visible(
                     self._at,
                     box,
                     lambda point: os.path.samefile(point, live / "layer"),
-                    lambda point: mounts.bind(live / "layer", point, mounting.FLAGS),
+                    lambda point: mounts.bind(live / "layer", point, shared.FLAGS),
                 )
-            return mounting.visible(
+            return shared.visible(
                 self._at,
                 box,
                 lambda point: any(each.source == label for each in mounts.at(point)),
@@ -120,7 +120,7 @@ class CopyPool:
         checked(box)
         if self._mounts:
             with faults(f"the root of sandbox {box!r} cannot be unmounted"):
-                mounting.hidden(self._at, box)
+                shared.hidden(self._at, box)
 
     def snapshot(self, box: str, snapshot: str) -> int:
         live, there = self._live(box), self._at.snaps / checked(snapshot)
@@ -200,11 +200,11 @@ class CopyPool:
             yield tree / "layer"
             return
         lower = [tree / "layer", self._at.images / image]
-        point = mounting.view(self._at, lambda point: overlay.mount("windtunnel-view", point, lower))
+        point = shared.view(self._at, lambda point: overlay.mount("windtunnel-view", point, lower))
         try:
             yield point
         finally:
-            mounting.hidden(self._at, point.name)
+            shared.hidden(self._at, point.name)
 
     def generation(self, box: str) -> int:
         return -1
@@ -265,7 +265,7 @@ class CopyPool:
     def close(self, *, unmount: bool = False) -> None:
         if unmount and self._mounts:
             with faults(f"the pool {self._at.folder} cannot be unmounted"):
-                mounting.hide_all(self._at)
+                shared.hide_all(self._at)
 
 
 def _folder(path: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files.fault import PoolError
+from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.linux import mounts
 from windtunnel.linux.mounts import MS_NOATIME, MS_PRIVATE, attach_loop, loop_of, mount
 from windtunnel.linux.system import locked

@@ -13,8 +13,8 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.files import mounting
-from windtunnel.agents.sandbox.live.files.layout import Layout
+from windtunnel.agents.sandbox.live.files import shared
+from windtunnel.agents.sandbox.live.files.shared import Layout
 from windtunnel.agents.sandbox.live.files.tree import remove
 from windtunnel.linux import mounts
 
@@ -28,7 +28,7 @@ def mount(
     options = [_PLAIN, "lowerdir=" + ":".join(_escaped(path) for path in lower)]
     if upper is not None and work is not None:
         options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-    mounts.mount(label, point, "overlay", mounting.FLAGS, ",".join(options))
+    mounts.mount(label, point, "overlay", shared.FLAGS, ",".join(options))
     try:
         mounts.mount("none", point, flags=mounts.MS_PRIVATE)
     except OSError:
@@ -52,12 +52,12 @@ def works(at: Layout) -> bool:
         folder.mkdir(parents=True)
     (lower / "file").touch()
     try:
-        point = mounting.view(at, lambda point: mount("windtunnel-try", point, [lower], upper, work))
+        point = shared.view(at, lambda point: mount("windtunnel-try", point, [lower], upper, work))
         try:
             (point / "file").unlink()
             return stat.S_ISCHR(os.lstat(upper / "file").st_mode)
         finally:
-            mounting.hidden(at, point.name)
+            shared.hidden(at, point.name)
     except OSError:
         return False
     finally:

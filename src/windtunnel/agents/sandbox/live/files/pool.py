@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
+from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, loop
 from windtunnel.agents.sandbox.live.files.btrfs_pool import BtrfsPool
 from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
-from windtunnel.agents.sandbox.live.files.fault import PoolError
-from windtunnel.agents.sandbox.live.files.layout import faults
+from windtunnel.agents.sandbox.live.files.shared import faults
 from windtunnel.agents.sandbox.model import FileChange
 
 

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files.archive import Unpacker, opened
-from windtunnel.agents.sandbox.live.files.fault import PoolError
 from windtunnel.agents.sandbox.live.files.tree import extended, extents, remove
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect import kernel, memory, processes
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
 from windtunnel.agents.sandbox.live.inspect.files import Window
 from windtunnel.agents.sandbox.live.inspect.kernel import Event, Kernel
 from windtunnel.agents.sandbox.live.inspect.marks import Marks

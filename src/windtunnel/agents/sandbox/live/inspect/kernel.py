@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect import native
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS, rules_of
 from windtunnel.linux import LinuxError, bpf
 from windtunnel.linux.bpf import Ring

@@ -17,12 +17,12 @@ import struct
 import threading
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect.files import Window
 from windtunnel.agents.sandbox.live.inspect.paths import Root, below, mounts
 from windtunnel.agents.sandbox.live.inspect.syscalls import CREATED, DELETED, METADATA, MODIFIED, RENAMED
+from windtunnel.linux.system import libc
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _CLOEXEC, _NONBLOCK, _DIRECTORY_AND_NAME = 0x1, 0x2, 0xC00
 _MODIFY, _ATTRIB, _CLOSED, _FROM, _TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
 _OVERFLOW, _ONDIR = 0x4000, 0x40000000
@@ -81,7 +81,7 @@ class Marks:
         same = [mount for mount in mounts("self") if mount.device == root.device]
         point = min(same, key=lambda mount: len(mount.top)).point
         flags, mask = _ADD | _FILESYSTEM, ctypes.c_uint64(_MASK)
-        if _libc.fanotify_mark(self._fd, flags, mask, _AT_FDCWD, ctypes.c_char_p(point)):
+        if libc.fanotify_mark(self._fd, flags, mask, _AT_FDCWD, ctypes.c_char_p(point)):
             reason = os.strerror(ctypes.get_errno())
             raise InspectError(f"fanotify cannot watch {os.fsdecode(point)}: {reason}")
 
@@ -146,7 +146,7 @@ class Marks:
         for box in self._boxes.values():
             if subvolume != box.subvolume:
                 continue
-            fd: int = _libc.open_by_handle_at(box.fd, buffer, os.O_PATH | os.O_CLOEXEC)
+            fd: int = libc.open_by_handle_at(box.fd, buffer, os.O_PATH | os.O_CLOEXEC)
             if fd < 0:
                 if ctypes.get_errno() != errno.ESTALE:
                     box.window.doubt("a directory cannot be told by its handle")
@@ -161,7 +161,7 @@ class Marks:
 
 
 def _group() -> int:
-    fd: int = _libc.fanotify_init(_CLOEXEC | _NONBLOCK | _DIRECTORY_AND_NAME, os.O_RDONLY)
+    fd: int = libc.fanotify_init(_CLOEXEC | _NONBLOCK | _DIRECTORY_AND_NAME, os.O_RDONLY)
     if fd < 0:
         raise InspectError(f"fanotify that tells names (Linux 5.9): {os.strerror(ctypes.get_errno())}")
     return fd
@@ -171,7 +171,7 @@ def _handle(fd: int) -> bytes:
     """The file handle of an open directory: size, type, bytes."""
     buffer = ctypes.create_string_buffer(struct.pack("<Ii", 128, 0), 136)
     mount = ctypes.c_int()
-    if _libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount), _EMPTY_PATH):
+    if libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount), _EMPTY_PATH):
         raise InspectError(f"file handles on this file system: {os.strerror(ctypes.get_errno())}")
     (size,) = struct.unpack_from("<I", buffer)
     return buffer.raw[: 8 + size]

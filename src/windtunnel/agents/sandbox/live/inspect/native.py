@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
+from windtunnel.agents.sandbox.errors import InspectError
 
 FOLDER = Path(__file__).parent / "bpf"
 SOURCE = FOLDER / "turn.bpf.c"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.linux.system import open_inside
 

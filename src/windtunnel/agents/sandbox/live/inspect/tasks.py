@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect import memory, processes
-from windtunnel.agents.sandbox.live.inspect.fault import InspectError
 from windtunnel.agents.sandbox.live.inspect.kernel import Count
 from windtunnel.agents.sandbox.live.inspect.processes import Alive, Descriptors
 from windtunnel.agents.sandbox.model import ProcessEffect

@@ -9,7 +9,6 @@ Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system call
 """
 
 from windtunnel.agents.sandbox.live.machine import rootless
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.leftovers import collect, leftovers
 from windtunnel.agents.sandbox.live.machine.machine import Machine
@@ -18,6 +17,6 @@ from windtunnel.agents.sandbox.live.machine.state import shell_effect
 from windtunnel.agents.sandbox.views import Entry
 
 __all__ = [
-    "Cgroup", "Entry", "Group", "Machine", "MachineError", "addresses", "collect", "leftovers",
+    "Cgroup", "Entry", "Group", "Machine", "addresses", "collect", "leftovers",
     "listen_inside", "netns_file", "rootless", "shell_effect",
 ]  # fmt: skip

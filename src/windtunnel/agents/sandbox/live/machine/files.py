@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
-from windtunnel.agents.sandbox.live.machine.inside import opened
+from windtunnel.agents.sandbox.live.machine.channel import opened
 from windtunnel.agents.sandbox.views import Entry
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError

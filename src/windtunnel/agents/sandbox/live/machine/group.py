@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Limits
 from windtunnel.base.processes import boot_id

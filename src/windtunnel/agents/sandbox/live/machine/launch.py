@@ -9,11 +9,11 @@ import subprocess
 import threading
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import network
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.live.machine.channel import Folder
 from windtunnel.agents.sandbox.live.machine.files import make_folders
 from windtunnel.agents.sandbox.live.machine.group import Cgroup
-from windtunnel.agents.sandbox.live.machine.inside import Folder
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import network
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.linux import LinuxError, cgroup

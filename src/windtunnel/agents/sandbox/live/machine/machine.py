@@ -11,13 +11,11 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import files, launch, network, rootless
-from windtunnel.agents.sandbox.live.machine.answers import Init
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.live.machine.inside import Folder
+from windtunnel.agents.sandbox.live.machine.channel import Folder, Init, OnOutput
 from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
-from windtunnel.agents.sandbox.live.machine.turn import OnOutput
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec, ShellState, TurnResult
 from windtunnel.agents.sandbox.views import Entry

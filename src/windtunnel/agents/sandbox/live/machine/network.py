@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine.group import Group
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Network

@@ -16,15 +16,27 @@ import threading
 import time
 from typing import Literal
 
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import scripts
-from windtunnel.agents.sandbox.live.machine.answers import Answers, Init
-from windtunnel.agents.sandbox.live.machine.cut import goes_on
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
-from windtunnel.agents.sandbox.live.machine.inside import Folder
+from windtunnel.agents.sandbox.live.machine.channel import Answers, Folder, Init, OnOutput, Outputs
 from windtunnel.agents.sandbox.live.machine.state import State, differences, replay_script
-from windtunnel.agents.sandbox.live.machine.turn import OnOutput, Outputs
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.linux import processes
+
+FOLLOWS = re.compile(
+    r"[;\n`]|\|\||(?<!&)&(?!&|>)|\$\(|<\(|>\(|\b(eval|source|while|until|for|if|case|time)\b|^\s*[.!]"
+)
+"""Anything by which a command may have more than one part to run."""
+
+
+def goes_on(command: str, state: State | None) -> bool:
+    """Whether a shell may have more of the command to run when what it waits for has ended: it is a list or a
+    loop, or names a function or an alias, which may be one, or traps would run."""
+    if state is None or state.text("traps").strip() or FOLLOWS.search(command.strip()):
+        return True
+    aliases = re.findall(r"^alias (?:-- )?([^=\s]+)=", state.text("aliases"), re.MULTILINE)
+    return bool({*state.functions(), *aliases} & set(re.findall(r"[^\s'\"()|&<>]+", command)))
+
 
 STATE_LIMIT = 16 * 2**20
 """Bytes of its state that a shell may have."""

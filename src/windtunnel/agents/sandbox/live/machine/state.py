@@ -14,7 +14,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from windtunnel.agents.sandbox.live.machine.fault import MachineError
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 SECTIONS = (
