@@ -8,18 +8,14 @@ it is compiled once with the system's C++ compiler and kept in the user's cache.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import platform
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from windtunnel.base import paths
+from windtunnel.base import native, paths
 from windtunnel.base.errors import UserError
 
 NATIVE = Path(__file__).parent / "native"
@@ -40,21 +36,15 @@ def torch_directory() -> Path:
     return Path(spec.origin).parent
 
 
-def source_digest() -> str:
-    """A digest of the library's source, which a build carries in its file name."""
-    digest = hashlib.sha256()
-    for path in sorted(NATIVE.glob("*.cpp")) + sorted(NATIVE.glob("*.h")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def torch_version() -> str:
     """The installed torch's version without its build tag: ``"2.13.0"``."""
     return importlib.metadata.version("torch").split("+")[0]
 
 
 def library_name(version: str) -> str:
-    return f"absent-torch{version}-{platform.machine()}-{source_digest()}.so"
+    """Of a build for that torch; it carries a digest of the library's source."""
+    digest = native.digest([*sorted(NATIVE.glob("*.cpp")), *sorted(NATIVE.glob("*.h"))])
+    return f"absent-torch{version}-{platform.machine()}-{digest}.so"
 
 
 def build(target: Path) -> None:
@@ -63,14 +53,12 @@ def build(target: Path) -> None:
     Raises:
         UserError: there is no C++ compiler, or the compilation fails.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if compiler is None:
-        raise UserError(
-            f"no library for torch {torch_version()} is shipped and no C++ compiler was found to build it: "
-            "install torch==2.13.0, or a compiler (apt-get install g++)"
-        )
-    torch = torch_directory()
-    target.parent.mkdir(parents=True, exist_ok=True)
+    otherwise = (
+        f"no library for torch {torch_version()} is shipped and no C++ compiler was found to build it: "
+        "install torch==2.13.0, or a compiler (apt-get install g++)"
+    )
+    compiler = native.compiler("CXX", "g++", "clang++", otherwise)
+    torch, what = torch_directory(), "the absent device's library"
     with tempfile.TemporaryDirectory() as scratch:
         objects = []
         for name in SOURCES:
@@ -79,20 +67,11 @@ def build(target: Path) -> None:
             defined = ["-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC"]
             # assertions name their files: by their place in torch or here, not on the machine that built this
             nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
-            _run([
-                compiler, "-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined,
-                "-c", str(NATIVE / f"{name}.cpp"), "-o", objects[-1],
-            ])  # fmt: skip
-        # Linked beside the target and renamed, so that two processes building at once do not see half a file.
-        part = target.with_suffix(f".{os.getpid()}.part")
-        _run([compiler, "-shared", "-s", "-o", str(part), *objects, f"-L{torch}/lib", "-ltorch_cpu", "-lc10"])
-        os.replace(part, target)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise UserError(f"building the absent device's library failed: {done.stderr.strip()[-800:]}")
+            options = ["-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined]
+            source = str(NATIVE / f"{name}.cpp")
+            native.compiled([compiler, *options, "-c", source, "-o", objects[-1]], what)
+        libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10"]
+        native.compiled([compiler, "-shared", "-s", "-o", str(target), *objects, *libraries], what)
 
 
 def locate() -> Path:
@@ -101,13 +80,7 @@ def locate() -> Path:
     Raises:
         UserError: it has to be built and cannot be.
     """
-    name = library_name(torch_version())
-    for path in (NATIVE / name, paths.cache() / name):
-        if path.exists():
-            return path
-    target = paths.cache() / name
-    build(target)
-    return target
+    return native.located(NATIVE, library_name(torch_version()), build)
 
 
 def load() -> ctypes.CDLL:
@@ -128,18 +101,18 @@ def load() -> ctypes.CDLL:
         )
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(lib / name), mode=ctypes.RTLD_GLOBAL)
-    native = ctypes.CDLL(str(locate()), mode=ctypes.RTLD_GLOBAL)
-    native.wt_row.restype = ctypes.c_char_p
-    native.wt_events.restype = ctypes.c_void_p
-    native.wt_collective_blocks.restype = ctypes.c_void_p
+    library = ctypes.CDLL(str(locate()), mode=ctypes.RTLD_GLOBAL)
+    library.wt_row.restype = ctypes.c_char_p
+    library.wt_events.restype = ctypes.c_void_p
+    library.wt_collective_blocks.restype = ctypes.c_void_p
     for name in ("wt_event_count", "wt_collective_block_count", "wt_allocated"):
-        getattr(native, name).restype = ctypes.c_int64
-    native.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    native.wt_storage_block.argtypes = [ctypes.c_void_p]
-    native.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-    if not native.wt_hooks_ready():
+        getattr(library, name).restype = ctypes.c_int64
+    library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.wt_storage_block.argtypes = [ctypes.c_void_p]
+    library.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    if not library.wt_hooks_ready():
         raise RuntimeError("libtorch did not take the absent device's hooks")
-    return native
+    return library
 
 
 def operator_names() -> bytes:
@@ -186,11 +159,8 @@ def read_operator_table() -> bytes:
 def main() -> None:
     """``python -m windtunnel.training.emulate.live.native_library``: rebuild what is shipped beside the
     source."""
-    for old in NATIVE.glob("absent-torch*.so"):
-        old.unlink()
-    build(NATIVE / library_name(torch_version()))
+    native.rebuilt(NATIVE, library_name(torch_version()), "absent-torch*.so", build)
     (NATIVE / f"operators-{torch_version()}.txt").write_bytes(read_operator_table())
-    print(f"built {library_name(torch_version())}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Programs and libraries that are compiled from source of ours: found by a digest of it, or built.
+
+A build carries the digest in its file name, so one that does not belong to the source is never used. What is
+shipped lies beside the source; where nothing is shipped it is compiled once with the system's
+compiler and kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from windtunnel.base import atomic, paths
+from windtunnel.base.errors import UserError
+
+Build = Callable[[Path], None]
+"""Compiles into a file of that name. Raises UserError when it cannot."""
+
+
+def digest(sources: Iterable[Path], flags: str = "") -> str:
+    """Of the content of files and of how they are compiled."""
+    found = hashlib.sha256(flags.encode())
+    for path in sources:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def compiler(variable: str, usual: str, other: str, otherwise: str) -> str:
+    """The compiler that the environment's ``variable`` names, else ``usual``, else ``other``.
+
+    Raises:
+        UserError: there is none; says ``otherwise``.
+    """
+    found = shutil.which(os.environ.get(variable, usual)) or shutil.which(other)
+    if found is None:
+        raise UserError(otherwise)
+    return found
+
+
+def compiled(command: list[str], what: str) -> None:
+    """Run a compiler. Raises UserError with its last words."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise UserError(f"building {what} failed: {done.stderr.strip()[-800:]}")
+
+
+def located(folder: Path, name: str, build: Build) -> Path:
+    """The build ``name``: shipped in ``folder``, cached, or built now. Raises UserError as ``build`` does."""
+    cached = paths.cache() / name
+    for path in (folder / name, cached):
+        if path.exists():
+            return path
+    built(cached, build)
+    return cached
+
+
+def built(target: Path, build: Build) -> None:
+    """Build beside ``target`` and rename, so that two processes building at once do not see half a file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(target) as part:
+        build(part)
+
+
+def rebuilt(folder: Path, name: str, others: str, build: Build) -> None:
+    """Build what is shipped in ``folder`` as ``name`` anew, and remove what else fits ``others``."""
+    built(folder / name, build)
+    for old in folder.glob(others):
+        if old.name != name:
+            old.unlink()
+    print(f"built {name}")
