@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.elastic import Job, run
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import Job, determinism, run
 
 WIDTH, BATCH = 12, 12
 PATIENCE = 150.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import determinism
 
 sizes = st.integers(1, 40)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windtunnel.training.elastic.live.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for
 from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec
 from windtunnel.training.pipelines.live.sampling import SampleOrder

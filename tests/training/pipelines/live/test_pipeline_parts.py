@@ -15,7 +15,7 @@ from pipeline_problems import Problem, adamw, halving, specs
 from torch import Tensor, nn
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import determinism
 from windtunnel.training.pipelines.live import storage
 from windtunnel.training.pipelines.live.even import even_templates
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, checksum

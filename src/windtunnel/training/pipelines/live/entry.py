@@ -34,7 +34,7 @@ from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt
 from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key, resolve
 
 if TYPE_CHECKING:
-    from windtunnel.training.elastic.live.job import Job
+    from windtunnel.training.elastic import Job
     from windtunnel.training.pipelines.live.trainer import PipelineTrainer
 
 

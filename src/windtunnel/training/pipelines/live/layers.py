@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor, nn
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for
 
 _ALIGN = 16  # bytes: a tensor of any dtype may begin there
 

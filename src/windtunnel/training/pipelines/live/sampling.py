@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import determinism
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for
 from windtunnel.training.pipelines.live.layers import Layer
 
 Loss = Callable[[Any, Any], Tensor]

@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live.determinism import seed_for
+from windtunnel.training.elastic.determinism import seed_for
 from windtunnel.training.pipelines.live import entry, storage
 from windtunnel.training.pipelines.live.exchange import Exchange
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
@@ -51,7 +51,7 @@ from windtunnel.training.pipelines.policy.schedule import one_forward_one_backwa
 from windtunnel.training.pipelines.policy.templates import to_json
 
 if TYPE_CHECKING:
-    from windtunnel.training.elastic.live.job import Job
+    from windtunnel.training.elastic import Job
 
 Batch = Callable[[list[int]], tuple[Any, Any]]
 

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from windtunnel.training.checkpoint.bench.harness import LAST
 from windtunnel.training.checkpoint.bench.timed import TimedCheckpointer
-from windtunnel.training.elastic import Job, run
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import Job, determinism, run
 
 SAMPLES, BATCH, CLASSES = 512, 16, 10
 

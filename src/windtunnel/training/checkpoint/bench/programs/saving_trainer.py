@@ -17,8 +17,7 @@ from torch import nn
 
 from windtunnel.training.checkpoint.bench.harness import LAST
 from windtunnel.training.checkpoint.bench.savers import SAVERS
-from windtunnel.training.elastic import Job, run
-from windtunnel.training.elastic.live import determinism
+from windtunnel.training.elastic import Job, determinism, run
 
 PARTS = 8
 PER_PARAMETER = 12  # bytes: the parameter and two moments, in float32
