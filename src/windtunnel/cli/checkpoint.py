@@ -31,7 +31,10 @@ def register(app: typer.Typer) -> None:
 def list_steps(
     url: Url, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False
 ) -> None:
-    """Say which steps are there, and of those that cannot be restored why."""
+    """Say which steps are there, and of those that cannot be restored why.
+
+    Example: windtunnel checkpoint list s3://bucket/run
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -70,6 +73,8 @@ def verify(
     """Read all shards of all complete steps and hold them against their checksums.
 
     Exit status 1 if any is missing or damaged.
+
+    Example: windtunnel checkpoint verify s3://bucket/run
     """
     from windtunnel.store.objects import ObjectError
     from windtunnel.training.checkpoint.live.prune import scrub
@@ -98,7 +103,10 @@ def verify(
 def prune(
     url: Url, keep: Annotated[int, typer.Option(min=1, help="How many complete steps stay, the newest.")]
 ) -> None:
-    """Remove older steps and what no step needs. Safe beside a job that is writing."""
+    """Remove older steps and what no step needs. Safe beside a job that is writing.
+
+    Example: windtunnel checkpoint prune s3://bucket/run --keep 3
+    """
     from windtunnel.training.checkpoint.live.prune import prune as remove
 
     _there(url)
@@ -114,7 +122,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to: must not exist or be empty.")],
     step: Annotated[int | None, typer.Option(min=0, help="The newest complete one if not given.")] = None,
 ) -> None:
-    """Write a step as a checkpoint of torch.distributed.checkpoint."""
+    """Write a step as a checkpoint of torch.distributed.checkpoint.
+
+    Example: windtunnel checkpoint export s3://bucket/run checkpoint/
+    """
     from windtunnel.training.checkpoint.live.dcp import export_stored
 
     whole = [one.step for one in _there(url) if not one.bad]
@@ -135,7 +146,10 @@ def import_step(
     url: Url,
     step: Annotated[int, typer.Option(min=0, help="As which step it is stored.")],
 ) -> None:
-    """Put a checkpoint of torch.distributed.checkpoint into storage, where a job of any size restores it."""
+    """Put a checkpoint of torch.distributed.checkpoint into storage, where a job of any size restores it.
+
+    Example: windtunnel checkpoint import checkpoint/ s3://bucket/run
+    """
     from windtunnel.training.checkpoint.live.dcp import import_stored
 
     with _told():

@@ -95,6 +95,8 @@ def resilience(
 
     All of it is emulated: a trace of failures is drawn, and each way to go on goes through it with the
     decisions of the policies that also run live.
+
+    Example: windtunnel plan resilience --cluster h100-sxm:128x8 --state-bytes 1.1e12 --trace llama3
     """
     from dataclasses import replace as replaced
 

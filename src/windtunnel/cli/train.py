@@ -72,6 +72,8 @@ def train(
     Options come before SCRIPT; what follows it is the script's own. The script's output appears as it comes,
     lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
     failed.
+
+    Example: windtunnel train --hosts 4 --inject "kill:host=2,step=7" train.py
     """
     from windtunnel.training.elastic.session import Request, train_and_store
 
@@ -115,7 +117,10 @@ def host(
     ] = "",
     domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
 ) -> None:
-    """Lend this host to a job that was begun elsewhere; ends with the job."""
+    """Lend this host to a job that was begun elsewhere; ends with the job.
+
+    Example: windtunnel host 10.0.0.1:29400 --domain rack-3
+    """
     from windtunnel.training.elastic.session import lend
 
     raise typer.Exit(lend(launcher, address, domain))
