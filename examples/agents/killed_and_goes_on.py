@@ -47,7 +47,7 @@ def main() -> None:
             until(lambda: b"Done." in box.get(LOG))
             print(f"\nwhat the agent wrote:\n\n{box.get(LOG).decode()}")
             print(f"the model was asked {model.asked} times; the session has {len(STEPS) + 1} turns")
-            for turn in box.log()[1]:
+            for turn in box.log().turns:
                 print(f"  turn {turn.number}: {turn.turn_class.word:5} {'; '.join(turn.reasons[:2])}")
         finally:
             host.remove("coder")

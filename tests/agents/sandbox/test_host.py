@@ -178,7 +178,7 @@ def test_diff_and_log_tell_what_happened(make: Callable[..., Any]) -> None:
     diff = box.diff(first, box.tip)
     assert ("/workspace/new", "created") in {(one.path, one.change) for one in diff.files}
     assert any("sleep 1000" in command for command in diff.started) and not diff.ended
-    checkpoints, turns = box.log()
+    checkpoints, turns = box.log().checkpoints, box.log().turns
     assert [one.parent for one in checkpoints] == [None, first]
     assert [one.turn_class for one in turns] == [TurnClass.FULL]
     with pytest.raises(UserError, match="not known"):

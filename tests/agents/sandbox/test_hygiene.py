@@ -173,7 +173,7 @@ def test_the_host_is_killed_while_it_forks(lasting: Path, point: str) -> None:
         box = host.get(name)
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"2\n2\n1\n"
         missing_ones = [one for one in names if one not in there]
-        for fork in host.fork(box.log()[0][1].id, len(missing_ones), names=missing_ones):
+        for fork in host.fork(box.log().checkpoints[1].id, len(missing_ones), names=missing_ones):
             assert fork.run(f"{SHOW}; {COUNT}").stdout == b"1\n1\n1\n"
         for one in (name, *names):
             host.remove(one)
@@ -231,7 +231,7 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
                 (fork,) = host.fork(box.tip)
             if number == 7:
                 box.rollback(pinned)
-        newest = [manifest.id for manifest in box.log()[0] if manifest.box == "a"][-3:]
+        newest = [manifest.id for manifest in box.log().checkpoints if manifest.box == "a"][-3:]
         told = host.gc(dry_run=True)
         before = {manifest.id for manifest in host.context.manifests.all()[0]}
         done = host.gc()
@@ -380,7 +380,7 @@ class Life:
 
     def rollback(self, name: str) -> None:
         box = self.host.get(name)
-        there = [manifest.id for manifest in box.log()[0] if manifest.id in self.kept]
+        there = [manifest.id for manifest in box.log().checkpoints if manifest.id in self.kept]
         chosen = self.dice.choice(there)
         box.rollback(chosen)
         self.now[name] = self.kept[chosen]

@@ -84,7 +84,7 @@ def test_a_request_ends_a_turn_while_its_command_still_runs(make: Callable[..., 
     assert box.turns == 1
     box.restore()
     assert ask(box, "first") == "1", "the recorded answer"
-    box.rollback(box.log()[0][0].id)
+    box.rollback(box.log().checkpoints[0].id)
     assert ask(box, "first") == "2", "a rollback asks anew"
 
 

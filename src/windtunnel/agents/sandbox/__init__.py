@@ -8,7 +8,8 @@
             box.run("echo hello > /workspace/a")
         forks = host.fork("demo", 4)
 
-``Host`` works in this process, ``connect`` speaks to a daemon. Source: Crab (arXiv 2604.28138); what differs
+``Host`` works in this process; ``Sandbox(name)`` and ``connect`` speak to a daemon, of this host or another.
+Both are what `protocol` says, and raise the same errors. Source: Crab (arXiv 2604.28138); what differs
 from it is said where it does.
 """
 
@@ -18,17 +19,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.client import connect, connect_async
+    from windtunnel.agents.sandbox.client import Sandbox, connect, connect_async
+    from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
     from windtunnel.agents.sandbox.live.box import Box
     from windtunnel.agents.sandbox.live.effects import Journal
     from windtunnel.agents.sandbox.live.host import Host
     from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass, TurnResult
+    from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
 
 _PLACES = {
+    "AnyHost": "protocol",
+    "AnySandbox": "protocol",
     "Box": "live.box",
     "Host": "live.host",
     "Journal": "live.effects",
     "Limits": "model",
+    "Sandbox": "client",
+    "SandboxDied": "errors",
+    "SandboxError": "errors",
     "SandboxSpec": "model",
     "TurnClass": "model",
     "TurnResult": "model",
@@ -37,10 +45,15 @@ _PLACES = {
 }
 
 __all__ = [
+    "AnyHost",
+    "AnySandbox",
     "Box",
     "Host",
     "Journal",
     "Limits",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxError",
     "SandboxSpec",
     "TurnClass",
     "TurnResult",

@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from windtunnel.agents.sandbox.client import Client, launch
-from windtunnel.agents.sandbox.client.wire import Log
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import app
 from windtunnel.cli.sandbox.checkpoints import tree

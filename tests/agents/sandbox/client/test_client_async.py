@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.client import Client, SandboxFault, connect_async
+from windtunnel.agents.sandbox.client import Client, connect_async
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.views import Event
 from windtunnel.base.errors import UserError
@@ -51,7 +52,7 @@ def test_the_whole_life_of_a_sandbox(client: Client) -> None:
             assert (await host.health()).home == str(client.place.home)
             assert (await host.doctor())[0].name == "root"
             await box.stop()
-            with pytest.raises(SandboxFault, match="dead"):
+            with pytest.raises(SandboxError, match="dead"):
                 await box.run("true")
             await box.remove()
             with pytest.raises(UserError, match="unknown"):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.client import SandboxFault, SandboxGone
 from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import (
     STATUS,
@@ -22,6 +21,8 @@ from windtunnel.agents.sandbox.client.wire import (
     read,
     result_line,
 )
+from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.daemon.faults import told
 from windtunnel.agents.sandbox.model import (
     ImagePart,
     Manifest,
@@ -69,11 +70,11 @@ def test_what_was_passed_on_is_not_kept() -> None:
 def test_a_stream_that_ends_early_or_lacks_output_is_a_fault() -> None:
     collector = Collector()
     collector.feed(output_line("stdout", b"half"))
-    with pytest.raises(SandboxFault, match="not known"):
+    with pytest.raises(SandboxError, match="not known"):
         collector.complete()
-    with pytest.raises(SandboxFault, match="lost"):
+    with pytest.raises(SandboxError, match="lost"):
         collector.feed(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 10, "stderr": 0}, None))
-    with pytest.raises(SandboxGone, match="gone"):
+    with pytest.raises(SandboxDied, match="gone"):
         Collector().feed(json_line({"error": "gone", "kind": "died"}))
 
 
@@ -82,12 +83,18 @@ def test_every_kind_of_error_has_its_exception(kind: str) -> None:
     error = raised({"error": "words", "kind": kind}, STATUS[kind])
     assert str(error) == "words"
     assert isinstance(error, UserError) == (STATUS[kind] < 410)
-    assert isinstance(error, SandboxGone) == (kind == "died")
+    assert isinstance(error, SandboxDied) == (kind == "died")
+
+
+def test_what_is_late_is_a_timeout_on_both_sides() -> None:
+    answer = told(TimeoutError("not done after 1 s"))
+    error = raised(answer, STATUS[answer["kind"]])
+    assert type(error) is TimeoutError and str(error) == "not done after 1 s"
 
 
 def test_an_answer_of_somebody_else_is_told() -> None:
     assert "502" in str(raised("<html>", 502))
-    assert isinstance(raised(None, 502), SandboxFault)
+    assert isinstance(raised(None, 502), SandboxError)
 
 
 def test_a_manifest_comes_back_the_same() -> None:

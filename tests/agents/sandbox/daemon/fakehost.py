@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import json
 import os
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,12 +20,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.client.wire import TAIL, read
+from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.daemon.entry import end, run
 from windtunnel.agents.sandbox.model import (
     Facility,
@@ -35,12 +38,9 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
     TurnResult,
 )
+from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, GcReport, RestoreReport
 from windtunnel.base.errors import UserError
-
-
-class FakeDied(Exception):
-    pass
 
 
 class FakePending:
@@ -94,11 +94,16 @@ class FakeBox:
             self.name, status, os.getpid(), state["turns"], tip, image, network, 1.0, ("sh",), state["base"]
         )
 
-    def machine(self) -> FakeBox:
-        return self
+    @property
+    def tip(self) -> str:
+        return self.info().tip
 
-    def shells(self) -> dict[str, int]:
-        return {"main": 1}
+    @property
+    def turns(self) -> int:
+        return self.info().turns
+
+    def shells(self) -> list[str]:
+        return ["main"]
 
     def path(self, inside: str) -> Path:
         if not inside.startswith("/"):
@@ -107,7 +112,7 @@ class FakeBox:
 
     def run(
         self,
-        command: str,
+        command: str | Sequence[str],
         *,
         shell: str = "main",
         timeout: float | None = None,
@@ -116,10 +121,11 @@ class FakeBox:
     ) -> TurnResult:
         with self._lock:
             if self.state()["status"] != "running":
-                raise FakeDied(f"sandbox {self.name} is dead: its processes are gone")
+                raise SandboxDied(f"sandbox {self.name} is dead: its processes are gone")
             begin = time.monotonic()
+            text = command if isinstance(command, str) else shlex.join(command)
             process = subprocess.Popen(
-                ["bash", "-c", command],
+                ["bash", "-c", text],
                 cwd=self.files,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -181,6 +187,11 @@ class FakeBox:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def get(self, path: str) -> bytes:
+        out = io.BytesIO()
+        self.get_to(path, out)
+        return out.getvalue()
+
     def get_to(self, path: str, out: IO[bytes]) -> None:
         if not self.path(path).is_file():
             raise UserError(f"sandbox: {path} is no file")
@@ -192,6 +203,11 @@ class FakeBox:
             Entry(one.name, "directory" if one.is_dir() else "file", one.stat().st_size)
             for one in sorted(self.path(path).iterdir())
         ]
+
+    @contextlib.contextmanager
+    def turn(self, request: str = "") -> Iterator[None]:
+        yield
+        self.end_turn(request)
 
     def end_turn(self, request: str = "", *, urgent: bool = False) -> FakePending:
         with self._lock:
@@ -239,13 +255,15 @@ class FakeBox:
             self.save(status="running")
             return RestoreReport(found[0], 1, ("files",), ("processes",), 0.25)
 
-    rollback = restore
+    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport:
+        return self.restore(checkpoint, lazy=lazy)
 
-    def log(self) -> tuple[list[Manifest], list[Turn]]:
+    def log(self) -> Log:
         state = self.state()
-        return [read(Manifest, one) for one in state["checkpoints"]], [
-            read(Turn, one) for one in state["log"]
-        ]
+        return Log(
+            tuple(read(Manifest, one) for one in state["checkpoints"]),
+            tuple(read(Turn, one) for one in state["log"]),
+        )
 
     def diff(self, older: str, newer: str = "") -> Diff:
         return Diff((FileChange("/a", "modified", 3),), ("new",), ())
@@ -296,7 +314,7 @@ class FakeHost:
         shutil.rmtree(box.folder)
 
     def fork(
-        self, checkpoint: str, count: int = 1, *, names: list[str] | None = None, lazy: bool = False
+        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
     ) -> list[FakeBox]:
         for source in self._boxes.values():
             for one in source.state()["checkpoints"]:
@@ -318,7 +336,7 @@ class FakeHost:
 
     def export(self, checkpoint: str, url: str) -> Manifest:
         box = self._boxes[checkpoint]
-        return box.log()[0][-1]
+        return box.log().checkpoints[-1]
 
     def notice(self, seconds: float) -> dict[str, str]:
         return {name: box.checkpoint("notice").id for name, box in self._boxes.items()}
@@ -369,7 +387,6 @@ def main() -> None:
             idle_seconds=given.idle,
             ready=lambda where: print(where, flush=True),
             open_host=FakeHost,
-            died=(FakeDied,),
             doctor=facilities,
         )
     except UserError as error:

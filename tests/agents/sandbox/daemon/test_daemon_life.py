@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.waiting import until
-from windtunnel.agents.sandbox.client import SandboxFault, connect, launch
+from windtunnel.agents.sandbox.client import connect, launch
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.daemon.guard import is_loopback, named_here
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
 from windtunnel.agents.sandbox.model import SandboxSpec
@@ -67,7 +68,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: 
                 assert begun.wait(20)
                 first.kill()
                 first.wait()
-                with pytest.raises(SandboxFault):
+                with pytest.raises(SandboxError):
                     cut.result(20)
     assert (daemon_home / "daemon.sock").exists()  # nobody could tidy up
     with fakehost.daemon(daemon_home) as second:
@@ -162,13 +163,13 @@ def test_a_daemon_that_cannot_start_says_why(daemon_home: Path) -> None:
     def command(code: str) -> tuple[str, ...]:
         return sys.executable, "-c", code
 
-    with pytest.raises(SandboxFault, match=r"status 3: no luck; see .*daemon\.log"):
+    with pytest.raises(SandboxError, match=r"status 3: no luck; see .*daemon\.log"):
         launch.ensure(daemon_home, command=command("print('no luck'); raise SystemExit(3)"))
     with pytest.raises(UserError, match=r"^sandbox: needs root$"):
         launch.ensure(
             daemon_home, command=command("print('windtunnel: sandbox: needs root'); raise SystemExit(2)")
         )
-    with pytest.raises(SandboxFault, match="did not answer within"):
+    with pytest.raises(SandboxError, match="did not answer within"):
         launch.ensure(daemon_home, command=command("import time; time.sleep(600)"), seconds=0.3)
     (daemon_home / "file").touch()
     with pytest.raises(UserError, match="cannot be used"):

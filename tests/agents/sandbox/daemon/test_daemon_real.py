@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.client import SandboxGone, connect, launch
+from windtunnel.agents.sandbox.client import connect, launch
+from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.daemon.server import held
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
@@ -45,7 +46,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             assert {one.name: one.status for one in client.boxes()} == {"a": "running", "f": "running"}
 
             box.stop()
-            with pytest.raises(SandboxGone, match="stopped"):
+            with pytest.raises(SandboxDied, match="stopped"):
                 box.run("true")
             report = box.restore(made.id)
             assert report.checkpoint == made.id

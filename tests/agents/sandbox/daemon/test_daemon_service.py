@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from support.waiting import until
-from windtunnel.agents.sandbox.client import Client, SandboxFault, SandboxGone
+from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import Collector
+from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
 
@@ -155,8 +156,8 @@ def test_stop_ends_what_runs_and_what_waits(client: Client) -> None:
         assert running.result(20).ended == "cancelled"
         # it was told to cancel, or came after the stop, depending on which request was first
         error = waiting.exception(20)
-        assert isinstance(error, SandboxGone) or waiting.result().note == "cancelled before it began"
-    with pytest.raises(SandboxGone):
+        assert isinstance(error, SandboxDied) or waiting.result().note == "cancelled before it began"
+    with pytest.raises(SandboxDied):
         box.run("true")
     assert "ran" not in [entry.name for entry in box.listdir("/")]
 
@@ -185,7 +186,7 @@ def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
         box.run("rm hold")
     assert [one.request for one in box.log().turns] == ["r1", "r2"]
     box.run("touch broken")
-    with pytest.raises(SandboxFault, match="disk is full"):
+    with pytest.raises(SandboxError, match="disk is full"):
         box.end_turn().wait(20)
 
 

@@ -128,7 +128,7 @@ def played(host: Host, trace: Trace, name: str, sizes: dict[str, int] | None = N
             on_open=seat.save,
             on_turn=lambda *_: lines.append(seat.end_turn()),
         )
-        manifests = [one for one in seat.box.log()[0] if one.box == name]
+        manifests = [one for one in seat.box.log().checkpoints if one.box == name]
         if sizes is not None:
             for one in manifests:
                 folder = host.home.checkpoints / one.id

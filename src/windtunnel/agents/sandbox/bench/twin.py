@@ -70,7 +70,7 @@ def record(
 ) -> ObservedBox:
     """Play a trace that has begun (``replay.begin``) on a live sandbox, one turn a command, and note what it
     took. ``epoch``: ``time.monotonic()`` when the run of all sandboxes began."""
-    before = {manifest.id for manifest in box.log()[0]}
+    before = {manifest.id for manifest in box.log().checkpoints}
     known = len(box.decisions())
     began = time.monotonic()
     rows: list[tuple[float, float, float, Pending]] = []
@@ -98,5 +98,5 @@ def record(
         gate = gates[place] if place < len(gates) else None
         kept = lines[place].checkpoint if keep.made > TurnClass.NONE else ""
         turns.append(ObservedTurn(run, used, think, look, keep, gate, kept))
-    made = tuple(manifest for manifest in box.log()[0] if manifest.id not in before)
+    made = tuple(manifest for manifest in box.log().checkpoints if manifest.id not in before)
     return ObservedBox(began - epoch, seconds, tuple(turns), made)

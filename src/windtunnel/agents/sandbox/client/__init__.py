@@ -4,9 +4,7 @@
 """
 
 from windtunnel.agents.sandbox.client.asynchronous import AsyncBox, AsyncClient, connect_async
-from windtunnel.agents.sandbox.client.blocking import Client, connect
-from windtunnel.agents.sandbox.client.remote import RemoteBox, RemotePending
-from windtunnel.agents.sandbox.client.wire import SandboxFault, SandboxGone
+from windtunnel.agents.sandbox.client.blocking import Client, RemoteBox, RemotePending, Sandbox, connect
 
 __all__ = [
     "AsyncBox",
@@ -14,8 +12,7 @@ __all__ = [
     "Client",
     "RemoteBox",
     "RemotePending",
-    "SandboxFault",
-    "SandboxGone",
+    "Sandbox",
     "connect",
     "connect_async",
 ]

@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.client import calls, http, launch, wire
 from windtunnel.agents.sandbox.client.address import Address, address
 from windtunnel.agents.sandbox.client.calls import Call
 from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.protocol import Log
 
 T = TypeVar("T")
 
@@ -184,7 +185,7 @@ class AsyncPending:
         self._answer = answer
 
     async def wait(self, timeout: float | None = None) -> Turn:
-        """The turn's line of the log once its checkpoint is safe; TimeoutError, or SandboxFault if it
+        """The turn's line of the log once its checkpoint is safe; TimeoutError, or SandboxError if it
         failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._answer.done:
@@ -222,6 +223,13 @@ class AsyncBox:
 
     async def spec(self) -> SandboxSpec:
         return await self.client.call(calls.spec(self.name))
+
+    async def tip(self) -> str:
+        """Id of the newest checkpoint; empty before the first."""
+        return (await self.info()).tip
+
+    async def turns(self) -> int:
+        return (await self.info()).turns
 
     async def shells(self) -> list[str]:
         return await self.client.call(calls.shells(self.name))
@@ -268,9 +276,9 @@ class AsyncBox:
         answer = await self.client.call(calls.end_turn(self.name, request, urgent))
         return AsyncPending(self.client, self.name, answer)
 
-    async def wait(self) -> None:
-        """Until the checkpoint under way, if any, is safe."""
-        await self.client.call(calls.settle(self.name))
+    async def wait(self, timeout: float | None = None) -> None:
+        """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
+        await self.client.call(calls.settle(self.name, timeout))
 
     async def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Manifest:
         return await self.client.call(calls.checkpoint(self.name, label, full, pin))
@@ -281,7 +289,7 @@ class AsyncBox:
     async def rollback(self, checkpoint: str, *, lazy: bool = False) -> views.RestoreReport:
         return await self.client.call(calls.rollback(self.name, checkpoint, lazy))
 
-    async def log(self) -> wire.Log:
+    async def log(self) -> Log:
         return await self.client.call(calls.log(self.name))
 
     async def diff(self, older: str, newer: str = "") -> views.Diff:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
+from windtunnel.agents.sandbox.protocol import Log
 
 T = TypeVar("T")
 
@@ -121,8 +122,9 @@ def pending(name: str, ticket: str, *, timeout: float, promote: bool) -> Call[wi
     return Call("GET", of_box(name, "turns", ticket), _kind(wire.TurnAnswer), query=query)
 
 
-def settle(name: str) -> Call[None]:
-    return Call("POST", of_box(name, "turns", "begin"), _nothing)
+def settle(name: str, timeout: float | None) -> Call[None]:
+    query = {} if timeout is None else {"timeout": timeout}
+    return Call("POST", of_box(name, "turns", "begin"), _nothing, query=query)
 
 
 def checkpoint(name: str, label: str, full: bool, pin: bool) -> Call[Manifest]:
@@ -150,8 +152,8 @@ def fork(checkpoint: str, count: int, names: Sequence[str] | None, lazy: bool) -
     return Call("POST", "/v1/fork", _kinds(views.BoxInfo), body)
 
 
-def log(name: str) -> Call[wire.Log]:
-    return Call("GET", of_box(name, "log"), _kind(wire.Log))
+def log(name: str) -> Call[Log]:
+    return Call("GET", of_box(name, "log"), _kind(Log))
 
 
 def diff(name: str, older: str, newer: str) -> Call[views.Diff]:

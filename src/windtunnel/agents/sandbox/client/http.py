@@ -9,7 +9,8 @@ from typing import IO, Any
 import httpx
 
 from windtunnel.agents.sandbox.client.address import Address, socket_of
-from windtunnel.agents.sandbox.client.wire import SandboxFault, raised
+from windtunnel.agents.sandbox.client.wire import raised
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.base.errors import UserError
 
 CHUNK = 1 << 20
@@ -34,7 +35,7 @@ def in_words(place: Address) -> Iterator[None]:
         raise UserError(f"sandbox: {place.url!r} is no URL: {error}") from error
     except httpx.TransportError as error:
         text = str(error) or type(error).__name__
-        raise SandboxFault(f"sandbox: the connection to the daemon {where} broke: {text}") from error
+        raise SandboxError(f"sandbox: the connection to the daemon {where} broke: {text}") from error
 
 
 def checked(response: httpx.Response) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.agents.sandbox.client.address import socket_of
-from windtunnel.agents.sandbox.client.wire import SandboxFault
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.base.errors import UserError
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.live.daemon")
@@ -39,7 +39,7 @@ def answers(home: Path) -> bool:
 def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float = READY_SECONDS) -> bool:
     """Make sure that a daemon of ``home`` runs; True when this call started it.
 
-    Raises SandboxFault, with the end of the daemon's log, when it ends at once or does not answer in time.
+    Raises SandboxError, with the end of the daemon's log, when it ends at once or does not answer in time.
     """
     if answers(home):
         return False
@@ -64,7 +64,7 @@ def ensure(home: Path, *, command: Sequence[str] | None = None, seconds: float =
 def wait_gone(home: Path, seconds: float = 150.0) -> None:
     """Wait until no daemon holds ``home``: one that was told to end first finishes what is under way.
 
-    Raises SandboxFault when it is still there after ``seconds``.
+    Raises SandboxError when it is still there after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     with (home / "daemon.lock").open("rb") as lock:
@@ -75,7 +75,7 @@ def wait_gone(home: Path, seconds: float = 150.0) -> None:
                 time.sleep(0.02)
             else:
                 return
-    raise SandboxFault(
+    raise SandboxError(
         f"sandbox: the daemon of home {home} has not ended after {seconds:g} s; see {home / LOG}"
     )
 
@@ -99,7 +99,7 @@ def _start(home: Path, command: Sequence[str], seconds: float) -> None:
             raise _failed(log, begin, process.returncode)
         if time.monotonic() > deadline:
             process.terminate()
-            raise SandboxFault(f"sandbox: the daemon did not answer within {seconds:g} s; see {log}")
+            raise SandboxError(f"sandbox: the daemon did not answer within {seconds:g} s; see {log}")
         time.sleep(0.02)
 
 
@@ -111,4 +111,4 @@ def _failed(log: Path, begin: int, status: int) -> Exception:
     last = said.splitlines()[-1] if said else "it said nothing"
     if status == 2:
         return UserError(last.removeprefix("windtunnel: "))
-    return SandboxFault(f"sandbox: the daemon ended with status {status}: {last}; see {log}")
+    return SandboxError(f"sandbox: the daemon ended with status {status}: {last}; see {log}")

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass, TurnResult
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.model import Turn, TurnClass, TurnResult
+from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -23,18 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TAIL = 64 * 2**10
 """Bytes of each output that a result holds where the output was passed on while the command ran."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns.
-
-    ``tips``: the newest checkpoint of every sandbox of the host, so that forks can be told.
-    """
-
-    checkpoints: tuple[Manifest, ...]
-    turns: tuple[Turn, ...]
-    tips: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -56,15 +45,16 @@ class Health:
     version: str
 
 
-class SandboxFault(ScriptError):
-    """The machine, the daemon or a sandbox failed, in a sentence. Earlier checkpoints are untouched."""
-
-
-class SandboxGone(SandboxFault):
-    """The sandbox's processes are gone; a restore brings its newest checkpoint back."""
-
-
-STATUS = {"user": 400, "denied": 401, "unknown": 404, "conflict": 409, "died": 410, "fault": 500, "full": 507}
+STATUS = {
+    "user": 400,
+    "denied": 401,
+    "unknown": 404,
+    "conflict": 409,
+    "died": 410,
+    "late": 504,
+    "fault": 500,
+    "full": 507,
+}
 """Kinds of errors, and the HTTP status that each has."""
 
 
@@ -75,7 +65,9 @@ def raised(answer: Any, status: int = 500) -> Exception:
     kind = known.get("kind", "user" if status == 422 else "fault")
     if kind in ("user", "denied", "unknown", "conflict"):
         return UserError(sentence)
-    return SandboxGone(sentence) if kind == "died" else SandboxFault(sentence)
+    if kind == "late":
+        return TimeoutError(sentence)
+    return SandboxDied(sentence) if kind == "died" else SandboxError(sentence)
 
 
 @cache
@@ -171,14 +163,14 @@ class Collector:
         return stream, data
 
     def complete(self) -> TurnResult:
-        """The result; SandboxFault when the stream ended before it came."""
+        """The result; SandboxError when the stream ended before it came."""
         if self.result is None:
-            raise SandboxFault("the daemon ended before the command did; what the command did is not known")
+            raise SandboxError("the daemon ended before the command did; what the command did is not known")
         return self.result
 
     def _end(self, ended: dict[str, Any]) -> None:
         if self.counts != {"stdout": ended.pop("stdout_bytes"), "stderr": ended.pop("stderr_bytes")}:
-            raise SandboxFault("part of the command's output was lost between the daemon and here")
+            raise SandboxError("part of the command's output was lost between the daemon and here")
         stdout, stderr = (
             bytes(kept if self._whole else kept[-TAIL:])
             for kept in (self.outputs["stdout"], self.outputs["stderr"])

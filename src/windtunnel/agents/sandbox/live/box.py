@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live import record as records
@@ -42,6 +42,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Look, Observation, Occasion
+from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -103,6 +104,10 @@ class Box:
             base=record.base,
         )
 
+    def shells(self) -> list[str]:
+        """Names of its persistent shells."""
+        return sorted(self.machine().shells())
+
     def machine(self) -> Machine:
         """The running machine, or SandboxDied in words."""
         machine = self._machine
@@ -143,7 +148,7 @@ class Box:
             self._context.report(Event("died", self.name, text[:80]))
         return result
 
-    def put(self, path: str, data: bytes | BinaryIO, mode: int = 0o644) -> None:
+    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         """Write a file of the sandbox, atomically. It counts as a change of the turn."""
         with self._lock:
             self._gate()
@@ -157,7 +162,7 @@ class Box:
         """The bytes of a regular file of the sandbox; links are followed inside of it only."""
         return self.machine().get(path)
 
-    def get_to(self, path: str, out: BinaryIO) -> None:
+    def get_to(self, path: str, out: IO[bytes]) -> None:
         """Stream a file of the sandbox into ``out``."""
         self.machine().get_to(path, out)
 
@@ -276,7 +281,7 @@ class Box:
 
     def _instead(self, damaged: Manifest) -> str:
         """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
-        known = {manifest.id: manifest for manifest in self.log()[0]}
+        known = {manifest.id: manifest for manifest in self.log().checkpoints}
         snapshots = set(self._context.pool.snapshots())
         at = known.get(damaged.parent or "")
         while at is not None:
@@ -313,7 +318,7 @@ class Box:
             self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report
 
-    def log(self) -> tuple[list[Manifest], list[Turn]]:
+    def log(self) -> Log:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
         found, _ = self._context.manifests.all()
         known = {manifest.id: manifest for manifest in found}
@@ -324,7 +329,7 @@ class Box:
                 chain.add(at)
                 at = known[at].parent
         shown = sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id))
-        return shown, self._log.read()
+        return Log(tuple(shown), tuple(self._log.read()))
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What the policy was asked of this sandbox, and what it answered, in order."""
@@ -427,7 +432,7 @@ class Box:
 
     def _own(self, checkpoint: str) -> Manifest:
         manifest = self._context.manifests.find(checkpoint)
-        if manifest.id not in {one.id for one in self.log()[0]}:
+        if manifest.id not in {one.id for one in self.log().checkpoints}:
             raise UserError(
                 f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
                 f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"

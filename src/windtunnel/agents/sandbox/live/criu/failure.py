@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from windtunnel.base.units import amount
-
 FAMILIES = {
     "38": "a kernel crypto socket (AF_ALG)",
     "40": "a virtual machine socket (AF_VSOCK)",
@@ -345,7 +343,7 @@ def _fill(sentence: str, found: re.Match[str], line: str) -> str:
         text = groups[min(int(place["name"]), len(groups) - 1)]
         match place["form"]:
             case "MB":
-                return amount(int(text))
+                return f"{int(text) / 1e6:.0f} MB"
             case "family":
                 return FAMILIES.get(text, f"a socket of family {text}")
             case "anonymous":

@@ -48,7 +48,7 @@ def build_app(service: Service) -> FastAPI:
         return JSONResponse({"error": sentence, "kind": kind}, error.status_code)
 
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        body = told(error, service.died)
+        body = told(error)
         return JSONResponse(body, status_of(body))
 
     # A handler of Exception alone would also let the error through to the server, which prints it.

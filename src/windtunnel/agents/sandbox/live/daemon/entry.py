@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.client.address import socket_of
-from windtunnel.agents.sandbox.live.daemon.faults import Died
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
 from windtunnel.agents.sandbox.live.daemon.service import Events
 from windtunnel.agents.sandbox.model import Facility
@@ -30,12 +29,11 @@ def run(
     allow_remote: bool = False,
     ready: Callable[[str], None] = lambda where: None,
     open_host: Open | None = None,
-    died: Died | None = None,
     doctor: Callable[[], list[Facility]] | None = None,
 ) -> None:
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
 
-    ``open_host``, ``died`` and ``doctor`` stand in for the real host, its exception and its report.
+    ``open_host`` and ``doctor`` stand in for the real host and its report.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -50,7 +48,6 @@ def run(
                 token=token,
                 events=events,
                 doctor=doctor or real_doctor,
-                died=died if died is not None else real_died(),
                 idle_seconds=idle_seconds,
                 allow_remote=allow_remote,
                 ready=ready,
@@ -63,12 +60,6 @@ def real_host(home: Path, on_event: Callable[[Any], None]) -> Any:
     from windtunnel.agents.sandbox.live.host import Host
 
     return Host(home, on_event=on_event)
-
-
-def real_died() -> Died:
-    from windtunnel.agents.sandbox.errors import SandboxDied
-
-    return (SandboxDied,)
 
 
 def real_doctor() -> list[Facility]:

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from windtunnel.agents.sandbox.client import wire
-from windtunnel.agents.sandbox.live.daemon.faults import Died, Refused, told
+from windtunnel.agents.sandbox.live.daemon.faults import Refused, told
 from windtunnel.agents.sandbox.live.daemon.lanes import Lanes
 from windtunnel.agents.sandbox.live.daemon.schema import Command
 from windtunnel.agents.sandbox.model import TurnResult
@@ -106,8 +106,8 @@ class Execution:
 class Executions:
     """The commands that run or wait for their lane."""
 
-    def __init__(self, lanes: Lanes, tickets: Tickets, died: Died) -> None:
-        self._lanes, self._tickets, self._died = lanes, tickets, died
+    def __init__(self, lanes: Lanes, tickets: Tickets) -> None:
+        self._lanes, self._tickets = lanes, tickets
         self._running: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -178,10 +178,10 @@ class Executions:
             pending = await self._lanes.call(lambda: box.end_turn(request=command.request))
             return asdict(self._tickets.add(pending))
         except Exception as error:
-            return dict(told(error, self._died))
+            return dict(told(error))
 
 
-async def lines(execution: Execution, died: Died) -> AsyncIterator[bytes]:
+async def lines(execution: Execution) -> AsyncIterator[bytes]:
     """The lines of a command as they come; pieces that wait already are sent as one."""
     held: tuple[str, bytearray] | None = None
     while (piece := await execution.lines.get()) is not None:
@@ -198,7 +198,7 @@ async def lines(execution: Execution, died: Died) -> AsyncIterator[bytes]:
     if held is not None:
         yield wire.output_line(held[0], bytes(held[1]))
     if execution.error is not None:
-        yield wire.json_line(dict(told(execution.error, died)))
+        yield wire.json_line(dict(told(execution.error)))
     elif execution.result is not None:
         yield wire.result_line(_told_result(execution), execution.sent, execution.turn)
 

@@ -6,6 +6,7 @@ import errno
 import logging
 
 from windtunnel.agents.sandbox.client.wire import STATUS
+from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.base.errors import UserError
 
 LOG = logging.getLogger("windtunnel.sandbox.daemon")
@@ -19,24 +20,22 @@ class Refused(Exception):
         self.kind = kind
 
 
-Died = tuple[type[BaseException], ...]
-"""The exceptions that mean: the sandbox's processes are gone."""
-
-
-def told(error: BaseException, died: Died = ()) -> dict[str, str]:
+def told(error: BaseException) -> dict[str, str]:
     """The body of the answer for ``error``: its sentence and its kind."""
     if isinstance(error, Refused):
         return {"error": str(error), "kind": error.kind}
     if isinstance(error, UserError):
         return {"error": str(error), "kind": "user"}
-    if isinstance(error, died):
+    if isinstance(error, SandboxDied):
         return {"error": str(error), "kind": "died"}
+    if isinstance(error, TimeoutError):
+        return {"error": str(error), "kind": "late"}
     if _disk_full(error):
         return {
             "error": f"{error}; the disk is full: 'windtunnel sandbox gc' frees what can go",
             "kind": "full",
         }
-    if type(error).__module__ == "builtins" and not isinstance(error, OSError | TimeoutError):
+    if type(error).__module__ == "builtins" and not isinstance(error, OSError):
         LOG.error("a call failed unexpectedly", exc_info=error)
         return {"error": f"sandbox: unexpected {type(error).__name__}: {error}", "kind": "fault"}
     return {"error": str(error) or type(error).__name__, "kind": "fault"}

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -20,6 +20,7 @@ from windtunnel.agents.sandbox.live.daemon.execution import Execution, lines
 from windtunnel.agents.sandbox.live.daemon.faults import Refused
 from windtunnel.agents.sandbox.live.daemon.service import Service
 from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
+from windtunnel.agents.sandbox.protocol import Log
 
 LINES = "application/x-ndjson"
 LONGEST_WAIT = 30.0
@@ -131,13 +132,13 @@ def box_routes(service: Service) -> APIRouter:
     @routes.get("/{name}/shells", summary="Names of its persistent shells")
     async def shells(name: str) -> list[str]:
         box = await service.box(name)
-        return await lanes.call(lambda: sorted(box.machine().shells()))
+        return await lanes.call(lambda: box.shells())
 
     @routes.post("/{name}/exec", summary="Run a command", response_model=schema.CommandAnswer)
     async def execute(name: str, body: schema.Command, request: Request) -> Response:
         execution = executions.start(await service.box(name), body)
         watcher = asyncio.create_task(_when_gone(request, execution, cancel=body.cancel_on_disconnect))
-        answer = _watching(lines(execution, service.died), watcher)
+        answer = _watching(lines(execution), watcher)
         if body.stream:
             return StreamingResponse(answer, media_type=LINES)
         collector = wire.Collector()
@@ -160,9 +161,9 @@ def box_routes(service: Service) -> APIRouter:
         )
 
     @routes.post("/{name}/turns/begin", summary="Wait until the last turn's checkpoint is safe")
-    async def begin(name: str) -> None:
+    async def begin(name: str, timeout: float | None = Query(None, ge=0.0)) -> None:
         box = await service.box(name)
-        await lanes.ordered(name, box.wait)
+        await lanes.ordered(name, lambda: box.wait(timeout))
 
     @routes.post("/{name}/turns/end", summary="End the turn: classify it and start its checkpoint")
     async def end(name: str, body: schema.TurnEnd) -> wire.TurnAnswer:
@@ -213,13 +214,13 @@ def checkpoint_routes(service: Service) -> APIRouter:
         return wire.as_kind(views.RestoreReport, report)
 
     @routes.get("/{name}/log", summary="Its checkpoints and turns")
-    async def log(name: str) -> wire.Log:
+    async def log(name: str) -> Log:
         box = await service.box(name)
 
-        def work() -> wire.Log:
-            checkpoints, turns = box.log()
+        def work() -> Log:
+            log = box.log()
             tips = {info.name: info.tip for info in service.host.boxes()}
-            return wire.Log(tuple(checkpoints), tuple(turns), tips)
+            return replace(log, tips=tips)
 
         return await lanes.call(work)
 

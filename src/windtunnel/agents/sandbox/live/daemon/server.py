@@ -26,7 +26,6 @@ from starlette.types import ASGIApp
 from windtunnel.agents.sandbox.client.address import socket_of
 from windtunnel.agents.sandbox.client.launch import answers
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
-from windtunnel.agents.sandbox.live.daemon.faults import Died
 from windtunnel.agents.sandbox.live.daemon.guard import guarded, is_loopback
 from windtunnel.agents.sandbox.live.daemon.service import Events, Service
 from windtunnel.agents.sandbox.model import Facility
@@ -70,7 +69,6 @@ def serve(
     token: str = "",
     events: Events | None = None,
     doctor: Callable[[], list[Facility]] = list,
-    died: Died = (),
     idle_seconds: float | None = None,
     grace_seconds: float = 10.0,
     allow_remote: bool = False,
@@ -95,7 +93,7 @@ def serve(
         remote = closing.enter_context(_tcp(*http)) if http is not None else None
 
         async def life() -> None:
-            service = Service(host, socket_path.parent, events or Events(), doctor, died)
+            service = Service(host, socket_path.parent, events or Events(), doctor)
             service.events.attach(asyncio.get_running_loop())
             app = counted(build_app(service), service)
             servers = [(_server(app, grace_seconds), local)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.live.daemon.execution import Executions, Tickets
-from windtunnel.agents.sandbox.live.daemon.faults import Died, Refused
+from windtunnel.agents.sandbox.live.daemon.faults import Refused
 from windtunnel.agents.sandbox.live.daemon.lanes import Lanes
 from windtunnel.agents.sandbox.live.place import checked_name
 from windtunnel.agents.sandbox.model import Facility
@@ -65,7 +65,6 @@ class Service:
     home: Path
     events: Events
     doctor: Callable[[], list[Facility]]
-    died: Died
     lanes: Lanes = field(default_factory=Lanes)
     tickets: Tickets = field(default_factory=Tickets)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,7 +74,7 @@ class Service:
     """When the last request ended."""
 
     def __post_init__(self) -> None:
-        self.executions = Executions(self.lanes, self.tickets, self.died)
+        self.executions = Executions(self.lanes, self.tickets)
 
     async def box(self, name: str) -> Any:
         """The sandbox of that name; refused as unknown where there is none. The host may be busy for a

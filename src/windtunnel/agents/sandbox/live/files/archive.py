@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 from windtunnel.agents.sandbox.live.files.tree import remove, set_extended, set_owner
 from windtunnel.base.errors import UserError
@@ -41,7 +41,7 @@ _XATTR = "SCHILY.xattr."
 
 
 @contextmanager
-def opened(source: BinaryIO, what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
+def opened(source: IO[bytes], what: str, *, to_end: bool = True) -> Iterator[tarfile.TarFile]:
     """The archive in ``source``, read as a stream; what is wrong with it becomes a UserError.
 
     ``to_end``: read what follows the last member too, where compressed data has its checksum."""
@@ -60,7 +60,7 @@ def opened(source: BinaryIO, what: str, *, to_end: bool = True) -> Iterator[tarf
 
 
 @contextmanager
-def plain(source: BinaryIO) -> Iterator[IO[bytes]]:
+def plain(source: IO[bytes]) -> Iterator[IO[bytes]]:
     """``source`` less its compression."""
     buffered = io.BufferedReader(cast(io.RawIOBase, source), 1 << 20)
     start = buffered.peek(6)[:6]
@@ -106,7 +106,7 @@ def digest(path: Path) -> str:
 def unpack(path: Path, target: Path, progress: Progress) -> None:
     """All of the tarball ``path`` into the empty folder ``target``."""
     progress(f"unpacking {path}")
-    with open(path, "rb", buffering=0) as file, opened(cast(BinaryIO, file), f"image {str(path)!r}") as tar:
+    with open(path, "rb", buffering=0) as file, opened(cast(IO[bytes], file), f"image {str(path)!r}") as tar:
         Unpacker(target, f"image {str(path)!r}").all(tar)
 
 
@@ -279,7 +279,7 @@ def is_layout(path: Path) -> bool:
     parts = ("blobs", "index.json", "manifest.json", "repositories")
     with open(path, "rb", buffering=0) as file:
         try:
-            with opened(cast(BinaryIO, file), str(path), to_end=False) as tar:
+            with opened(cast(IO[bytes], file), str(path), to_end=False) as tar:
                 for member in tar:
                     name = member.name.removeprefix("./").strip("/")
                     if name == "oci-layout":

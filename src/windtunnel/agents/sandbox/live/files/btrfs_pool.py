@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, lineage, shared, stream
@@ -220,13 +220,13 @@ class BtrfsPool:
             file.write_text(str(bytes), encoding="ascii")
         return ""
 
-    def send(self, snapshot: str, out: BinaryIO, parent: str | None = None) -> None:
+    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
         tree = self._snap(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be sent"):
             changes = self.changed(parent, snapshot) if parent is not None else None
             stream.send(tree, out, parent or "", changes)
 
-    def receive(self, snapshot: str, source: BinaryIO, parent: str | None = None) -> None:
+    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
         made = self._at.snaps / checked(snapshot)
         if made.exists():
             raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import overlay, shared, stream
@@ -226,13 +226,13 @@ class CopyPool:
                         found += about.st_blocks * 512
         return found
 
-    def send(self, snapshot: str, out: BinaryIO, parent: str | None = None) -> None:
+    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
         with faults(f"snapshot {snapshot!r} cannot be sent"):
             changes = self.changed(parent, snapshot) if parent is not None else None
             with self._view(self._snap(snapshot)) as tree:
                 stream.send(tree, out, parent or "", changes)
 
-    def receive(self, snapshot: str, source: BinaryIO, parent: str | None = None) -> None:
+    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
         """What is received is a whole tree, not one over an image."""
         there = self._at.snaps / checked(snapshot)
         if there.exists():

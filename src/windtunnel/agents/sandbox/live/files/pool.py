@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import IO, Literal, Protocol
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, loop
@@ -66,10 +66,10 @@ class Pool(Protocol):
     def set_limit(self, box: str, bytes: int | None) -> str:
         """Bound the live root; empty when that is enforced, else why not."""
 
-    def send(self, snapshot: str, out: BinaryIO, parent: str | None = None) -> None:
+    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
         """Write the snapshot as a tar stream, or what differs from ``parent``."""
 
-    def receive(self, snapshot: str, source: BinaryIO, parent: str | None = None) -> None:
+    def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
 
     def usage(self) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 from windtunnel.agents.sandbox.live.files import archive, host_image
 from windtunnel.agents.sandbox.live.files.tree import Copier
@@ -74,7 +74,7 @@ def fill(image: Image, target: Path, progress: Callable[[str], None]) -> None:
             what = f"image {str(image.path)!r}, layer {count}"
             with (
                 open(_blob(image.path, folder, layer), "rb", buffering=0) as file,
-                archive.opened(cast(BinaryIO, file), what) as tar,
+                archive.opened(cast(IO[bytes], file), what) as tar,
             ):
                 archive.Unpacker(target, what, layered=True).all(tar)
 

@@ -18,7 +18,7 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files.archive import Unpacker, opened
@@ -38,7 +38,7 @@ _KINDS = {
 }
 
 
-def send(tree: Path, out: BinaryIO, parent: str = "", changes: Iterable[FileChange] | None = None) -> None:
+def send(tree: Path, out: IO[bytes], parent: str = "", changes: Iterable[FileChange] | None = None) -> None:
     """Write ``tree`` to ``out``: all of it, or with ``changes`` only these over ``parent``."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
         sender = _Sender(tree, tar)
@@ -56,7 +56,7 @@ def send(tree: Path, out: BinaryIO, parent: str = "", changes: Iterable[FileChan
             sender.member(path, {})
 
 
-def receive(target: Path, source: BinaryIO, parent: str = "") -> None:
+def receive(target: Path, source: IO[bytes], parent: str = "") -> None:
     """Read a stream of ``send`` into ``target``: an empty folder, or a copy of the parent."""
     try:
         with opened(source, "the stream of files") as tar:

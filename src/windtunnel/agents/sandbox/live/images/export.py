@@ -21,7 +21,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 from windtunnel.agents.sandbox.live.files import Pool
 from windtunnel.agents.sandbox.live.images import intake, outlet
@@ -183,7 +183,7 @@ def _send_files(snapshot: str, pool: Pool, place: Files, jobs: ThreadPoolExecuto
             names.append(waiting.popleft().result())
 
     out = chunks.Cutter(take)
-    pool.send(snapshot, cast(BinaryIO, out))
+    pool.send(snapshot, cast(IO[bytes], out))
     out.finish()
     return (*names, *[job.result() for job in waiting])
 

@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import BinaryIO, Literal
+from typing import IO, Literal
 
 from windtunnel.agents.sandbox.live.machine.channel import opened
 from windtunnel.agents.sandbox.views import Entry
@@ -22,7 +22,7 @@ MOST = 2**30
 Kind = Literal["file", "folder", "link", "other"]
 
 
-def put(root: int, path: str, data: bytes | BinaryIO, mode: int) -> None:
+def put(root: int, path: str, data: bytes | IO[bytes], mode: int) -> None:
     """Write a file in one step; missing folders above it are made. UserError names what is in the way."""
     folder_path, name = _split(path)
     with _told(path):
@@ -50,7 +50,7 @@ def put(root: int, path: str, data: bytes | BinaryIO, mode: int) -> None:
             os.close(folder)
 
 
-def get_to(root: int, path: str, out: BinaryIO, limit: int | None = None) -> int:
+def get_to(root: int, path: str, out: IO[bytes], limit: int | None = None) -> int:
     """Copy a file's bytes to ``out``; returns how many. Links are followed inside the sandbox."""
     _split(path)
     with _told(path), opened(root, path, os.O_RDONLY | os.O_NONBLOCK, resolve=IN_ROOT | NO_XDEV) as file:

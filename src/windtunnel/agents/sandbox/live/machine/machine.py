@@ -9,7 +9,7 @@ import re
 import secrets
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import files, launch, network, rootless
@@ -241,7 +241,7 @@ class Machine:
 
     # --- files -----------------------------------------------------------------------------------------
 
-    def put(self, path: str, data: bytes | BinaryIO, mode: int = 0o644) -> None:
+    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         files.put(self._root, path, data, mode)
 
     def get(self, path: str) -> bytes:
@@ -249,7 +249,7 @@ class Machine:
         files.get_to(self._root, path, out, files.MOST)
         return out.getvalue()
 
-    def get_to(self, path: str, out: BinaryIO) -> int:
+    def get_to(self, path: str, out: IO[bytes]) -> int:
         return files.get_to(self._root, path, out)
 
     def listdir(self, path: str) -> list[Entry]:

@@ -1,0 +1,141 @@
+"""What a sandbox and a host of sandboxes are, wherever they run: equal methods, one family of errors.
+
+`Box` and `Host` are this in the process that holds them, `RemoteBox` and `Client` through a daemon, on this
+host or another one. `AsyncBox` and `AsyncClient` have the same methods, awaitable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, GcReport, RestoreReport
+
+
+@dataclass(frozen=True)
+class Log:
+    """The past of a sandbox: its checkpoints and those it was forked from, oldest first, and its turns.
+
+    ``tips``: from a daemon, the newest checkpoint of every sandbox of the host, so that forks can be told.
+    """
+
+    checkpoints: tuple[Manifest, ...]
+    turns: tuple[Turn, ...]
+    tips: dict[str, str] = field(default_factory=dict)
+
+
+class PendingTurn(Protocol):
+    """The checkpoint of a turn, under way."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def promote(self) -> None:
+        """Somebody waits for it now."""
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        """The turn's line of the log once its checkpoint is safe. Raises TimeoutError, or SandboxError or
+        another `HostError` when the checkpoint failed."""
+        ...
+
+
+class AnySandbox(Protocol):
+    """One sandbox. Methods raise SandboxDied when its processes are gone, UserError for what cannot be."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> SandboxSpec: ...
+
+    @property
+    def tip(self) -> str:
+        """Id of the newest checkpoint; empty before the first."""
+
+    @property
+    def turns(self) -> int: ...
+
+    def info(self) -> BoxInfo: ...
+
+    def shells(self) -> list[str]:
+        """Names of its persistent shells."""
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        shell: str = "main",
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> TurnResult:
+        """Run a command (shell text, or arguments) in a persistent shell and wait for its end; ``timeout`` in
+        seconds. ``on_output`` gets the output's name and bytes as they come."""
+
+    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
+        """Write a file of the sandbox, atomically. It counts as a change of the turn."""
+
+    def get(self, path: str) -> bytes:
+        """The bytes of a regular file of the sandbox; links are followed inside of it only."""
+
+    def get_to(self, path: str, out: IO[bytes]) -> None:
+        """Stream a file of the sandbox into ``out``."""
+
+    def listdir(self, path: str) -> list[Entry]: ...
+
+    def turn(self, request: str = "") -> AbstractContextManager[None]:
+        """A turn: at the end of the block it is classified and its checkpoint starts."""
+
+    def end_turn(self, request: str = "", *, urgent: bool = False) -> PendingTurn:
+        """End the turn: decide what it needs, and start that. A turn that needs nothing is done at once."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
+
+    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Manifest: ...
+
+    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport: ...
+
+    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport: ...
+
+    def log(self) -> Log: ...
+
+    def diff(self, older: str, newer: str = "") -> Diff:
+        """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
+
+    def stop(self) -> None:
+        """Kill all its processes. Files and checkpoints stay; ``restore`` brings it back."""
+
+
+class AnyHost(Protocol):
+    """The sandboxes of one host."""
+
+    def create(self, spec: SandboxSpec) -> AnySandbox:
+        """A new running sandbox."""
+
+    def get(self, name: str) -> AnySandbox:
+        """The sandbox of that name; UserError where there is none."""
+
+    def boxes(self) -> list[BoxInfo]: ...
+
+    def fork(
+        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+    ) -> Sequence[AnySandbox]:
+        """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
+
+    def remove(self, name: str) -> None: ...
+
+    def import_(self, url: str, name: str) -> AnySandbox: ...
+
+    def export(self, checkpoint: str, url: str) -> Manifest: ...
+
+    def notice(self, seconds: float) -> dict[str, str]:
+        """The host will be taken in ``seconds``: checkpoint every sandbox that runs."""
+
+    def gc(self, *, dry_run: bool = False) -> GcReport: ...
+
+    def close(self) -> None: ...

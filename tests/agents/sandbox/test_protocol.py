@@ -1,0 +1,105 @@
+"""What a sandbox and a host are: equal methods here, through a daemon, awaitable, and in the tests' fake."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.agents.sandbox.client import AsyncBox, AsyncClient, Client, RemoteBox, RemotePending
+from windtunnel.agents.sandbox.client.asynchronous import AsyncPending
+from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.live.box import Box
+from windtunnel.agents.sandbox.live.engine import Pending
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
+from windtunnel.base.errors import HostError
+
+_FAKE = Path(__file__).parent / "daemon" / "fakehost.py"
+
+
+def fakes() -> Any:
+    if "fakehost" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("fakehost", _FAKE)
+        assert spec and spec.loader
+        sys.modules["fakehost"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["fakehost"])
+    return sys.modules["fakehost"]
+
+
+def shape(method: Any) -> list[tuple[str, Any, Any]]:
+    """Names, kinds and defaults of its parameters."""
+    given = list(inspect.signature(method).parameters.values())
+    return [(one.name, one.kind, one.default) for one in given]
+
+
+def differences(
+    kind: type, protocol: type, awaitable: bool = False, instance: tuple[str, ...] = ()
+) -> list[str]:
+    found = []
+    for name, wanted in vars(protocol).items():
+        if name.startswith("_") or not (callable(wanted) or isinstance(wanted, property)) or name in instance:
+            continue
+        have = inspect.getattr_static(kind, name, None)
+        if have is None:
+            found.append(f"{kind.__name__} has no {name}")
+        elif isinstance(wanted, property):
+            if not isinstance(have, property) and not awaitable:
+                found.append(f"{kind.__name__}.{name} is no property")
+        elif shape(wanted) != shape(have):
+            found.append(
+                f"{kind.__name__}.{name}{inspect.signature(have)} is not {inspect.signature(wanted)}"
+            )
+    return found
+
+
+ASYNC_LACKS = ("cancel",)  # a task is cancelled instead
+
+
+def test_a_sandbox_is_the_same_here_and_elsewhere() -> None:
+    named = ("name",)
+    assert differences(Box, AnySandbox) == []
+    assert differences(RemoteBox, AnySandbox, instance=named) == []
+    assert differences(fakes().FakeBox, AnySandbox, instance=("name", "spec")) == []
+
+
+def test_a_host_is_the_same_here_and_elsewhere() -> None:
+    for kind in (Host, Client, fakes().FakeHost):
+        assert differences(kind, AnyHost) == []
+
+
+def test_a_checkpoint_under_way_is_the_same_here_and_elsewhere() -> None:
+    for kind in (Pending, RemotePending, fakes().FakePending):
+        assert differences(kind, PendingTurn) == []
+
+
+def test_what_is_awaited_has_the_same_methods() -> None:
+    assert differences(AsyncClient, AnyHost, awaitable=True) == []
+    assert differences(AsyncPending, PendingTurn, awaitable=True) == []
+    assert differences(AsyncBox, AnySandbox, awaitable=True, instance=("name", "run")) == []
+    wanted = [one for one in shape(AnySandbox.run) if one[0] not in ASYNC_LACKS]
+    assert shape(AsyncBox.run) == wanted
+
+
+@pytest.mark.parametrize("change", ["gone", "another default", "another name", "no keyword"])
+def test_a_fake_that_differs_is_told(change: str) -> None:
+    class Other(fakes().FakeBox):  # type: ignore[misc, name-defined]
+        pass
+
+    def restore(self: Any, checkpoint: str = "x", *, lazy: bool = False) -> None: ...
+
+    def renamed(self: Any, which: str = "", *, lazy: bool = False) -> None: ...
+
+    def loose(self: Any, checkpoint: str = "", lazy: bool = False) -> None: ...
+
+    kinds = {"another default": restore, "another name": renamed, "no keyword": loose, "gone": None}
+    Other.restore = kinds[change]
+    assert len(differences(Other, AnySandbox, instance=("name", "spec"))) == 1
+
+
+def test_one_family_of_errors() -> None:
+    assert issubclass(SandboxDied, SandboxError) and issubclass(SandboxError, HostError)
