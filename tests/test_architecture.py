@@ -38,9 +38,7 @@ WORLD = {
 KNOWN: set[tuple[str, str]] = {
     ("training.elastic.host", "training.checkpoint.live"),
     ("training.elastic.job", "training.checkpoint.live"),
-    ("training.checkpoint.live", "training.elastic.live"),
     ("training.checkpoint.bench", "training.elastic.live"),
-    ("training.pipelines.bench", "training.elastic.live"),
     ("training.pipelines.bench", "training.checkpoint.live"),
     ("training.pipelines.bench", "training.goodput.twin"),
 }

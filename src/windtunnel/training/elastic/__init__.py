@@ -1,6 +1,6 @@
 """Training that survives: what checkpoints in peer memory and pipeline templates stand on.
 
-A supervisor without torch owns the membership of a job in numbered generations; a agent on every host
+A supervisor without torch owns the membership of a job in numbered generations; an agent on every host
 outlives the trainers; the trainers' process group can be cut while blocked and rebuilt in the same process.
 A training program calls `run`, with a function that is called again, in the same process, after each failure.
 """
@@ -8,14 +8,23 @@ A training program calls `run`, with a function that is called again, in the sam
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.training.elastic.live.group import CuttableGroup
+    from windtunnel.training.elastic.live.group import CuttableGroup, group_sockets
     from windtunnel.training.elastic.live.job import Job, Regroup
+    from windtunnel.training.elastic.live.launch import Launched, launch
     from windtunnel.training.elastic.live.run import run
 
-__all__ = ["CuttableGroup", "Job", "Regroup", "run"]
+__all__ = ["CuttableGroup", "Job", "Launched", "Regroup", "group_sockets", "launch", "run"]
 
 # The trainer's side needs torch, which the supervisor and the agents must not load: so it is looked up late.
-_PLACES = {"CuttableGroup": "group", "Job": "job", "Regroup": "job", "run": "run"}
+_PLACES = {
+    "CuttableGroup": "group",
+    "Job": "job",
+    "Launched": "launch",
+    "Regroup": "job",
+    "group_sockets": "group",
+    "launch": "launch",
+    "run": "run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -164,7 +164,7 @@ def persisted(folder: Path, mib: int, share: float) -> tuple[int, int]:
     from torch import nn
 
     from windtunnel.training.checkpoint import PeerCheckpointer
-    from windtunnel.training.elastic.live.job import Job
+    from windtunnel.training.elastic import Job
 
     made = torch.Generator().manual_seed(3)
     count = mib * 2**20 // (12 * PARTS)

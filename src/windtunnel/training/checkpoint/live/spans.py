@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from windtunnel.training.checkpoint.live.memory.pacing import LONGEST
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
+from windtunnel.training.elastic import group_sockets
 
 PERIOD = 0.0015  # seconds between two looks at the sockets
 _OPEN = 3600.0  # a window without an end
@@ -156,14 +157,6 @@ def _counters(fd: int) -> tuple[int, int]:
     if len(info) < _COUNTERS_AT + _COUNTERS.size:
         return 0, 0
     return _COUNTERS.unpack_from(info, _COUNTERS_AT)
-
-
-def group_sockets() -> list[int]:
-    """Descriptors of the sockets of this process's cuttable group."""
-    from windtunnel.training.elastic.live import group
-
-    current = group._current
-    return list(current._recorder.sockets) if current is not None else []
 
 
 class IdleSender:

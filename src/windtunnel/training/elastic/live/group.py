@@ -259,3 +259,8 @@ def cut_works(bound: float = 2.0) -> bool:
         return time.monotonic() - begin < bound / 2
     finally:
         cutter.join()
+
+
+def group_sockets() -> list[int]:
+    """Descriptors of the sockets of this process's cuttable group; none where it has none."""
+    return list(_current._recorder.sockets) if _current is not None else []

@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 from windtunnel.bench.measure import scratch
 from windtunnel.linux.system import adopt_orphans
+from windtunnel.training.elastic import Launched, launch
 from windtunnel.training.elastic.events import Recovery, recoveries
 from windtunnel.training.elastic.job import PRELOAD
-from windtunnel.training.elastic.live.launch import Launched, launch
 from windtunnel.training.elastic.policy.rules import Rules
 
 HOSTS = 6

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from windtunnel.training.elastic.live.group import CuttableGroup
+from windtunnel.training.elastic import CuttableGroup
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 AFTER = 0.2
