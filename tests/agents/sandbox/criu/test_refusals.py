@@ -40,7 +40,7 @@ CASES = {
     "deleted big file": (
         "file = open('/workspace/big', 'wb'); file.write(bytes(70 << 20)); file.flush(); "
         "os.unlink(file.name)",
-        "holds the deleted file /workspace/big of 73.4 MB open",
+        "holds the deleted file /workspace/big of 73 MB open",
     ),
     "deleted name": (
         "open('/workspace/a', 'w'); os.link('/workspace/a', '/workspace/b'); held = open('/workspace/a'); "
