@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.agents.sandbox import Sandbox
     from windtunnel.api import Run, SweepRun, emulate, load_run, runs, sweep
-    from windtunnel.base.errors import ScriptError, UserError
+    from windtunnel.base.errors import HostError, ScriptError, UserError
     from windtunnel.cluster.load import load_cluster
     from windtunnel.training import elastic
     from windtunnel.training.checkpoint import PeerCheckpointer
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "HostError",
     "PeerCheckpointer",
     "PipelineTrainer",
     "Run",
+    "Sandbox",
     "ScriptError",
     "SweepRun",
     "UserError",
@@ -37,9 +40,11 @@ __all__ = [
 ]
 
 _PLACES = {
+    "HostError": "base.errors",
     "PeerCheckpointer": "training.checkpoint",
     "PipelineTrainer": "training.pipelines",
     "Run": "api",
+    "Sandbox": "agents.sandbox",
     "ScriptError": "base.errors",
     "SweepRun": "api",
     "UserError": "base.errors",
