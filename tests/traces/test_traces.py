@@ -40,9 +40,9 @@ def captures(draw: st.DrawFn) -> list[Change]:
 
 
 @given(captures(), st.integers(1, 8))
-def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[Change], hosts: int) -> None:
-    there = set(range(hosts))
-    by_time = {change.time: change for change in seated(changes, hosts)}
+def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[Change], places: int) -> None:
+    there = set(range(places))
+    by_time = {change.time: change for change in seated(changes, places)}
     hosts = seats = 0
     for change in changes:
         done = by_time.get(change.time - changes[0].time)
@@ -54,8 +54,8 @@ def test_places_are_held_by_as_many_hosts_as_there_are(changes: list[Change], ho
         hosts += len(change.joined) - len(change.lost)
         seats = len(there)
         # a host that found no place does not get one later, so there may be fewer than hosts
-        assert seats <= min(hosts, hosts)
-    assert all(place < hosts for place in there)
+        assert seats <= min(hosts, places)
+    assert all(place < places for place in there)
 
 
 def test_a_file_of_lines(tmp_path: Path) -> None:
