@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,6 +22,8 @@ from windtunnel.training.pipelines.bench.measured import random_losses, regular_
 from windtunnel.training.pipelines.bench.replay import TRACES, twin_runs
 from windtunnel.training.pipelines.bench.runs import HOSTS, JobRun
 from windtunnel.training.pipelines.bench.schemes import GoOnOnFewer, RestartOnFewer
+from windtunnel.training.pipelines.model import LayerProfile
+from windtunnel.training.pipelines.policy.planner import plan
 
 
 def test_the_second_method_equals_brute_force() -> None:
@@ -36,6 +39,28 @@ def test_the_known_case() -> None:
     times, stages = planner_section.KNOWN_CASE
     assert certificate(times, stages) == brute_force(times, stages) == 268
     assert planner_section.planned(times, stages) == 268
+
+
+def layers_of(times: Sequence[float]) -> list[LayerProfile]:
+    return [LayerProfile("l", time / 4, 3 * time / 4) for time in times]
+
+
+def test_the_published_search_is_not_optimal() -> None:
+    times, stages = planner_section.KNOWN_CASE
+    profile = layers_of(times)
+    best, published = plan(profile, stages, 1, 1.0), planner_section.memoised_plan(profile, stages)
+    assert best is not None and published is not None
+    assert (best.time, published.time) == (268.0, 277.0)
+
+
+def test_the_published_search_is_never_better() -> None:
+    draw = random.Random(9)
+    for _ in range(60):
+        profile = layers_of([draw.choice([1, 2, 3, 5, 8, 13, 20]) for _ in range(draw.randint(3, 9))])
+        stages = draw.randint(1, min(5, len(profile)))
+        best, published = plan(profile, stages, 1, 1.0), planner_section.memoised_plan(profile, stages)
+        assert best is not None and published is not None
+        assert best.time <= published.time + 1e-9
 
 
 def test_too_few_layers_are_refused() -> None:

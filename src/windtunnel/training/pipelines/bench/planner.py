@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from statistics import median
 
 from windtunnel.bench.rows import Row
 from windtunnel.training.pipelines.bench.exact import brute_force, certificate, even_cuts, formula
-from windtunnel.training.pipelines.model import LayerProfile
-from windtunnel.training.pipelines.policy.memoised import memoised_plan
-from windtunnel.training.pipelines.policy.planner import plan
+from windtunnel.training.pipelines.model import LayerProfile, Stage, Template
+from windtunnel.training.pipelines.policy.planner import MICROBATCHES_A_STAGE, plan
+from windtunnel.training.pipelines.policy.times import iteration_time
 
 LAYERS, STAGES = 96, 32
 TARGET = 1.0  # seconds
@@ -53,6 +54,56 @@ def planner_rows(quick: bool) -> Iterator[Row]:
     yield from _gaps(draw, 60 if quick else 300)
     layers, stages = (24, 8) if quick else PEER_SIZE
     yield from _peer_seconds(random_layers(draw, layers), stages)
+
+
+def memoised_plan(
+    profile: Sequence[LayerProfile],
+    hosts: int,
+    memory: float = float("inf"),
+    *,
+    microbatches: int | None = None,
+) -> Template | None:
+    """The published search for ``hosts`` hosts of one device, None where it finds nothing.
+
+    Divide and conquer that keeps one best plan of each part: the layers are split in two at every cut, the
+    stages likewise; of all pairs of best halves the one with the least `times.iteration_time` is kept
+    (Oobleck, Jang et al., SOSP 2023, section 4.2). That may be up to a few percent slower than the best plan
+    (`policy.planner` has the example and the reason), in O(L^3 S^2) steps.
+
+    ``memory``: bytes a device, which a stage needs to hold with one microbatch in flight (as published).
+    """
+    times = [layer.forward + layer.backward for layer in profile]
+
+    def cost(stages: tuple[tuple[int, int], ...]) -> float:
+        rounds = MICROBATCHES_A_STAGE * len(stages) if microbatches is None else microbatches
+        return iteration_time([sum(times[u:v]) for u, v in stages], rounds)
+
+    @cache
+    def best(u: int, v: int, stages: int) -> tuple[tuple[int, int], ...] | None:
+        if v - u < stages:
+            return None
+        if stages == 1:
+            need = sum(layer.state_bytes + layer.activation_bytes for layer in profile[u:v])
+            return ((u, v),) if need <= memory else None
+        found: tuple[tuple[int, int], ...] | None = None
+        least = float("inf")
+        for middle in range(u + 1, v):
+            for first in range(1, stages):
+                left = best(u, middle, first)
+                right = best(middle, v, stages - first)
+                if left is None or right is None:
+                    continue
+                time = cost(left + right)
+                if time < least:
+                    found, least = left + right, time
+        return found
+
+    cuts = best(0, len(profile), hosts)
+    if cuts is None:
+        return None
+    stages = tuple(Stage(u, v, 1, sum(times[u:v])) for u, v in cuts)
+    rounds = MICROBATCHES_A_STAGE * hosts if microbatches is None else microbatches
+    return Template(hosts, stages, tuple(range(hosts)), cost(cuts), rounds)
 
 
 def random_layers(draw: random.Random, count: int) -> list[int]:
@@ -111,9 +162,9 @@ def _large(profiles: Sequence[Sequence[int]]) -> Iterator[Row]:
 
 
 def _seconds(profiles: Sequence[Sequence[int]]) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory(prefix="windtunnel-bench-") as cache:
-        cold = _alone(profiles[:1], cache)[0]
-        first, *again = _alone([profiles[0], *profiles], cache)
+    with tempfile.TemporaryDirectory(prefix="windtunnel-bench-") as folder:
+        cold = _alone(profiles[:1], folder)[0]
+        first, *again = _alone([profiles[0], *profiles], folder)
     cores = os.cpu_count()
     for name, seconds, note in (
         ("first call of a process, nothing compiled", cold, "import of Numba and compilation, once for good"),
@@ -126,10 +177,10 @@ def _seconds(profiles: Sequence[Sequence[int]]) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _alone(profiles: Sequence[Sequence[int]], cache: str) -> list[float]:
+def _alone(profiles: Sequence[Sequence[int]], folder: str) -> list[float]:
     """Seconds of a call for each profile, one after another in a new process."""
     asked = json.dumps({"profiles": [list(times) for times in profiles], "stages": STAGES})
-    environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
     done = subprocess.run(
         [sys.executable, "-c", _ALONE], input=asked, env=environment, capture_output=True, text=True,
         timeout=300, check=True,

@@ -23,9 +23,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
-from windtunnel.training.pipelines.policy.assign import assign
 from windtunnel.training.pipelines.policy.compose import choose_sizes, share, step_seconds, usable
 from windtunnel.training.pipelines.policy.templates import largest_size
 from windtunnel.training.pipelines.policy.transfers import Holders, layers_by_host, transfers
@@ -183,7 +185,7 @@ def _placed(
             [sum(layer_bytes[layer] for layer in old.layers_of(host) & layers) for layers in positions]
             for host in hosts
         ]
-        order = assign(kept)
-        at = {position: host for host, position in zip(hosts, order, strict=True)}
+        _, order = linear_sum_assignment(np.array(kept, dtype=np.float64), maximize=True)
+        at = {position: host for host, position in zip(hosts, order.tolist(), strict=True)}
         placed.append(tuple(at[position] for position in range(len(hosts))))
     return tuple(sorted(placed, key=lambda pipeline: (len(pipeline), min(pipeline))))
