@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from windtunnel.training.pipelines.live.entry import LayersLost
     from windtunnel.training.pipelines.live.even import even_templates
     from windtunnel.training.pipelines.live.layers import LayerSpec
+    from windtunnel.training.pipelines.live.profiler import measure_layers
     from windtunnel.training.pipelines.live.trainer import PipelineTrainer
 
-__all__ = ["LayerSpec", "LayersLost", "PipelineTrainer", "even_templates"]
+__all__ = ["LayerSpec", "LayersLost", "PipelineTrainer", "even_templates", "measure_layers"]
 
 _WHERE = {
     "LayerSpec": "layers",
     "LayersLost": "entry",
     "PipelineTrainer": "trainer",
     "even_templates": "even",
+    "measure_layers": "profiler",
 }
 
 

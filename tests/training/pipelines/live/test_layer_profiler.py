@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.pipelines.live.profiler import measure_layers
+from windtunnel.training.pipelines import measure_layers
 
 
 def model() -> list[nn.Module]:
