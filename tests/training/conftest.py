@@ -8,7 +8,7 @@ import pytest
 
 from support import preloaded
 from windtunnel.linux import forkserver_client
-from windtunnel.training.elastic.job import PRELOAD
+from windtunnel.training.job import PRELOAD
 
 SERVER = "windtunnel.linux.forkserver"
 

@@ -75,7 +75,7 @@ def train(
 
     Example: windtunnel train --hosts 4 --inject "kill:host=2,step=7" train.py
     """
-    from windtunnel.training.elastic.session import Request, train_and_store
+    from windtunnel.training.session import Request, train_and_store
 
     train_and_store(
         Request(
@@ -121,6 +121,6 @@ def host(
 
     Example: windtunnel host 10.0.0.1:29400 --domain rack-3
     """
-    from windtunnel.training.elastic.session import lend
+    from windtunnel.training.session import lend
 
     raise typer.Exit(lend(launcher, address, domain))

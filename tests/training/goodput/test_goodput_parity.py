@@ -13,12 +13,12 @@ from windtunnel.store import eventlog
 from windtunnel.traces.failures import Change
 from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.elastic import policy as elastic
-from windtunnel.training.elastic.live.launch import launch
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.goodput.twin import cost
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.launch import launch
 
 pytestmark = pytest.mark.slow
 

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windtunnel.training.elastic.live.group import CuttableGroup, group_sockets
     from windtunnel.training.elastic.live.job import Job, Regroup
-    from windtunnel.training.elastic.live.launch import Launched, launch
     from windtunnel.training.elastic.live.run import run
 
-__all__ = ["CuttableGroup", "Job", "Launched", "Regroup", "group_sockets", "launch", "run"]
+__all__ = ["CuttableGroup", "Job", "Regroup", "group_sockets", "run"]
 
 # The trainer's side needs torch, which the supervisor and the agents must not load: so it is looked up late.
 _PLACES = {
     "CuttableGroup": "group",
     "Job": "job",
-    "Launched": "launch",
     "Regroup": "job",
     "group_sockets": "group",
-    "launch": "launch",
     "run": "run",
 }
 

@@ -52,7 +52,7 @@ class Played:
         config = replace(config, **changes)
         config.write(tmp_path / "agent.config")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "windtunnel.training.elastic.host", str(tmp_path / "agent.config")],
+            [sys.executable, "-m", "windtunnel.training.host", str(tmp_path / "agent.config")],
             env=environment(),
             stdout=(tmp_path / "stdout").open("wb"),
             stderr=(tmp_path / "stderr").open("wb"),

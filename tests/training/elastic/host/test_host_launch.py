@@ -17,10 +17,10 @@ from host_helpers import STAYS, alive, environment, kinds, script
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import network
-from windtunnel.training.elastic.live import cleanup
+from windtunnel.training import cleanup
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.launch import Launched, launch
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.launch import Launched, launch
 
 Launch = Any
 
@@ -184,7 +184,7 @@ def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from windtunnel.training.elastic.live.launch import launch
+from windtunnel.training.launch import launch
 launched = launch(sys.argv[1], hosts=2, preload=(), folder=Path(sys.argv[2]), lease=5.0, **eval(sys.argv[3]))
 print(launched.token, flush=True)
 launched.wait()
@@ -301,7 +301,7 @@ def test_hosts_with_a_network_each(go: Launch, tmp_path: Path) -> None:
 def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=2, listen="127.0.0.1:0")
     code = (
-        "import sys; from windtunnel.training.elastic.session import lend;"
+        "import sys; from windtunnel.training.session import lend;"
         "raise SystemExit(lend(sys.argv[1], '', 'rack'))"
     )
     lent = [
@@ -317,7 +317,7 @@ def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
 
 def test_what_a_killed_lent_host_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=1, listen="127.0.0.1:0")
-    code = "import sys; from windtunnel.training.elastic.session import lend; lend(sys.argv[1], '', '')"
+    code = "import sys; from windtunnel.training.session import lend; lend(sys.argv[1], '', '')"
     lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
     here(launched, 1, 1)
     lent.kill()

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from support.waiting import until
 from windtunnel.linux import network
+from windtunnel.training import cleanup
 from windtunnel.training.elastic.events import recoveries
-from windtunnel.training.elastic.live import cleanup
-from windtunnel.training.elastic.live.launch import Launched, launch
+from windtunnel.training.launch import Launched, launch
 
 T = TypeVar("T")
 TRAINER = Path(__file__).with_name("runs_trainer.py")

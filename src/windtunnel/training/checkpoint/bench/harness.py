@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.base import atomic
-from windtunnel.training.elastic import Launched, launch
 from windtunnel.training.elastic.events import Event
+from windtunnel.training.launch import Launched, launch
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import xxhash
 
+from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot, checksum_of
-from windtunnel.training.elastic.live import cleanup
 from windtunnel.training.elastic.model import MemberHost, Membership
 
 LAYOUT = b'{"bench": "placement"}'

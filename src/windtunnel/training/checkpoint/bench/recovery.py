@@ -29,8 +29,8 @@ from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.checkpoint.bench import harness
 from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
-from windtunnel.training.elastic import Launched
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.launch import Launched
 
 SECTION = "recovery"
 Kind = Literal["worker killed", "host killed", "worker frozen"]

@@ -27,8 +27,8 @@ from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row
 from windtunnel.training.checkpoint.bench import harness
 from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
-from windtunnel.training.elastic import Launched
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
+from windtunnel.training.launch import Launched
 
 TARGET = 0.2  # seconds from SIGKILL to a working group
 LEASE = 1.0  # seconds without a sign of life

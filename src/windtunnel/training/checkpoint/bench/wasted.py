@@ -36,8 +36,8 @@ from windtunnel.training.checkpoint.bench import harness, timeline
 from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
 from windtunnel.training.checkpoint.bench.timeline import Save
 from windtunnel.training.checkpoint.policy.interval import wasted
-from windtunnel.training.elastic import Launched
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
+from windtunnel.training.launch import Launched
 
 SECTION = "wasted"
 RANKS = 4

@@ -1,4 +1,4 @@
-"""The job of the bench: a script that `elastic.launch` starts on every emulated host.
+"""The job of the bench: a script that `launch` starts on every emulated host.
 
 All of it is real (processes, 1F1B over gloo, fixed-point gradients, AdamW, commits, copies of layers) but the
 accelerator: a layer's matrix product is small, and it *sleeps* for the time that a device of its own would

@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 from windtunnel.bench.measure import scratch
 from windtunnel.linux.system import adopt_orphans
-from windtunnel.training.elastic import Launched, launch
 from windtunnel.training.elastic.events import Recovery, recoveries
-from windtunnel.training.elastic.job import PRELOAD
 from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.job import PRELOAD
+from windtunnel.training.launch import Launched, launch
 
 HOSTS = 6
 FEWEST = 2  # hosts of the smallest template
@@ -39,10 +39,8 @@ PEER_SCRIPT = Path(__file__).with_name("peer_job.py")
 # what the trainers import, so that a forked process is at once in the script
 WARM = (
     *PRELOAD,
-    "torch._dynamo",
     "windtunnel.training.pipelines.live.trainer",
     "windtunnel.training.pipelines.live.even",
-    "windtunnel.training.checkpoint.live.checkpointer",
 )
 
 Scheme = Literal["templates", "warm restart"]

@@ -30,10 +30,11 @@ from typing import Any
 from windtunnel.base.errors import UserError
 from windtunnel.linux import namespaces, network, processes
 from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training.elastic.job import Job
-from windtunnel.training.elastic.live import cleanup, forked, rendezvous
+from windtunnel.training import cleanup
+from windtunnel.training.elastic.live import forked, rendezvous
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.supervisor import Outcome
+from windtunnel.training.job import JobSpec
 
 TICK = 0.02
 MOST_SUPERVISORS = 20
@@ -60,7 +61,7 @@ def launch(
     output: int | None = None,
     **options: Any,
 ) -> Launched:
-    """Start ``script`` (see `Job` for the ``options``); the run's files go to ``folder``.
+    """Start ``script`` (see `JobSpec` for the ``options``); the run's files go to ``folder``.
 
     ``on_event``: called, from a thread, with every event of the run. ``output``: fd for what the trainers
     print, stdout and stderr of this process if None.
@@ -68,7 +69,7 @@ def launch(
     Raises:
         UserError: the script, an option or a fault is wrong, or this computer cannot emulate the network.
     """
-    job = Job(script=Path(script).absolute(), arguments=tuple(arguments), **options)
+    job = JobSpec(script=Path(script).absolute(), arguments=tuple(arguments), **options)
     job.check()
     return Launched(job, folder, on_event, output)
 
@@ -77,7 +78,7 @@ class Launched:
     """A job that runs. Use it as a context manager, or call `close`."""
 
     def __init__(
-        self, job: Job, folder: Path, on_event: Callable[[Event], None] | None, output: int | None
+        self, job: JobSpec, folder: Path, on_event: Callable[[Event], None] | None, output: int | None
     ) -> None:
         self.job = job
         self.folder = folder.absolute()
@@ -321,7 +322,7 @@ class Launched:
         path = self.folder / "agents" / f"{config.name}.config"
         path.parent.mkdir(exist_ok=True)
         config.write(path)
-        command = [sys.executable, "-m", "windtunnel.training.elastic.host", str(path)]
+        command = [sys.executable, "-m", "windtunnel.training.host", str(path)]
         command += ["--lifeline", str(self._lifeline)]
 
         def start() -> subprocess.Popen[bytes]:

@@ -23,7 +23,7 @@ PRELOAD = (
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """What is launched.
 
     ``hosts`` hosts of ``per_host`` ranks, and ``spares`` more that wait. ``domains``: failure domain of

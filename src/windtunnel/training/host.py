@@ -1,4 +1,4 @@
-"""The agent process of one host: ``python -m windtunnel.training.elastic.host CONFIG``.
+"""The agent process of one host: ``python -m windtunnel.training.host CONFIG``.
 
 It puts together the agent, its memory service and, where nobody else keeps one, its fork server. CONFIG is
 the JSON of `AgentConfig`. No torch in here: an agent is there in a fraction of a second.
@@ -13,16 +13,13 @@ import select
 import signal
 import sys
 import threading
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from windtunnel.linux.forkserver_client import ForkServerKeeper
+from windtunnel.training.checkpoint.live.memory import MemoryService
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.agent import Agent
 from windtunnel.training.elastic.live.agent.config import AgentConfig
-
-MEMORY_SERVICE = "windtunnel.training.checkpoint.live.memory"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,13 +60,9 @@ def serve(config: AgentConfig, lifeline: int | None = None) -> int:
 
 def with_memory(agent: Agent) -> None:
     """Add the memory service, in a folder of its own within the agent's."""
-    spec = find_spec(MEMORY_SERVICE)
-    if spec is None or spec.origin is None:
-        return
-    service = import_module(MEMORY_SERVICE)
     folder = agent.memory / "shards"
     folder.mkdir(exist_ok=True)
-    agent.services.append(service.MemoryService(folder, agent.config.address, context=agent))
+    agent.services.append(MemoryService(folder, agent.config.address, context=agent))
 
 
 def _watch(agent: Agent, lifeline: int) -> None:

@@ -15,13 +15,14 @@ from typing import Any, cast
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store.objects import open_files
+from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
-from windtunnel.training.elastic.job import Job
-from windtunnel.training.elastic.live import cleanup, rendezvous
-from windtunnel.training.elastic.live.launch import Launched
+from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.rules import OnLoss, Rules
+from windtunnel.training.job import JobSpec
+from windtunnel.training.launch import Launched
 
 CAPABILITY = "training.elastic"
 CHOICES = {
@@ -70,7 +71,7 @@ class Request:
     external: bool
     listen: str
 
-    def job(self) -> Job:
+    def job(self) -> JobSpec:
         """What is to be launched.
 
         Raises:
@@ -94,7 +95,7 @@ class Request:
         place(self.hosts, settings["copies"], settings["placement"], domains)
         if self.external and not self.listen:
             raise UserError("--external-hosts: give --listen HOST:PORT, where the hosts find this one")
-        job = Job(
+        job = JobSpec(
             script=self.script.absolute(),
             arguments=self.arguments,
             hosts=self.hosts,
@@ -166,7 +167,7 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
     return summary
 
 
-def _launch(job: Job, folder: Path, as_json: bool) -> dict[str, Any]:
+def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
     from rich.console import Console
 
     narrator = report.Narrator()
@@ -235,7 +236,7 @@ def lend(launcher: str, address: str, domain: str) -> int:
     Raises:
         UserError: nobody listens there, or the script is not on this host.
     """
-    from windtunnel.training.elastic.host import serve
+    from windtunnel.training.host import serve
 
     config = rendezvous.ask(launcher, address, domain)
     if not Path(config.script).is_file():
