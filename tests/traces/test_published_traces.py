@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from windtunnel.base.errors import UserError
-from windtunnel.traces.failures import Change, regular
-from windtunnel.traces.published import (
+from windtunnel.traces.failures import (
     CONTROLLED,
     LLAMA3,
     LLAMA3_SECONDS,
     SPOT,
+    Change,
     llama3,
     read_csv,
     read_skypilot,
+    regular,
     spot,
 )
 

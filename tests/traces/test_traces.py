@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.traces.failures import Change
-from windtunnel.traces.named import load, seated
+from windtunnel.traces.failures import Change, load, seated
 
 ASKED = ["plan", "resilience", "--cluster", "h100-sxm:16x8", "--state-bytes", "1e12"]
 

@@ -104,8 +104,7 @@ def resilience(
 
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
-    from windtunnel.traces.failures import poisson
-    from windtunnel.traces.named import Trace, load
+    from windtunnel.traces.failures import Trace, load, poisson
     from windtunnel.training.goodput.advise import Question, advise
     from windtunnel.training.goodput.twin.model import Costs, Job
 

@@ -1,15 +1,32 @@
-"""Traces of failures: when which hosts are lost, and when hosts come.
+"""Traces of failures: when which hosts are lost, and when hosts come; generated, published, or from a file.
 
 Hosts are numbered 0 .. hosts-1 and keep their number when they are replaced. Failures that have one
 cause are one change: a rack takes all of its hosts at once. Times are seconds from the start of the job.
+
+No published trace is copied here: generated ones have the published statistics, and files are read as the
+user has them.
+
+- `llama3`: Llama 3 (Meta, 2024, table 5): 419 unexpected interruptions in 54 days on 16,384 GPUs. The printed
+  percentages do not all fit the counts; the counts are used. Which cause takes more than one host, or
+  leaves its memory alive, is read from its name here, not published.
+- `spot`: what Oobleck's artifact (SOSP 2023) has of EC2: P3, 177 hosts added and 167 removed at 79
+  instants in 11.4 hours; g4dn, 79 added and 74 removed in 10.6 hours (its instants are not published: one
+  removal each).
+- `CONTROLLED`: Oobleck's rates: 30 hosts, 15 single removals (`regular`).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+
+from windtunnel.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -68,3 +85,295 @@ def regular(hosts: int, every: float, removals: int, order: Sequence[int] = ()) 
     """
     victims = order or [hosts - 1 - index for index in range(removals)]
     return tuple(Change(every * (index + 1), (victims[index],), cause="host") for index in range(removals))
+
+
+Reach = Literal["host", "domain", "software"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``count``: how often in the table. ``reach``: one host, all hosts of a domain, or only the
+    processes of one host."""
+
+    name: str
+    count: int
+    reach: Reach = "host"
+
+
+LLAMA3 = (
+    Cause("faulty GPU", 148),
+    Cause("GPU HBM3 memory", 72),
+    Cause("software bug", 54, "software"),
+    Cause("network switch or cable", 35, "domain"),
+    Cause("host maintenance", 32),
+    Cause("GPU SRAM memory", 19),
+    Cause("GPU system processor", 17),
+    Cause("network interface", 7),
+    Cause("NCCL watchdog timeout", 7, "software"),
+    Cause("silent data corruption", 6),
+    Cause("GPU thermal interface and sensor", 6),
+    Cause("SSD", 3),
+    Cause("power supply", 3),
+    Cause("server chassis", 2),
+    Cause("I/O expansion board", 2),
+    Cause("dependency", 2, "software"),
+    Cause("CPU", 2),
+    Cause("system memory", 2),
+)
+LLAMA3_SECONDS, LLAMA3_DEVICES = 54 * 86_400.0, 16_384
+
+CONTROLLED = {"6h": 21_600.0, "3h": 10_800.0, "1h": 3600.0, "30m": 1800.0, "10m": 600.0, "5m": 300.0}
+"""Seconds between the removals of Oobleck's controlled traces; 15 of them, from 30 hosts."""
+
+
+@dataclass(frozen=True)
+class SpotStatistics:
+    """``instants``: at which the removals fell. ``seconds``: length of the capture."""
+
+    added: int
+    removed: int
+    instants: int
+    seconds: float
+
+
+SPOT = {
+    "p3": SpotStatistics(177, 167, 79, 11.4 * 3600),
+    "g4dn": SpotStatistics(79, 74, 74, 10.6 * 3600),
+}
+
+
+def llama3(
+    hosts: int, horizon: float, random: np.random.Generator, *, per_host: int = 8, domain_size: int = 1
+) -> tuple[Change, ...]:
+    """Failures of a job with ``per_host`` devices in a host, at the rate a device of the table's run.
+
+    ``horizon``: seconds. ``domain_size``: consecutive hosts behind one switch.
+    """
+    total = sum(cause.count for cause in LLAMA3)
+    rate = total / LLAMA3_SECONDS / LLAMA3_DEVICES * hosts * per_host
+    times = np.sort(random.uniform(0.0, horizon, int(random.poisson(rate * horizon))))
+    kinds = random.choice(len(LLAMA3), len(times), p=[cause.count / total for cause in LLAMA3])
+    victims = random.integers(0, hosts, len(times))
+    changes = []
+    for time, kind, victim in zip(times.tolist(), kinds.tolist(), victims.tolist(), strict=True):
+        cause = LLAMA3[kind]
+        lost: tuple[int, ...] = (victim,)
+        if cause.reach == "domain":
+            first = victim - victim % domain_size
+            lost = tuple(range(first, min(first + domain_size, hosts)))
+        changes.append(Change(time, lost, software=cause.reach == "software", cause=cause.name))
+    return tuple(changes)
+
+
+def spot(hosts: int, kind: str, random: np.random.Generator) -> tuple[Change, ...]:
+    """Removals and additions among ``hosts`` at most, all there at first, as in the capture ``kind``.
+
+    Removals are as clustered as in the capture. What finds no host to remove, or none to add, is left out.
+
+    Raises:
+        UserError: no such capture.
+    """
+    if kind not in SPOT:
+        raise UserError(f"spot trace is {kind!r}; accepted are {', '.join(SPOT)}")
+    told = SPOT[kind]
+    instants = random.uniform(0.0, told.seconds, told.instants)
+    sizes = 1 + random.multinomial(told.removed - told.instants, [1 / told.instants] * told.instants)
+    arrivals = random.uniform(0.0, told.seconds, told.added)
+    events = [(time, size) for time, size in zip(instants.tolist(), sizes.tolist(), strict=True)]
+    events += [(time, 0) for time in arrivals.tolist()]
+    there = set(range(hosts))
+    changes = []
+    for time, size in sorted(events):
+        if size:
+            lost = random.permutation(sorted(there))[:size].tolist()
+            there.difference_update(lost)
+            if lost:
+                changes.append(Change(time, tuple(sorted(lost)), cause="spot"))
+        elif len(there) < hosts:
+            host = min(set(range(hosts)) - there)
+            there.add(host)
+            changes.append(Change(time, joined=(host,), cause="spot"))
+    return tuple(changes)
+
+
+def read_csv(text: str, name: str) -> tuple[Change, ...]:
+    """A trace of lines ``milliseconds,add|remove,host``, as Bamboo's and Oobleck's; equal times are one
+    change.
+
+    Hosts are numbered in the order in which they first appear. ``name``: of the file, for messages.
+
+    Raises:
+        UserError: a line of another form, or a host that is added twice or removed without being there.
+    """
+    numbers: dict[str, int] = {}
+    there: set[str] = set()
+    at: dict[float, tuple[list[int], list[int]]] = {}
+    for count, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit():
+            raise UserError(f"{name}, line {count}: {line!r} is not 'milliseconds,add|remove,host'")
+        time, what, host = int(fields[0]) / 1000, fields[1], fields[2]
+        if (what == "add") == (host in there):
+            state = "there already" if what == "add" else "not there"
+            raise UserError(f"{name}, line {count}: {what} of host {host!r}, which is {state}")
+        number = numbers.setdefault(host, len(numbers))
+        lost, joined = at.setdefault(time, ([], []))
+        if what == "add":
+            there.add(host)
+            joined.append(number)
+        else:
+            there.discard(host)
+            lost.append(number)
+    return tuple(
+        Change(time, tuple(lost), tuple(joined), cause="trace") for time, (lost, joined) in sorted(at.items())
+    )
+
+
+def read_skypilot(text: str, name: str) -> tuple[Change, ...]:
+    """A capture of SkyPilot (Wu et al., NSDI 2024): ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 3,
+    ..]}``.
+
+    The counts of hosts do not say which ones go: those with the highest numbers do. ``name``: of the file,
+    for messages.
+
+    Raises:
+        UserError: the text is something else.
+    """
+    try:
+        body = json.loads(text)
+        tick, counts = float(body["metadata"]["gap_seconds"]), body["data"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{name} is no capture with metadata.gap_seconds and data") from error
+    if not tick > 0 or not isinstance(counts, list):
+        raise UserError(f"{name}: gap_seconds is {tick:g} and must be positive, data must be a list")
+    changes = []
+    before = 0
+    for index, count in enumerate(counts):
+        if type(count) is not int or count < 0:
+            raise UserError(f"{name}: data[{index}] is {count!r}; a number of hosts is needed")
+        if count > before:
+            changes.append(Change(index * tick, joined=tuple(range(before, count)), cause="trace"))
+        elif count < before:
+            changes.append(Change(index * tick, tuple(range(count, before)), cause="trace"))
+        before = count
+    return tuple(changes)
+
+
+NAMED = ("llama3", *(f"spot:{kind}" for kind in SPOT))
+"""What `load` takes besides files: generated ones, with the published statistics."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``seconds``: how long it lasts. ``replaced``: whether hosts come back as the trace says, or (False)
+    when whoever simulates it replaces them."""
+
+    changes: tuple[Change, ...]
+    seconds: float
+    replaced: bool
+
+    @property
+    def losses(self) -> tuple[Change, ...]:
+        """Changes that take hosts or processes, without those that were never there."""
+        return tuple(change for change in self.changes if change.lost and change.time > 0)
+
+    @property
+    def mtbf(self) -> float:
+        """Mean seconds between losses, infinite if there are none."""
+        return self.seconds / len(self.losses) if self.losses else math.inf
+
+    @property
+    def software(self) -> float:
+        """The part of the losses that leaves the host alive."""
+        return sum(change.software for change in self.losses) / max(1, len(self.losses))
+
+    @property
+    def wide(self) -> float:
+        """The part of the others that takes more than one host."""
+        hard = [change for change in self.losses if not change.software]
+        return sum(len(change.lost) > 1 for change in hard) / max(1, len(hard))
+
+    @property
+    def away(self) -> float:
+        """Mean seconds from the loss of a host until one comes into its place, or the trace ends."""
+        since: dict[int, float] = {}
+        spans = []
+        for change in self.changes:
+            spans += [change.time - since.pop(place) for place in change.joined if place in since]
+            if not change.software:
+                since |= dict.fromkeys(change.lost, change.time)
+        spans += [self.seconds - begin for begin in since.values()]
+        return sum(spans) / max(1, len(spans))
+
+
+def load(
+    name: str,
+    hosts: int,
+    seconds: float,
+    random: np.random.Generator,
+    *,
+    per_host: int = 8,
+    domain_size: int = 1,
+) -> Trace:
+    """The trace ``name`` (one of `NAMED`, or a file of `read_csv` or, in JSON, of `read_skypilot`) for a job
+    of ``hosts``, cut off after ``seconds``.
+
+    ``per_host``, ``domain_size``: as for `llama3`.
+
+    Raises:
+        UserError: neither a known name nor a file that can be read.
+    """
+    if name == "llama3":
+        changes = llama3(hosts, seconds, random, per_host=per_host, domain_size=domain_size)
+        return Trace(changes, seconds, replaced=False)
+    if name in NAMED:
+        kind = name.partition(":")[2]
+        length = SPOT[kind].seconds
+        changes = spot(hosts, kind, random)
+    else:
+        changes = seated(_read(Path(name)), hosts)
+        length = max((change.time for change in changes), default=0.0)
+        if not length > 0:
+            raise UserError(f"trace {name}: nothing happens in it; at least two instants are needed")
+    seconds = min(seconds, length)
+    return Trace(tuple(change for change in changes if change.time <= seconds), seconds, replaced=True)
+
+
+def _read(path: Path) -> tuple[Change, ...]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"trace {path}: {error}; accepted are {', '.join(NAMED)}, or a file") from None
+    return read_skypilot(text, path.name) if path.suffix == ".json" else read_csv(text, path.name)
+
+
+def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:
+    """``changes`` among ``hosts`` places, from time 0: a host that comes takes the first free place.
+
+    In a capture every new host has a number of its own, and more or fewer may be there than the job has
+    places. Hosts for which no place is free are left out; places for which no host is there yet are lost at
+    time 0.
+    """
+    if not changes:
+        return ()
+    begin = changes[0].time
+    seats: dict[int, int] = {}
+    found = []
+    for change in changes:
+        lost = tuple(sorted(seats.pop(host) for host in change.lost if host in seats))
+        joined = []
+        for host in change.joined:
+            free = set(range(hosts)) - set(seats.values())
+            if free:
+                seats[host] = min(free)
+                joined.append(seats[host])
+        time = change.time - begin
+        if time == 0:
+            empty = tuple(sorted(set(range(hosts)) - set(joined)))
+            if empty:
+                found.append(Change(0.0, empty, cause="not there yet"))
+        elif lost or joined:
+            found.append(Change(time, lost, tuple(joined), change.software, change.cause))
+    return tuple(found)
