@@ -1,5 +1,5 @@
 """The agent: starts and watches the trainers of one host, and outlives them.
 
 `config` is what it is told at its start, `link` its connection to the supervisor, `door` the socket of its
-workers, `crew` the workers as processes, `output` what they print, `agent` the decisions between them.
+workers, `workers` the workers as processes, `output` what they print, `agent` the decisions between them.
 """

@@ -35,7 +35,7 @@ from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.agent.link import Link
 from windtunnel.training.elastic.live.agent.output import Outputs, Stream
 from windtunnel.training.elastic.live.agent.worker_server import Door, Message, Visitor
-from windtunnel.training.elastic.live.agent.workers import Crew, Worker
+from windtunnel.training.elastic.live.agent.workers import Worker, Workers
 from windtunnel.training.elastic.model import Membership
 
 TICK = 0.05
@@ -82,8 +82,8 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         self._status_file = folder / f"{config.name}.json"
         self._outputs = Outputs()
-        self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.crew.exited(m)))
-        self.crew = Crew(self._forks, self._outputs, self.do, self._started, self._gone)
+        self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
+        self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
         self._door = Door(self.memory / "agent.sock", lambda v, m: self.do(lambda: self._visit(v, m)))
         self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))
 
@@ -144,7 +144,7 @@ class Agent:
         self._hear_early()
         self._end_waiting(now)
         self._reconcile()
-        for worker in self.crew.living():
+        for worker in self.workers.living():
             self._check_beat(worker, now)
         if now - max(self.link.last_heard, self._heard) > self.config.orphan_after:
             self._end(1)
@@ -193,7 +193,7 @@ class Agent:
         }
 
     def _present(self) -> list[Worker]:
-        return [w for w in self.crew.living() if w.rank in self.mine and not w.stopped]
+        return [w for w in self.workers.living() if w.rank in self.mine and not w.stopped]
 
     def _hear(self, message: Message) -> None:
         self._heard = time.monotonic()
@@ -231,10 +231,10 @@ class Agent:
         self._results.clear()
         for service in self.services:
             service.membership(membership, place)
-        for worker in self.crew.living():
+        for worker in self.workers.living():
             rank = self._rank_of(worker.local)
             if rank is None or membership.restart_all or worker.frozen or not worker.spoke:
-                self.crew.stop(worker)
+                self.workers.stop(worker)
                 continue
             worker.rank = worker.stream.rank = rank
             worker.generation = self.generation
@@ -250,7 +250,7 @@ class Agent:
     def _reconcile(self) -> None:
         """Start what is missing, as far as the processes of before are gone."""
         for local, rank in enumerate(self.mine):
-            before = self.crew.workers.get(local)
+            before = self.workers.by_local.get(local)
             # What ended in the present generation is the supervisor's to decide about.
             if before is not None and (not before.ended or before.generation == self.generation):
                 continue
@@ -271,28 +271,28 @@ class Agent:
             "before": [forked.PREPARE],
         }
         try:
-            self.crew.start(worker, wanted)
+            self.workers.start(worker, wanted)
         except OSError:
             stream.discard()  # the fork server is being replaced: the next tick tries again
 
     def _fence(self, message: Message) -> None:
-        worker = self.crew.of_pid(message["pid"]) if message.get("pid") else None
+        worker = self.workers.of_pid(message["pid"]) if message.get("pid") else None
         if worker is None:
-            worker = next((w for w in self.crew.living() if w.rank == message["rank"]), None)
+            worker = next((w for w in self.workers.living() if w.rank == message["rank"]), None)
         if worker is not None:
-            self.crew.kill(worker)
+            self.workers.kill(worker)
 
     # -- the workers -------------------------------------------------------------------------------------
 
     def _visit(self, visitor: Visitor, message: Message | None) -> None:
-        worker = self.crew.of_pid(visitor.pid)
+        worker = self.workers.of_pid(visitor.pid)
         if message is None:
             self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
             return
-        if worker is None and any(other.pid is None for other in self.crew.living()):
+        if worker is None and any(other.pid is None for other in self.workers.living()):
             self._early.append((visitor, message))  # faster than the fork server's word that it was forked
             return
-        ended = next((w for w in self.crew.workers.values() if w.pid == visitor.pid and w.ended), None)
+        ended = next((w for w in self.workers.by_local.values() if w.pid == visitor.pid and w.ended), None)
         if ended is not None and not ended.stopped:
             self._hear_last_words(ended, message)
             return
@@ -455,19 +455,19 @@ class Agent:
         self.status = status
         last = time.monotonic() + (GRACE if status == 0 else RUDE_GRACE)
         if status != 0:
-            for worker in self.crew.living():
-                self.crew.kill(worker, signal.SIGTERM)
-        while self.crew.living() and time.monotonic() < last:
+            for worker in self.workers.living():
+                self.workers.kill(worker, signal.SIGTERM)
+        while self.workers.living() and time.monotonic() < last:
             self._turn(TICK)
-        for worker in self.crew.living():
-            self.crew.stop(worker)
+        for worker in self.workers.living():
+            self.workers.stop(worker)
         last = time.monotonic() + GRACE
-        while self.crew.living() and time.monotonic() < last:
+        while self.workers.living() and time.monotonic() < last:
             self._turn(TICK)
 
     def _close(self) -> None:
-        for worker in self.crew.living():
-            self.crew.stop(worker)
+        for worker in self.workers.living():
+            self.workers.stop(worker)
         self.link.close()
         self._forks.close()
         self._door.close()
@@ -486,6 +486,6 @@ class Agent:
             "place": self.place,
             "generation": self.generation,
             "memory": str(self.memory),
-            "workers": {worker.rank: worker.pid for worker in self.crew.living()},
+            "workers": {worker.rank: worker.pid for worker in self.workers.living()},
         }
         atomic.replace(self._status_file, json.dumps(content))

@@ -41,8 +41,8 @@ def host(agent: Agent, message: dict[str, Any]) -> None:
 
 def kill_host(agent: Agent) -> None:
     """A host that loses power: its workers, its memory and its agent are gone at once."""
-    for worker in agent.crew.living():
-        agent.crew.kill(worker)
+    for worker in agent.workers.living():
+        agent.workers.kill(worker)
     shutil.rmtree(agent.memory, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -46,7 +46,7 @@ class Worker:
     error: str = ""
 
 
-class Crew:
+class Workers:
     """``enqueue`` runs a function in the agent's own thread; there ``started(worker)`` is called for every
     process and ``gone(worker, status, signal)`` for every end."""
 
@@ -58,7 +58,7 @@ class Crew:
         started: Callable[[Worker], None],
         gone: Callable[[Worker, int | None, int | None], None],
     ) -> None:
-        self.workers: dict[int, Worker] = {}
+        self.by_local: dict[int, Worker] = {}
         self._forks, self._outputs = forks, outputs
         self._enqueue, self._begun, self._gone = enqueue, started, gone
 
@@ -75,7 +75,7 @@ class Crew:
         self._forks.start(wanted, answered, (worker.stream.out, worker.stream.err))
         worker.stream.given()
         self._outputs.add(worker.stream)
-        self.workers[worker.local] = worker
+        self.by_local[worker.local] = worker
 
     def kill(self, worker: Worker, number: int = signal.SIGKILL) -> None:
         """Send a signal to the worker's session."""
@@ -89,10 +89,10 @@ class Crew:
         self.kill(worker)
 
     def of_pid(self, pid: int) -> Worker | None:
-        return next((w for w in self.workers.values() if w.pid == pid and not w.ended), None)
+        return next((w for w in self.by_local.values() if w.pid == pid and not w.ended), None)
 
     def living(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if not worker.ended]
+        return [worker for worker in self.by_local.values() if not worker.ended]
 
     def exited(self, message: dict[str, Any]) -> None:
         """The fork server says that a child ended (in the agent's thread)."""
