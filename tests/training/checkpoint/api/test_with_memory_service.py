@@ -239,7 +239,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
     until(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
     time.sleep(0.3)  # room for a rank that does not wait
     assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
-    assert all(memory.committed() == -1 for memory in world.hosts.ranks)
+    assert [memory.committed() for memory in world.hosts.ranks] == [-1] * 4
     world.lose(2)
     for job in jobs:
         job.join(30.0)
