@@ -10,13 +10,15 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.faults import parse
 from windtunnel.training.elastic.policy.rules import Rules
 
-# What a trainer will import anyway; torch._dynamo is imported by the first optimizer of a process.
+# What a trainer will import anyway: torch._dynamo with the first optimizer of a process, SciPy where
+# pipelines are laid out anew after a loss.
 PRELOAD = (
     "torch",
     "torch.distributed",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch._dynamo",
+    "scipy.optimize",
     "windtunnel.training.checkpoint.live.checkpointer",
     "windtunnel.training.elastic.live.run",
 )
