@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 # Examples that hypothesis makes have no deadline either.
 settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
+
+# What starts the tests in the background may ignore an interrupt, and all that they start would do so too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
