@@ -26,14 +26,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from windtunnel.linux.forkserver import request_fd
+from windtunnel.linux.forkserver import finish, request_fd
 
 TORCH = (
     "torch",
@@ -265,7 +264,7 @@ def _child(fds: list[int]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        _finish(code)
+        finish(code)
 
 
 def _run(wanted: dict[str, Any]) -> int:
@@ -311,17 +310,6 @@ def _show_environment(env: Mapping[str, str]) -> None:
     text = b"".join(f"{name}={value}\0".encode() for name, value in env.items())
     assert len(text) < end - begin, "the environment is larger than there is room for"
     ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
-
-
-def _finish(code: int) -> None:
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

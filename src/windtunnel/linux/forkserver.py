@@ -227,7 +227,7 @@ def run(wanted: dict[str, Any], more: list[int]) -> None:
     except BaseException:
         _print_traceback()
     finally:
-        _finish(status)
+        finish(status)
 
 
 def _enter(wanted: dict[str, Any]) -> None:
@@ -278,7 +278,8 @@ def _print_traceback() -> None:
     traceback.print_exception(kind, error, place)
 
 
-def _finish(status: int) -> None:
+def finish(status: int) -> None:
+    """End this process: wait for its threads, run what is to run at exit, but no destructors."""
     import atexit
     import threading
 
