@@ -31,5 +31,5 @@ def test_the_readme_shows_the_table() -> None:
 def test_an_unknown_name_is_told_with_what_is_accepted() -> None:
     with pytest.raises(UserError, match=r"bench: capability 'training\.x' is unknown; accepted are training"):
         find("training.x", who="bench")
-    with pytest.raises(UserError, match=r"training\.goodput has no live; it has twin"):
+    with pytest.raises(UserError, match=r"training\.goodput has no live; it has twin, bench"):
         find("training.goodput", who="x").room("live")

@@ -77,7 +77,7 @@ CAPABILITIES = (
     ),
     Capability(
         "training.goodput", "How much work months of failures leave, for each way to go on",
-        ("twin",), "train", ("plan",), "elastic",
+        ("twin", "bench"), "train", ("plan",), "elastic",
     ),
     Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",

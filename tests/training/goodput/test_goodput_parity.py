@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,13 @@ from windtunnel.training.goodput.twin import cost
 from windtunnel.training.goodput.twin.model import Costs, Job
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import simulate
+from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.launch import launch
+from windtunnel.training.pipelines import policy as pipelines
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[3]
 HOSTS, SPARES = 3, 1
 KILLED = ((1, 2), (2, 5), (0, 8))  # (place, after step)
 SCRIPT = """
@@ -59,7 +64,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def decisions(events: list[dict[str, Any]], capability: str) -> list[tuple[Any, Any]]:
-    package = {"training.elastic": elastic, "training.checkpoint": checkpoint}[capability]
+    package = {
+        "training.elastic": elastic,
+        "training.checkpoint": checkpoint,
+        "training.pipelines": pipelines,
+    }[capability]
     return [
         (from_plain(package.Observation, one["observation"]), from_plain(package.Decision, one["decision"]))
         for one in events
@@ -142,6 +151,37 @@ def test_the_twin_decides_as_the_run_did(recorded: list[dict[str, Any]]) -> None
     scheme.members.rules = replace(scheme.members.rules, on_loss="shrink")
     simulate(scheme, JOB, COSTS, trace_of(recorded), 2000.0)
     assert told(seen) != told(lived)
+
+
+def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:
+    """A run of pipelines that loses two hosts: the twin, given its templates and the same losses, comes to
+    the same layouts and the same copies."""
+    with (tmp_path / "output").open("wb") as output:
+        launched = launch(
+            ROOT / "examples" / "train_pipeline.py", ["--steps", "8"], folder=tmp_path / "run",
+            output=output.fileno(), hosts=5, lease=5.0, frozen_after=20.0,
+            faults=["kill:host=1,step=2", "kill:host=3,step=5"], rules=rules.Rules("shrink"),
+        )  # fmt: skip
+    with launched:
+        outcome = launched.wait(200)
+        assert outcome is not None and outcome.status == 0, (tmp_path / "output").read_text()[-2000:]
+    lived = [
+        (now, said)
+        for now, said in decisions(eventlog.read(tmp_path / "run" / eventlog.NAME), "training.pipelines")
+        if isinstance(now, pipelines.HostsChanged)
+    ]
+    assert [len(now.present) for now, _ in lived] == [5, 4, 3]
+    first, last = lived[0][0], lived[-1][0]
+    job = Job(5, 1.0, sum(last.layer_bytes), first.templates.n0, first.microbatches, len(last.layer_bytes))
+    scheme = Templates(job, COSTS, 10)
+    scheme.set, scheme.layer_bytes = first.templates, last.layer_bytes
+    scheme.layout = scheme._decided(None, (), first.present, first.microbatches).layout
+    assert scheme.layout == lived[0][1].layout
+    for (before, _), (now, said) in pairwise(lived):
+        gone = set(before.present) - set(now.present)
+        assert scheme._change(sorted(gone), ()).transfers == said.transfers
+        assert scheme.lost(sorted(gone), False, 0.0) is not None
+        assert scheme.layout == said.layout
 
 
 JOB = Job(HOSTS, 1.0, 1e9)

@@ -25,8 +25,6 @@ from windtunnel.training.goodput.twin.replicas import ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import regroup_time
 from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.goodput.twin.templates import Templates
-from windtunnel.training.pipelines.bench.artifact import OOBLECK_SYSTEM, VARUNA_SYSTEM, published_throughput
-from windtunnel.training.pipelines.policy.compose import compose
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 
 JOB = Job(hosts=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
@@ -66,20 +64,6 @@ def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: 
             assert part.how == whole.how and part.lost == whole.lost
             around.change(near, part.layout.pipelines, whole.layout)
         layout = whole.layout
-
-
-@given(losses=st.lists(st.integers(0, 23), max_size=8, unique=True))
-@settings(max_examples=30, deadline=None)
-def test_the_twin_lays_out_what_the_runtime_would(losses: list[int]) -> None:
-    """Parity: the policy that the trainers ask, fed with the same losses, gives the same pipelines."""
-    scheme = Templates(JOB, Costs(replace=float("inf")), 100)
-    layout = compose(scheme.set, range(24), 96)
-    for index, host in enumerate(losses):
-        scheme.lost([host], False, float(index))
-        layout = reconfigure(
-            scheme.set, layout, [host], microbatches=96, layer_bytes=scheme.layer_bytes
-        ).layout
-        assert scheme.layout == layout
 
 
 def test_a_large_job_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,15 +132,6 @@ def test_memory_that_does_not_fit_is_refused_with_the_sum() -> None:
         advise(question(host_memory=5e9), ())
     tight = advise(question(host_memory=10e9), (Change(100.0, (1,)),))
     assert tight.chosen.copies == 1
-
-
-def test_the_published_cell_and_its_row() -> None:
-    """Ratios that the artifact's own simulator gave on its traces (losses every 601.2 s, 30 min ..)."""
-    for every, published in (
-        (601.2, 13.903), (1800.0, 3.895), (3600.0, 1.571), (10800.0, 1.087), (21600.0, 1.044),
-    ):  # fmt: skip
-        ratio = published_throughput(OOBLECK_SYSTEM, every) / published_throughput(VARUNA_SYSTEM, every)
-        assert ratio == pytest.approx(published, abs=0.001)
 
 
 ASKED = [

@@ -16,6 +16,7 @@ from statistics import mean
 from windtunnel.bench.measure import median
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import Change
+from windtunnel.training.goodput.bench.published import RestartOnFewer
 from windtunnel.training.goodput.twin import simulate as twin
 from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
@@ -29,7 +30,6 @@ from windtunnel.training.pipelines.bench.measured import (
     measure_recoveries,
 )  # fmt: skip
 from windtunnel.training.pipelines.bench.runs import CHECKPOINT_EVERY, HOSTS, JobRun, Scheme
-from windtunnel.training.pipelines.bench.schemes import RestartOnFewer
 from windtunnel.training.pipelines.policy.compose import compose, step_seconds
 
 # What is compared: the live phases, and the twin's that they stand for.

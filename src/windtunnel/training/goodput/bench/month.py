@@ -1,4 +1,7 @@
-"""The twin at scale: 8,192 hosts for a month, every scheme of the advice, in a process of its own."""
+"""The twin at scale: 8,192 hosts for a month, every scheme of the advice, in a process of its own.
+
+That process is ``python -m windtunnel.training.goodput.bench.month HOSTS``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 
 from windtunnel.bench.rows import Row
+from windtunnel.traces.failures import poisson
+from windtunnel.training.goodput.advise import Question, advise
+from windtunnel.training.goodput.twin.model import Costs, Job
 
 HOSTS, QUICK_HOSTS = 8192, 512
 DAYS = 30.0
@@ -29,7 +38,7 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     hosts = QUICK_HOSTS if quick else HOSTS
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "windtunnel.training.pipelines.bench.month", str(hosts)],
+        [sys.executable, "-m", __name__, str(hosts)],
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start
@@ -47,3 +56,29 @@ def twin_rows(quick: bool) -> Iterator[Row]:
     yield Row("twin", f"{size}, memory", "bytes", measured=told["memory"], note="most that was resident")
     for name, goodput in told["goodput"].items():
         yield Row("twin", f"{size}, goodput: {name}", "", emulated=goodput)
+
+
+def main(hosts: int) -> None:
+    """Print the goodput of every scheme, the failures, and the memory that this process took."""
+    job = Job(hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * hosts, LAYERS)
+    horizon = DAYS * 86_400
+    domains = tuple(f"leaf {host // 16}" for host in range(hosts))
+    question = Question(job, Costs(), mtbf(hosts), horizon, 1e12, domains)
+    trace = poisson(hosts, question.mtbf, horizon, np.random.default_rng(0))
+    advice = advise(question, trace)
+    told = {
+        "failures": len(trace),
+        "goodput": {result.scheme: result.goodput for result in advice.results},
+        "memory": _most_resident(),
+    }
+    print(json.dumps(told))
+
+
+def _most_resident() -> int:
+    """Bytes; not from getrusage, which remembers what the process that started this one had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
