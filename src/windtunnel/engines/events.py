@@ -1,9 +1,24 @@
-"""Emulated time: events in the order of their time, activities, and resources that activities share.
+"""Emulated time: SimPy's processes, and the resource that SimPy lacks: one that its users share.
 
-An activity is a generator that yields what it waits for: a function that is given what to call when the wait
-is over. A resource is shared equally by all that use it (processor sharing): since each then gets the same
-rate, what one has received since the start is one number for all, and the next to finish is the top of a
-heap.
+An `Environment` is the clock; a process is a generator that yields what it waits for::
+
+    env = Environment()
+    cpu = Shared(env, capacity=2.0, most=1.0)  # two cores, of which a command uses one at most
+
+    def command(seconds):
+        yield env.timeout(1.0)
+        yield cpu.use(seconds)
+        print(env.now)
+
+    for seconds in (1.0, 3.0, 3.0):
+        env.process(command(seconds))
+    env.run()  # prints 2.5, 4.5, 4.5
+
+`Shared` is processor sharing with a cap: its users get equal rates, each ``most`` at most. As the rate is the
+same for all, what one has received since the start is one number for all, and the next to finish is the top
+of a heap: to come, to finish and to go cost O(log n). SimPy cannot take a scheduled event back, so a resource
+has one timer that matters: where users came since it was set, it rings too early and is set anew; where it
+would ring too late, an earlier one is set and the later one says nothing.
 
 Nothing here draws a random number, and events of the same time keep the order in which they were made, so one
 input has one outcome.
@@ -11,115 +26,154 @@ input has one outcome.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
-Wait = Callable[[Callable[[], None]], None]
-Activity = Generator[Wait, None, None]
+from simpy import Environment, Event, Process, Timeout
+from simpy.events import Interruption, ProcessGenerator
 
-
-class Clock:
-    """The time now, in seconds, and what is to happen."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._count = count()
-
-    def at(self, time: float, call: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (max(time, self.now), next(self._count), call))
-
-    def delay(self, seconds: float) -> Wait:
-        """Wait so long."""
-        return lambda resume: self.at(self.now + seconds, resume)
-
-    def run(self, until: float = float("inf")) -> None:
-        """Let everything happen that happens by ``until``."""
-        while self._events and self._events[0][0] <= until:
-            self.now, _, call = heapq.heappop(self._events)
-            call()
-        if until < float("inf"):
-            self.now = max(self.now, until)
+__all__ = [
+    "Environment",
+    "Event",
+    "Process",
+    "ProcessGenerator",
+    "Shared",
+    "Use",
+    "at",
+    "kill",
+    "run_through",
+]
 
 
-class Running:
-    """An activity under way; it starts at once, and can be killed."""
+def at(env: Environment, time: float, call: Callable[[], None]) -> None:
+    """Call it at that time, or now where that is past."""
+    env.timeout(max(0.0, time - env.now)).callbacks.append(lambda event: call())
 
-    def __init__(self, activity: Activity) -> None:
-        self._activity = activity
-        self.ended = False
-        self._go_on()
 
-    def kill(self) -> None:
-        """It never goes on; what it still holds of a resource is used up unseen."""
-        self.ended = True
-        self._activity.close()
+def run_through(env: Environment, until: float) -> None:
+    """Let everything happen up to ``until`` and at it; SimPy's own ``run`` leaves out what happens at it."""
+    while env.peek() <= until < inf:
+        env.step()
+    if until == inf:
+        env.run()
 
-    def _go_on(self) -> None:
-        if self.ended:
-            return
-        try:
-            wait = next(self._activity)
-        except StopIteration:
-            self.ended = True
-            return
-        wait(self._go_on)
+
+def kill(process: Process) -> None:
+    """End a process where it stands, now, and take it out of the resource that it uses.
+
+    Raises:
+        RuntimeError: a process kills itself.
+    """
+    if process.is_alive:
+        # who ends so has not failed: nobody need catch it
+        process.callbacks.append(lambda event: setattr(event, "defused", True))
+        Interruption(process, None).callbacks.insert(0, lambda event: _release(process))
+
+
+def _release(process: Process) -> None:
+    if process.is_alive and isinstance(process.target, Use):
+        process.target.cancel()
+
+
+class Use(Event):
+    """Happens when all units are received. A process that catches an ``Interrupt`` while it waits for one,
+    and does not go on waiting, must ``cancel`` it."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared.env)
+        self._shared = shared
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Go: what was to come goes to the others. Nothing, once all is received."""
+        if not self.triggered and not self.cancelled:
+            self.cancelled = True
+            self._shared._leave()
 
 
 class Shared:
     """A resource of ``capacity`` units a second, of which one user gets ``most`` units a second at most."""
 
-    def __init__(self, clock: Clock, capacity: float, most: float) -> None:
-        self._clock = clock
+    def __init__(self, env: Environment, capacity: float, most: float) -> None:
+        self.env = env
+        self.served = 0.0
+        """Units handed out since the start, until somebody last came or went."""
         self._capacity = capacity
         self._most = most
-        self._received = 0.0
-        self._last = 0.0
-        self._users: list[tuple[float, int, Callable[[], None]]] = []
+        self._users: list[tuple[float, int, Use]] = []
+        """A heap by what each will have received at its end; those who left stay until they are its top."""
         self._count = count()
-        self._version = 0
-        self.served = 0.0
-        """Units handed out since the start."""
+        self._present = 0
+        self._received = 0.0
+        """By one who has been there since the resource was last idle, at ``_since``."""
+        self._since = env.now
+        self._due = inf
+        """When the first of the users ends if nobody comes or goes."""
+        self._ring = inf
+        """When the timer that matters rings."""
 
-    def use(self, units: float) -> Wait:
-        """Wait until so many units are received; nothing to wait for when there are none."""
+    def use(self, units: float) -> Use:
+        """So many units; at once when there are none to wait for."""
+        use = Use(self)
+        if units <= 0:
+            use.succeed()
+            return use
+        self._advance()
+        self._present += 1
+        heappush(self._users, (self._received + units, next(self._count), use))
+        self._plan()
+        return use
 
-        def wait(resume: Callable[[], None]) -> None:
-            if units <= 0:
-                self._clock.at(self._clock.now, resume)
-                return
-            self._advance()
-            heapq.heappush(self._users, (self._received + units, next(self._count), resume))
-            self._schedule()
-
-        return wait
+    def _leave(self) -> None:
+        self._advance()
+        self._present -= 1
+        self._plan()
 
     def _rate(self) -> float:
-        return min(self._most, self._capacity / len(self._users)) if self._users else 0.0
+        return min(self._most, self._capacity / self._present)
 
     def _advance(self) -> None:
-        rate, now = self._rate(), self._clock.now
-        self._received += rate * (now - self._last)
-        self.served += rate * len(self._users) * (now - self._last)
-        self._last = now
+        now = self.env.now
+        if self._present:
+            each = self._rate() * (now - self._since)
+            self._received += each
+            self.served += each * self._present
+        else:
+            self._received = 0.0
+        self._since = now
 
-    def _schedule(self) -> None:
-        self._version += 1
-        version = self._version
-        if self._users:
-            left = max(0.0, self._users[0][0] - self._received)
-            self._clock.at(self._clock.now + left / self._rate(), lambda: self._finish(version))
+    def _plan(self) -> None:
+        users = self._users
+        while users and users[0][2].cancelled:
+            heappop(users)
+        if not users:
+            self._due = inf
+            return
+        self._due = self._since + max(0.0, users[0][0] - self._received) / self._rate()
+        if self._due < self._ring:
+            self._set_timer()
 
-    def _finish(self, version: int) -> None:
-        if version != self._version:
+    def _set_timer(self) -> None:
+        delay = self._due - self.env.now
+        self._ring = self.env.now + delay
+        Timeout(self.env, delay).callbacks.append(self._rings)
+
+    def _rings(self, timer: Event) -> None:
+        if self.env.now != self._ring:
+            return  # an earlier one was set since
+        self._ring = inf
+        if self._due > self.env.now:
+            if self._due < inf:
+                self._set_timer()
             return
         self._advance()
         # rounding must not leave the first user a hair short of its due, for ever
         self._received = max(self._received, self._users[0][0])
-        done = []
-        while self._users and self._users[0][0] <= self._received:
-            done.append(heapq.heappop(self._users)[2])
-        self._schedule()
-        for resume in done:
-            resume()
+        while self._users and (self._users[0][0] <= self._received or self._users[0][2].cancelled):
+            use = heappop(self._users)[2]
+            if not use.cancelled:
+                self._present -= 1
+                use.succeed()
+        self._plan()

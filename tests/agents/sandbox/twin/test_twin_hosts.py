@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from windtunnel.agents.sandbox.live.engine import Engine, Pending
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.twin.hosts import CheckpointJob, Scheduler
+from windtunnel.engines.events import Environment, ProcessGenerator
 
 TURN = Turn(1, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
 STEPS = st.lists(
@@ -55,23 +56,29 @@ def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
 
 
 def twin_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
-    scheduler = Scheduler(lambda: 0.0, 1, fifo=fifo)
+    """The same of the twin's engine."""
+    env = Environment()
+    scheduler = Scheduler(env, 1, fifo=fifo)
+    opened = env.event()
     order: list[int] = []
     jobs: list[CheckpointJob] = []
 
-    def run(job: CheckpointJob) -> None:
-        order.append(int(job.name))
-        scheduler.finished(job)
+    def first() -> ProcessGenerator:
+        yield opened
 
-    first = CheckpointJob("first", lambda job: None)
-    scheduler.submit(first)
+    def run(number: int) -> ProcessGenerator:
+        order.append(number)
+        yield env.timeout(0)
+
+    scheduler.submit(CheckpointJob(env, "first", first()))
     for kind, value in steps:
         if kind == "submit":
-            jobs.append(CheckpointJob(str(len(jobs)), run))
+            jobs.append(CheckpointJob(env, str(len(jobs)), run(len(jobs))))
             scheduler.submit(jobs[-1], urgent=bool(value))
         elif value < len(jobs):
             scheduler.promote(jobs[value])
-    scheduler.finished(first)
+    opened.succeed()
+    env.run()
     return order
 
 
@@ -87,17 +94,20 @@ def test_after_four_urgent_jobs_comes_a_normal_one() -> None:
 
 
 def test_a_dropped_job_never_runs_and_frees_who_waits() -> None:
-    scheduler = Scheduler(lambda: 0.0, 1)
+    env = Environment()
+    scheduler = Scheduler(env, 1)
     ran: list[str] = []
-    first, second = (
-        CheckpointJob("first", lambda job: None),
-        CheckpointJob("second", lambda job: ran.append(job.name)),
-    )
+
+    def job(name: str) -> ProcessGenerator:
+        yield env.timeout(1.0)
+        ran.append(name)
+
+    first, second = (CheckpointJob(env, name, job(name)) for name in ("first", "second"))
     scheduler.submit(first)
     scheduler.submit(second)
-    freed: list[bool] = []
-    second.wait()(lambda: freed.append(True))
+    freed: list[float] = []
+    second.done.callbacks.append(lambda event: freed.append(env.now))
     assert scheduler.drop(second)
     assert not scheduler.drop(first)
-    scheduler.finished(first)
-    assert (ran, freed, second.dropped) == ([], [True], True)
+    env.run()
+    assert (ran, freed) == (["first"], [0.0])

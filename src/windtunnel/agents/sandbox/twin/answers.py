@@ -33,7 +33,7 @@ from windtunnel.agents.sandbox.twin.questions import (
     spot,
     urgent,
 )
-from windtunnel.engines.events import Activity, Clock, Running, Shared
+from windtunnel.engines.events import Environment, ProcessGenerator, Shared
 
 
 @dataclass(frozen=True)
@@ -59,52 +59,48 @@ def fanout(
     lazy: bool,
 ) -> Fanout:
     """Fork a checkpoint of that much memory and so many processes. What is fetched is compressed."""
-    clock, ready = Clock(), []
-    source = Shared(clock, machine.network, machine.network)
+    env, ready = Environment(), []
+    source = Shared(env, machine.network, machine.network)
     work = costs.bring_back(memory=memory, processes=processes, lazy=lazy, fork=True)
     size = costs.new_per_byte * (costs.image_base + memory)
     shares = [forks // hosts + (place < forks % hosts) for place in range(hosts)]
 
-    def host(place: int, count: int) -> Activity:
+    def host(place: int, count: int) -> ProcessGenerator:
         if place:
             yield source.use(size)
-        cpu = Shared(clock, machine.cores, 1.0)
-        disk = Shared(clock, costs.disk_lanes, 1.0)
-        engine = Scheduler(lambda: clock.now, machine.lanes)
+        cpu = Shared(env, machine.cores, 1.0)
+        disk = Shared(env, costs.disk_lanes, 1.0)
+        engine = Scheduler(env, machine.lanes)
 
-        def fork(job: CheckpointJob) -> Activity:
+        def fork() -> ProcessGenerator:
             yield cpu.use(work.seconds * work.cpu)
             yield disk.use(work.seconds * (1 - work.cpu))
-            ready.append(clock.now)
-            engine.finished(job)
-
-        def start(job: CheckpointJob) -> None:
-            Running(fork(job))
+            ready.append(env.now)
 
         for number in range(count):
-            engine.submit(CheckpointJob(str(number), start))
+            engine.submit(CheckpointJob(env, str(number), fork()))
 
     for place, count in enumerate(shares):
         if count:
-            Running(host(place, count))
-    clock.run()
+            env.process(host(place, count))
+    env.run()
     return Fanout(forks, hosts, lazy, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
 
 
 def together(costs: SandboxCosts, work: Work, count: int, cores: int) -> float:
     """Seconds until so many equal operations end that start at once, each with a worker of its own."""
-    clock = Clock()
-    cpu, disk = Shared(clock, cores, 1.0), Shared(clock, costs.disk_lanes, 1.0)
+    env = Environment()
+    cpu, disk = Shared(env, cores, 1.0), Shared(env, costs.disk_lanes, 1.0)
 
-    def one() -> Activity:
+    def one() -> ProcessGenerator:
         for seconds in (work.freeze, work.after):
             yield cpu.use(seconds * work.cpu)
             yield disk.use(seconds * (1 - work.cpu))
 
     for _ in range(count):
-        Running(one())
-    clock.run()
-    return clock.now
+        env.process(one())
+    env.run()
+    return env.now
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ The engine hands jobs to free workers in the order that the live queues give.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import DEFAULT, Keep, PolicyName, Queues, Rules
-from windtunnel.engines.events import Wait
+from windtunnel.engines.events import Environment, Process, ProcessGenerator
 
 
 @dataclass(frozen=True)
@@ -99,48 +98,27 @@ class SessionsOutcome:
     decided: list[tuple[int, int, Keep]] = field(default_factory=list)
 
 
-@dataclass
 class CheckpointJob:
-    """A checkpoint that waits, runs or is done; ``wait`` is for whoever needs its end."""
+    """A checkpoint that waits for a worker, runs or is done; ``done`` is for whoever needs its end, which
+    comes too when it is taken out of the queue."""
 
-    name: str
-    work: Callable[[CheckpointJob], None]
-    """Starts it; it must call ``Scheduler.finished`` at its end."""
-    submitted: float = 0.0
-    started: float = -1.0
-    finished: float = -1.0
-    done: bool = False
-    dropped: bool = False
-    """Taken out of the queue before it began."""
-    _waiting: list[Callable[[], None]] = field(default_factory=list)
-
-    def wait(self) -> Wait:
-        def wait(resume: Callable[[], None]) -> None:
-            if self.done:
-                resume()
-            else:
-                self._waiting.append(resume)
-
-        return wait
-
-    def settle(self) -> None:
-        self.done = True
-        waiting, self._waiting = self._waiting, []
-        for resume in waiting:
-            resume()
+    def __init__(self, env: Environment, name: str, activity: ProcessGenerator) -> None:
+        self.name = name
+        self.activity = activity
+        self.done = env.event()
+        self.process: Process | None = None
 
 
 class Scheduler:
     """Hands jobs to free workers in the order that the live queues give."""
 
-    def __init__(self, now: Callable[[], float], workers: int, *, fifo: bool = False) -> None:
-        self._now = now
+    def __init__(self, env: Environment, workers: int, *, fifo: bool = False) -> None:
+        self._env = env
         self._free = workers
         self._queues = Queues(fifo=fifo)
         self._jobs: dict[str, CheckpointJob] = {}
 
     def submit(self, job: CheckpointJob, *, urgent: bool = False) -> None:
-        job.submitted = self._now()
         self._jobs[job.name] = job
         self._queues.add(job.name, urgent=urgent)
         self._hand_out()
@@ -154,19 +132,17 @@ class Scheduler:
         if not self._queues.remove(job.name):
             return False
         del self._jobs[job.name]
-        job.dropped = True
-        job.settle()
+        job.done.succeed()
         return True
-
-    def finished(self, job: CheckpointJob) -> None:
-        job.finished = self._now()
-        self._free += 1
-        job.settle()
-        self._hand_out()
 
     def _hand_out(self) -> None:
         while self._free and (name := self._queues.take()) is not None:
-            job = self._jobs.pop(name)
             self._free -= 1
-            job.started = self._now()
-            job.work(job)
+            job = self._jobs.pop(name)
+            job.process = self._env.process(self._work(job))
+
+    def _work(self, job: CheckpointJob) -> ProcessGenerator:
+        yield from job.activity
+        self._free += 1
+        job.done.succeed()
+        self._hand_out()

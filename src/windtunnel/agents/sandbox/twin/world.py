@@ -39,7 +39,15 @@ from windtunnel.agents.sandbox.twin.hosts import (
     SessionsOutcome,
 )
 from windtunnel.agents.sandbox.twin.loads import Session, merged, uncovered
-from windtunnel.engines.events import Activity, Clock, Running, Shared
+from windtunnel.engines.events import (
+    Environment,
+    Process,
+    ProcessGenerator,
+    Shared,
+    at,
+    kill,
+    run_through,
+)
 
 
 @dataclass
@@ -48,7 +56,6 @@ class _Host:
     disk: Shared
     network: Shared
     engine: Scheduler
-    alive: bool = True
     draining: bool = False
 
 
@@ -75,8 +82,8 @@ class _Box:
     """The newest checkpoint has."""
     pending: CheckpointJob | None = None
     planned: TurnClass | None = None
-    life: Running | None = None
-    jobs: list[Running] = field(default_factory=list)
+    life: Process | None = None
+    jobs: list[CheckpointJob] = field(default_factory=list)
     turn_ends: list[float] = field(default_factory=list)
 
     @property
@@ -98,7 +105,7 @@ class SandboxWorld:
         *,
         hosts: int = 1,
     ) -> None:
-        self.clock = Clock()
+        self.env = Environment()
         self.machine, self.costs, self.arm = machine, costs, arm
         self.outcome = SessionsOutcome(ends=[0.0] * len(sessions))
         self.hosts = [self._new_host() for _ in range(hosts)]
@@ -107,71 +114,72 @@ class SandboxWorld:
             for number, (session, start) in enumerate(zip(sessions, starts, strict=True))
         ]
         for box in self.boxes:
-            self.clock.at(box.start, partial(self._begin, box))
+            at(self.env, box.start, partial(self._begin, box))
 
     def run(self, until: float = float("inf")) -> SessionsOutcome:
         """Let it happen; what is under way at ``until`` is left out."""
-        self.clock.run(until)
+        run_through(self.env, until)
         self.outcome.cpu_served = sum(host.cpu.served for host in self.hosts)
         return self.outcome
 
-    def kill(self, place: int, at: float, *, detect: float = 5.0, replace: bool = True) -> None:
+    def kill(self, place: int, when: float, *, detect: float = 5.0, replace: bool = True) -> None:
         """Host number ``place`` dies at that time. With ``replace`` a new one is there at once, and the
         sandboxes are brought back on the hosts in turn, after ``detect`` seconds; checkpoints lie on storage
         that outlives the host and come over the network."""
-        self.clock.at(at, lambda: self._die(place, detect, replace))
+        at(self.env, when, lambda: self._die(place, detect, replace))
 
-    def notice(self, place: int, at: float, seconds: float) -> None:
+    def notice(self, place: int, when: float, seconds: float) -> None:
         """Host number ``place`` is told at that time that it goes in so many seconds: no further command
         starts, and what is not covered is saved in the order of the policy."""
-        self.clock.at(at, lambda: self._drain(place, seconds))
+        at(self.env, when, lambda: self._drain(place, seconds))
 
     # --- a sandbox's life
 
     def _new_host(self) -> _Host:
-        clock, machine = self.clock, self.machine
+        env, machine = self.env, self.machine
         return _Host(
-            cpu=Shared(clock, machine.cores, 1.0),
-            disk=Shared(clock, self.costs.disk_lanes, 1.0),
-            network=Shared(clock, machine.network, machine.network),
-            engine=Scheduler(lambda: clock.now, machine.lanes, fifo=self.arm.fifo),
+            cpu=Shared(env, machine.cores, 1.0),
+            disk=Shared(env, self.costs.disk_lanes, 1.0),
+            network=Shared(env, machine.network, machine.network),
+            engine=Scheduler(env, machine.lanes, fifo=self.arm.fifo),
         )
 
     def _begin(self, box: _Box) -> None:
-        box.life = Running(self._life(box))
+        box.life = self.env.process(self._life(box))
 
-    def _life(self, box: _Box) -> Activity:
-        outcome, clock = self.outcome, self.clock
+    def _life(self, box: _Box) -> ProcessGenerator:
+        outcome, env = self.outcome, self.env
         while box.at < len(box.session):
             host = box.host
             if host.draining:
                 return
             load = box.session[box.at]
-            box.in_command, box.began = True, clock.now
+            box.in_command, box.began = True, env.now
             yield host.cpu.use(load.run_cpu)
-            yield clock.delay(load.run_wall - load.run_cpu)
+            # what used several CPUs has more seconds of them than of time
+            yield env.timeout(max(0.0, load.run_wall - load.run_cpu))
             if self.arm.policy in READS_EFFECTS:
                 yield host.cpu.use(self.costs.decide)
             box.in_command = False
             box.at += 1
-            box.ended = clock.now
-            box.turn_ends.append(clock.now)
+            box.ended = env.now
+            box.turn_ends.append(env.now)
             box.dirty += load.dirty
             box.files += load.files
             box.effects = load.effects if load.seen_whole else merged(box.effects, load.effects)
             if load.turn_class > TurnClass.NONE:
                 box.needs[box.at] = load.turn_class
             job = self._end_turn(box)
-            yield clock.delay(load.think)
+            yield env.timeout(load.think)
             if box.at < len(box.session):
-                reply = clock.now
-                if job is not None and not job.done:
+                reply = env.now
+                if job is not None and not job.done.triggered:
                     host.engine.promote(job)
-                    yield job.wait()
-                outcome.gates.append(clock.now - reply)
+                    yield job.done
+                outcome.gates.append(env.now - reply)
                 outcome.asked += job is not None
-                outcome.hidden += job is not None and clock.now == reply
-        outcome.ends[box.number] = clock.now - box.start
+                outcome.hidden += job is not None and env.now == reply
+        outcome.ends[box.number] = env.now - box.start
 
     def _end_turn(self, box: _Box) -> CheckpointJob | None:
         if box.host.draining:
@@ -202,17 +210,14 @@ class SandboxWorld:
     def _submit(self, box: _Box, keep: Keep, *, urgent: bool = False) -> CheckpointJob | None:
         if keep.made is TurnClass.NONE:
             return None
-        job = CheckpointJob(f"{box.number}/{box.at}", lambda job: self._start(box, keep, job))
+        job = CheckpointJob(self.env, f"{box.number}/{box.at}", self._checkpoint(box, keep, self.env.now))
         box.pending = job
+        box.jobs = [*(one for one in box.jobs if not one.done.triggered), job]
         box.host.engine.submit(job, urgent=urgent)
         return job
 
-    def _start(self, box: _Box, keep: Keep, job: CheckpointJob) -> None:
-        box.jobs = [one for one in box.jobs if not one.ended]
-        box.jobs.append(Running(self._checkpoint(box, keep, job)))
-
-    def _checkpoint(self, box: _Box, keep: Keep, job: CheckpointJob) -> Activity:
-        host, clock, turn, chosen = box.host, self.clock, box.at, keep.made
+    def _checkpoint(self, box: _Box, keep: Keep, submitted: float) -> ProcessGenerator:
+        host, env, turn, chosen = box.host, self.env, box.at, keep.made
         work = self.work_of(box, chosen)
         memory = box.session[turn - 1].memory
         if chosen is TurnClass.FULL:
@@ -221,17 +226,16 @@ class SandboxWorld:
             box.files = 0.0
         box.effects = uncovered(box.effects, chosen)
         box.has_image = chosen is TurnClass.FULL or (box.has_image and keep.image)
-        began = clock.now
+        began = env.now
         yield host.cpu.use(work.freeze * work.cpu)
         yield host.disk.use(work.freeze * (1 - work.cpu))
-        freeze = clock.now - began
+        freeze = env.now - began
         yield host.cpu.use(work.after * work.cpu)
         yield host.disk.use(work.after * (1 - work.cpu) + work.written / self.machine.disk)
         box.needs = {number: need for number, need in box.needs.items() if number > turn or need > chosen}
         self.outcome.made.append(
-            Made(box.number, turn, chosen, clock.now, freeze, clock.now - job.submitted, work.written, memory)
+            Made(box.number, turn, chosen, env.now, freeze, env.now - submitted, work.written, memory)
         )
-        host.engine.finished(job)
 
     def work_of(self, box: _Box, chosen: TurnClass) -> Work:
         """What a checkpoint of that class takes of this sandbox now."""
@@ -248,7 +252,7 @@ class SandboxWorld:
         unsaved: dict[str, _Box] = {}
         for box in self._running(host):
             job = box.pending
-            runs = job is not None and not job.done and not host.engine.drop(job)
+            runs = job is not None and not job.done.triggered and not host.engine.drop(job)
             if runs and not box.in_command:
                 continue  # the checkpoint that runs covers it
             if box.needs or box.in_command:
@@ -276,18 +280,19 @@ class SandboxWorld:
         return self._submit(box, self._decide(box, Occasion.NOTICE, most), urgent=True)
 
     def _running(self, host: _Host) -> list[_Box]:
-        return [box for box in self.boxes if box.host is host and box.life is not None and not box.life.ended]
+        return [box for box in self.boxes if box.host is host and box.life is not None and box.life.is_alive]
 
     def _die(self, place: int, detect: float, replace: bool) -> None:
-        host, now = self.hosts[place], self.clock.now
-        host.alive = False
+        host, now = self.hosts[place], self.env.now
         lost = [box for box in self.boxes if box.host is host and self._unfinished(box)]
         if replace:
             self.hosts[place] = self._new_host()
         for order, box in enumerate(lost):
-            for running in (box.life, *box.jobs):
-                if running is not None:
-                    running.kill()
+            assert box.life is not None
+            kill(box.life)
+            for job in box.jobs:
+                if not host.engine.drop(job) and job.process is not None:
+                    kill(job.process)
             kept, done = box.kept, box.at
             loss = Loss(box.number, now, done, kept, self._again(box))
             if not replace:
@@ -299,11 +304,11 @@ class SandboxWorld:
             box.pending, box.planned, box.in_command = None, None, False
             box.jobs = []
             box.host = self.hosts[(place + order) % len(self.hosts)]
-            box.life = Running(self._recover(box, loss, detect))
+            box.life = self.env.process(self._recover(box, loss, detect))
 
     def _again(self, box: _Box) -> float:
         """Seconds that a death now undoes."""
-        kept, last = box.kept, self.clock.now if box.in_command else box.ended
+        kept, last = box.kept, self.env.now if box.in_command else box.ended
         if kept == box.at:
             return last - box.began if box.in_command else 0.0
         return last - (box.turn_ends[kept - 1] if kept else box.start)
@@ -311,9 +316,9 @@ class SandboxWorld:
     def _unfinished(self, box: _Box) -> bool:
         return self.outcome.ends[box.number] == 0.0 and box.life is not None
 
-    def _recover(self, box: _Box, loss: Loss, detect: float) -> Activity:
+    def _recover(self, box: _Box, loss: Loss, detect: float) -> ProcessGenerator:
         host, costs = box.host, self.costs
-        yield self.clock.delay(detect)
+        yield self.env.timeout(detect)
         if loss.kept:
             load = box.session[loss.kept - 1]
             work = costs.bring_back(memory=load.memory, processes=load.processes)
@@ -322,6 +327,6 @@ class SandboxWorld:
             work = Work(after=costs.create, cpu=costs.restore_cpu)
         yield host.cpu.use(work.seconds * work.cpu)
         yield host.disk.use(work.seconds * (1 - work.cpu))
-        recovered = self.clock.now - loss.at
+        recovered = self.env.now - loss.at
         self.outcome.losses.append(Loss(loss.box, loss.at, loss.turns, loss.kept, loss.seconds, recovered))
         yield from self._life(box)
