@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.client import AsyncBox, AsyncClient, Client, RemoteBox, RemotePending
-from windtunnel.agents.sandbox.client.asynchronous import AsyncPending
+from windtunnel.agents.sandbox.client import (
+    AsyncBox,
+    AsyncClient,
+    AsyncPending,
+    Client,
+    RemoteBox,
+    RemotePending,
+)
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.engine import Pending
@@ -44,7 +50,7 @@ def differences(
     for name, wanted in vars(protocol).items():
         if name.startswith("_") or not (callable(wanted) or isinstance(wanted, property)) or name in instance:
             continue
-        have = inspect.getattr_static(kind, name, None)
+        have = getattr(kind, name, None)
         if have is None:
             found.append(f"{kind.__name__} has no {name}")
         elif isinstance(wanted, property):

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import Client, RemoteBox
@@ -61,9 +62,7 @@ def home_of(context: typer.Context) -> Path:
 
 
 def print_json(value: Any) -> None:
-    from windtunnel.agents.sandbox.client.wire import plain
-
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(to_plain(value), indent=2, ensure_ascii=False))
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.agents.sandbox.client.http import lines
 from windtunnel.agents.sandbox.client.wire import (
     STATUS,
     TAIL,
     Collector,
+    Lines,
     json_line,
     output_line,
-    plain,
     raised,
     read,
     result_line,
@@ -32,6 +31,7 @@ from windtunnel.agents.sandbox.model import (
     TurnResult,
 )
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import to_plain
 
 PIECES = st.lists(
     st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(max_size=60) | st.text().map(str.encode))
@@ -49,9 +49,10 @@ def test_output_comes_back_exactly_however_the_stream_is_cut(
     stream = b"".join(output_line(*piece) for piece in pieces) + result_line(
         result, {name: len(data) for name, data in whole.items()}, {"ticket": "t"}
     )
-    collector = Collector()
-    for line in lines(iter([stream[at : at + cut] for at in range(0, len(stream), cut)])):
-        collector.feed(line)
+    collector, lines = Collector(), Lines()
+    for at in range(0, len(stream), cut):
+        for line in lines.feed(stream[at : at + cut]):
+            collector.feed(line)
     assert collector.complete() == result
     assert collector.turn == {"ticket": "t"}
 
@@ -115,6 +116,6 @@ def test_a_manifest_comes_back_the_same() -> None:
     )
     assert read(Manifest, json.loads(json.dumps(asdict(made)))) == made
     assert read(Manifest, {**json.loads(json.dumps(asdict(made))), "of a newer daemon": 1}) == made
-    shown = plain(made)
+    shown = to_plain(made)
     assert shown["turn_class"] == "shell"
     assert json.loads(json.dumps(shown))["spec"]["environment"] == {"A": "b"}

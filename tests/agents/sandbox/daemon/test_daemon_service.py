@@ -13,8 +13,7 @@ import pytest
 
 from support.waiting import until
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.client.http import lines
-from windtunnel.agents.sandbox.client.wire import Collector
+from windtunnel.agents.sandbox.client.wire import Collector, Lines
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
@@ -125,12 +124,14 @@ def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client
     with raw(client) as http:
         body = {"command": "head -c 60000000 /dev/zero"}
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
-            chunks = lines(response.iter_raw(1 << 16))
-            collector.feed(next(chunks))
+            pieces, lines = response.iter_raw(1 << 16), Lines()
+            ended = lines.feed(next(pieces))
             time.sleep(0.3)  # the daemon has time to fill whatever it would fill
             status = Path(f"/proc/{client.health().pid}/status").read_text()
-            for line in chunks:
-                collector.feed(line)
+            for piece in pieces:
+                ended += lines.feed(piece)
+    for line in ended:
+        collector.feed(line)
     assert collector.complete().stdout == bytes(60_000_000)
     resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
     assert resident < 400e6

@@ -3,12 +3,22 @@
 ``connect()`` gives a ``Client`` whose methods are those of ``Host``, and its boxes have those of ``Box``.
 """
 
-from windtunnel.agents.sandbox.client.asynchronous import AsyncBox, AsyncClient, connect_async
-from windtunnel.agents.sandbox.client.blocking import Client, RemoteBox, RemotePending, Sandbox, connect
+from windtunnel.agents.sandbox.client.clients import (
+    AsyncBox,
+    AsyncClient,
+    AsyncPending,
+    Client,
+    RemoteBox,
+    RemotePending,
+    Sandbox,
+    connect,
+    connect_async,
+)
 
 __all__ = [
     "AsyncBox",
     "AsyncClient",
+    "AsyncPending",
     "Client",
     "RemoteBox",
     "RemotePending",

@@ -1,41 +1,32 @@
-"""Every request to the daemon, as plain data: what is sent, and how its answer is read.
-
-Both clients, blocking and asynchronous, send these; neither knows a path or a field.
-"""
+"""Every request to the daemon, once for the blocking and the asynchronous client: what is sent, in which
+order, and how the answer is read. Nothing else knows a path or a field."""
 
 from __future__ import annotations
 
+import io
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import IO, Any, Generic, TypeVar
 from urllib.parse import quote
 
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import wire
-from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
+from windtunnel.agents.sandbox.client.launch import Address
+from windtunnel.agents.sandbox.client.links import Call, L, Linked, Steps, request
+from windtunnel.agents.sandbox.client.wire import reads
+from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.protocol import Log
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Call(Generic[T]):
-    """One request. ``read`` makes the answer's JSON into what the caller gets."""
-
-    method: str
-    path: str
-    read: Callable[[Any], T]
-    body: dict[str, Any] | None = None
-    query: dict[str, Any] = field(default_factory=dict)
-
-
-def _kind(kind: type[T]) -> Callable[[Any], T]:
-    return lambda answer: wire.read(kind, answer)
-
-
-def _kinds(kind: type[T]) -> Callable[[Any], list[T]]:
-    return lambda answer: [wire.read(kind, one) for one in answer]
+BoxT = TypeVar("BoxT")
+PendingT = TypeVar("PendingT")
+OnOutput = Callable[[str, bytes], None]
+PIECE = 1 << 20
+LONGEST_ASK = 20.0
+"""Seconds that one request waits for a checkpoint; then it is asked again."""
 
 
 def _nothing(answer: Any) -> None:
@@ -47,134 +38,246 @@ def of_box(name: str, *rest: str) -> str:
     return "/".join(("/v1/boxes", quote(name, safe=""), *rest))
 
 
-def health() -> Call[wire.Health]:
-    return Call("GET", "/v1/health", _kind(wire.Health))
+class HostCalls(Linked[L], Generic[L, BoxT]):
+    """The sandboxes of one host, through its daemon. ``_box`` makes what is returned for a sandbox."""
+
+    _box: Callable[[Any, str], BoxT]
+
+    def __init__(self, link: L) -> None:
+        self._link = link
+
+    @property
+    def place(self) -> Address:
+        return self._link.place
+
+    def _made(self, answer: Any) -> BoxT:
+        return self._box(self, wire.read(views.BoxInfo, answer).name)
+
+    @request
+    def create(self, spec: SandboxSpec) -> Call[BoxT]:
+        """A new running sandbox."""
+        return Call("POST", "/v1/boxes", self._made, asdict(spec))
+
+    @request
+    def get(self, name: str) -> Call[BoxT]:
+        """The sandbox of that name; UserError where there is none."""
+        return Call("GET", of_box(name), self._made)
+
+    @request
+    def boxes(self) -> Call[list[views.BoxInfo]]:
+        return Call("GET", "/v1/boxes", reads(list[views.BoxInfo]))
+
+    @request
+    def fork(
+        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+    ) -> Call[list[BoxT]]:
+        """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
+        chosen = None if names is None else list(names)
+        body = {"checkpoint": checkpoint, "count": count, "names": chosen, "lazy": lazy}
+        return Call("POST", "/v1/fork", lambda answer: [self._made(one) for one in answer], body)
+
+    @request
+    def remove(self, name: str) -> Call[None]:
+        return Call("DELETE", of_box(name), _nothing)
+
+    @request
+    def import_(self, url: str, name: str) -> Call[BoxT]:
+        return Call("POST", "/v1/import", self._made, {"url": url, "name": name})
+
+    @request
+    def export(self, checkpoint: str, url: str) -> Call[Manifest]:
+        return Call("POST", "/v1/export", reads(Manifest), {"checkpoint": checkpoint, "url": url})
+
+    @request
+    def notice(self, seconds: float) -> Call[dict[str, str]]:
+        """The host will be taken in ``seconds``: checkpoint every sandbox that runs."""
+        return Call("POST", "/v1/notice", dict, {"seconds": seconds})
+
+    @request
+    def gc(self, *, dry_run: bool = False) -> Call[views.GcReport]:
+        return Call("POST", "/v1/gc", reads(views.GcReport), {"dry_run": dry_run})
+
+    @request
+    def doctor(self) -> Call[list[Facility]]:
+        return Call("GET", "/v1/doctor", reads(list[Facility]))
+
+    @request
+    def health(self) -> Call[wire.Health]:
+        return HEALTH
 
 
-def down() -> Call[None]:
-    return Call("POST", "/v1/down", _nothing)
+HEALTH = Call("GET", "/v1/health", reads(wire.Health))
+DOWN = Call("POST", "/v1/down", _nothing)
+EVENTS = Call("GET", "/v1/events", _nothing)
 
 
-def doctor() -> Call[list[Facility]]:
-    return Call("GET", "/v1/doctor", _kinds(Facility))
+class BoxCalls(Linked[L], Generic[L, PendingT]):
+    """One sandbox, through the daemon. ``_pending`` makes what is returned for a checkpoint under way."""
+
+    _pending: Callable[[L, str, wire.TurnAnswer], PendingT]
+
+    def __init__(self, client: HostCalls[L, Any], name: str) -> None:
+        self.client: HostCalls[L, Any] = client
+        self.name = name
+        self._link = client._link
+
+    def _path(self, *rest: str) -> str:
+        return of_box(self.name, *rest)
+
+    @request
+    def info(self) -> Call[views.BoxInfo]:
+        return Call("GET", self._path(), reads(views.BoxInfo))
+
+    def _spec(self) -> Call[SandboxSpec]:
+        return Call("GET", self._path("spec"), reads(SandboxSpec))
+
+    @request
+    def shells(self) -> Call[list[str]]:
+        """Names of its persistent shells."""
+        return Call("GET", self._path("shells"), list)
+
+    def _command(
+        self,
+        command: str | Sequence[str],
+        shell: str,
+        timeout: float | None,
+        on_output: OnOutput | None,
+        cancel: threading.Event | None = None,
+        **turn: object,
+    ) -> Call[tuple[TurnResult, dict[str, Any]]]:
+        """A command; with the end of its ``turn``, where that is asked for."""
+        execution = uuid.uuid4().hex
+        lines, collector = wire.Lines(), wire.Collector(whole=on_output is None)
+
+        def take(data: bytes) -> None:
+            for line in lines.feed(data):
+                piece = collector.feed(line)
+                if piece is not None and on_output is not None:
+                    on_output(*piece)
+
+        stopping = Call("POST", f"/v1/executions/{execution}/cancel", _nothing)
+        text = command if isinstance(command, str) else shlex.join(command)
+        return Call(
+            "POST",
+            self._path("exec"),
+            lambda _: (collector.complete(), collector.turn),
+            {"command": text, "id": execution, "shell": shell, "timeout": timeout, "stream": True, **turn},
+            take=take,
+            cancel=None if cancel is None else (cancel, stopping),
+        )
+
+    @request
+    def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> Steps[None]:
+        """Write a file of the sandbox."""
+        yield from HEALTH  # a body that is a stream cannot be sent twice, so the daemon must be there
+        query = {"path": path, "mode": f"{mode:o}"}
+        yield from Call("PUT", self._path("files"), _nothing, query=query, content=_pieces(data))
+
+    @request
+    def get_to(self, path: str, out: IO[bytes]) -> Call[None]:
+        """Stream a file of the sandbox into ``out``."""
+        return Call("GET", self._path("files"), _nothing, query={"path": path}, take=out.write)
+
+    @request
+    def get(self, path: str) -> Call[bytes]:
+        """The bytes of a file of the sandbox."""
+        out = io.BytesIO()
+        return Call(
+            "GET", self._path("files"), lambda _: out.getvalue(), query={"path": path}, take=out.write
+        )
+
+    @request
+    def listdir(self, path: str) -> Call[list[views.Entry]]:
+        return Call("GET", self._path("entries"), reads(list[views.Entry]), query={"path": path})
+
+    @request
+    def end_turn(self, request: str = "", *, urgent: bool = False) -> Call[PendingT]:
+        """End the turn: it is classified, and its checkpoint starts."""
+        body = {"request": request, "urgent": urgent}
+        return Call("POST", self._path("turns", "end"), self._started, body)
+
+    def _started(self, answer: Any) -> PendingT:
+        return self._pending(self._link, self.name, wire.read(wire.TurnAnswer, answer))
+
+    @request
+    def wait(self, timeout: float | None = None) -> Call[None]:
+        """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
+        query = {} if timeout is None else {"timeout": timeout}
+        return Call("POST", self._path("turns", "begin"), _nothing, query=query)
+
+    @request
+    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Call[Manifest]:
+        body = {"label": label, "full": full, "pin": pin}
+        return Call("POST", self._path("checkpoint"), reads(Manifest), body)
+
+    @request
+    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> Call[views.RestoreReport]:
+        body = {"checkpoint": checkpoint, "lazy": lazy}
+        return Call("POST", self._path("restore"), reads(views.RestoreReport), body)
+
+    @request
+    def rollback(self, checkpoint: str, *, lazy: bool = False) -> Call[views.RestoreReport]:
+        body = {"checkpoint": checkpoint, "lazy": lazy}
+        return Call("POST", self._path("rollback"), reads(views.RestoreReport), body)
+
+    @request
+    def log(self) -> Call[Log]:
+        return Call("GET", self._path("log"), reads(Log))
+
+    @request
+    def diff(self, older: str, newer: str = "") -> Call[views.Diff]:
+        return Call("GET", self._path("diff"), reads(views.Diff), query={"older": older, "newer": newer})
+
+    @request
+    def stop(self) -> Call[None]:
+        """Kill all its processes. Files and checkpoints stay; ``restore`` brings it back."""
+        return Call("POST", self._path("stop"), _nothing)
+
+    @request
+    def remove(self) -> Call[None]:
+        return Call("DELETE", self._path(), _nothing)
 
 
-def create(spec: SandboxSpec) -> Call[views.BoxInfo]:
-    return Call("POST", "/v1/boxes", _kind(views.BoxInfo), asdict(spec))
+class PendingCalls(Linked[L]):
+    """The checkpoint of a turn, under way at the daemon."""
+
+    def __init__(self, link: L, box: str, answer: wire.TurnAnswer) -> None:
+        self._link, self.box, self._answer = link, box, answer
+
+    def _ask(self, timeout: float = 0.0, promote: bool = False) -> Steps[bool]:
+        """Whether it is done, after at most ``timeout`` seconds. Raises SandboxError when it failed."""
+        if not self._answer.done:
+            query = {"timeout": timeout, "promote": promote}
+            path = of_box(self.box, "turns", self._answer.ticket)
+            self._answer = yield from Call("GET", path, reads(wire.TurnAnswer), query=query)
+        return self._answer.done
+
+    @request
+    def promote(self) -> Steps[None]:
+        """Somebody waits for it now."""
+        yield from self._ask(promote=True)
+
+    @request
+    def wait(self, timeout: float | None = None) -> Steps[Turn]:
+        """The turn's line of the log once its checkpoint is safe.
+
+        Raises TimeoutError when it is not in time, and SandboxError when the checkpoint failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = LONGEST_ASK
+        while True:
+            if deadline is not None:
+                left = min(LONGEST_ASK, max(0.0, deadline - time.monotonic()))
+            if (yield from self._ask(left)):
+                assert self._answer.turn is not None
+                return self._answer.turn
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the checkpoint of sandbox {self.box} is not done after {timeout} s")
 
 
-def boxes() -> Call[list[views.BoxInfo]]:
-    return Call("GET", "/v1/boxes", _kinds(views.BoxInfo))
-
-
-def info(name: str) -> Call[views.BoxInfo]:
-    return Call("GET", of_box(name), _kind(views.BoxInfo))
-
-
-def spec(name: str) -> Call[SandboxSpec]:
-    return Call("GET", of_box(name, "spec"), _kind(SandboxSpec))
-
-
-def remove(name: str) -> Call[None]:
-    return Call("DELETE", of_box(name), _nothing)
-
-
-def stop(name: str) -> Call[None]:
-    return Call("POST", of_box(name, "stop"), _nothing)
-
-
-def shells(name: str) -> Call[list[str]]:
-    return Call("GET", of_box(name, "shells"), list)
-
-
-def execute(
-    command: str | Sequence[str],
-    *,
-    execution: str,
-    shell: str,
-    timeout: float | None,
-    turn: bool,
-    request: str,
-) -> dict[str, Any]:
-    """Body of a command's request; its answer is a stream and read by ``wire.Collector``."""
-    return {
-        "command": command if isinstance(command, str) else shlex.join(command),
-        "id": execution,
-        "shell": shell,
-        "timeout": timeout,
-        "turn": turn,
-        "request": request,
-        "stream": True,
-    }
-
-
-def cancel(execution: str) -> Call[None]:
-    return Call("POST", f"/v1/executions/{execution}/cancel", _nothing)
-
-
-def end_turn(name: str, request: str, urgent: bool) -> Call[wire.TurnAnswer]:
-    body = {"request": request, "urgent": urgent}
-    return Call("POST", of_box(name, "turns", "end"), _kind(wire.TurnAnswer), body)
-
-
-def pending(name: str, ticket: str, *, timeout: float, promote: bool) -> Call[wire.TurnAnswer]:
-    query = {"timeout": timeout, "promote": promote}
-    return Call("GET", of_box(name, "turns", ticket), _kind(wire.TurnAnswer), query=query)
-
-
-def settle(name: str, timeout: float | None) -> Call[None]:
-    query = {} if timeout is None else {"timeout": timeout}
-    return Call("POST", of_box(name, "turns", "begin"), _nothing, query=query)
-
-
-def checkpoint(name: str, label: str, full: bool, pin: bool) -> Call[Manifest]:
-    body = {"label": label, "full": full, "pin": pin}
-    return Call("POST", of_box(name, "checkpoint"), _kind(Manifest), body)
-
-
-def restore(name: str, checkpoint: str, lazy: bool) -> Call[views.RestoreReport]:
-    body = {"checkpoint": checkpoint, "lazy": lazy}
-    return Call("POST", of_box(name, "restore"), _kind(views.RestoreReport), body)
-
-
-def rollback(name: str, checkpoint: str, lazy: bool) -> Call[views.RestoreReport]:
-    body = {"checkpoint": checkpoint, "lazy": lazy}
-    return Call("POST", of_box(name, "rollback"), _kind(views.RestoreReport), body)
-
-
-def fork(checkpoint: str, count: int, names: Sequence[str] | None, lazy: bool) -> Call[list[views.BoxInfo]]:
-    body = {
-        "checkpoint": checkpoint,
-        "count": count,
-        "names": list(names) if names is not None else None,
-        "lazy": lazy,
-    }
-    return Call("POST", "/v1/fork", _kinds(views.BoxInfo), body)
-
-
-def log(name: str) -> Call[Log]:
-    return Call("GET", of_box(name, "log"), _kind(Log))
-
-
-def diff(name: str, older: str, newer: str) -> Call[views.Diff]:
-    return Call("GET", of_box(name, "diff"), _kind(views.Diff), query={"older": older, "newer": newer})
-
-
-def gc(dry_run: bool) -> Call[views.GcReport]:
-    return Call("POST", "/v1/gc", _kind(views.GcReport), {"dry_run": dry_run})
-
-
-def export(checkpoint: str, url: str) -> Call[Manifest]:
-    return Call("POST", "/v1/export", _kind(Manifest), {"checkpoint": checkpoint, "url": url})
-
-
-def import_(url: str, name: str) -> Call[views.BoxInfo]:
-    return Call("POST", "/v1/import", _kind(views.BoxInfo), {"url": url, "name": name})
-
-
-def notice(seconds: float) -> Call[dict[str, str]]:
-    return Call("POST", "/v1/notice", dict, {"seconds": seconds})
-
-
-def listdir(name: str, path: str) -> Call[list[views.Entry]]:
-    return Call("GET", of_box(name, "entries"), _kinds(views.Entry), query={"path": path})
+def _pieces(source: bytes | IO[bytes]) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    while piece := source.read(PIECE):
+        yield piece

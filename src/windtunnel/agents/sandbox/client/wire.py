@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
-from windtunnel.agents.sandbox.model import Turn, TurnClass, TurnResult
+from windtunnel.agents.sandbox.model import Turn, TurnResult
 from windtunnel.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,22 +85,9 @@ def read(kind: type[T], plain: Any) -> T:
     return value
 
 
-def as_kind(kind: type[T], value: Any) -> T:
-    """A dataclass as another with the same fields."""
-    return read(kind, asdict(value))
-
-
-def plain(value: Any) -> Any:
-    """JSON data for people: as on the wire, but with words for the classes of turns."""
-    if isinstance(value, TurnClass):
-        return value.word
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def reads(kind: type[T]) -> Callable[[Any], T]:
+    """``read`` for one kind."""
+    return lambda plain: read(kind, plain)
 
 
 def output_line(stream: str, data: bytes) -> bytes:
@@ -133,6 +121,22 @@ def result_line(result: TurnResult, sent: dict[str, int], turn: dict[str, Any] |
         "stderr_bytes": sent["stderr"],
     }
     return json_line({"result": ended, "turn": turn})
+
+
+class Lines:
+    """Cuts a stream into lines, by the line feed alone: text inside of a line may hold other separators."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a piece of the stream; the lines that it ends."""
+        self._rest += data
+        if b"\n" not in data:
+            return []
+        *whole, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        return [line for line in whole if line]
 
 
 class Collector:

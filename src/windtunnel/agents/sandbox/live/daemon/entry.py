@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.client.address import socket_of
+from windtunnel.agents.sandbox.client.launch import socket_of
 from windtunnel.agents.sandbox.live.daemon.server import held, serve
 from windtunnel.agents.sandbox.live.daemon.service import Events
 from windtunnel.agents.sandbox.model import Facility

@@ -48,13 +48,13 @@ def host_routes(service: Service) -> APIRouter:
     async def fork(body: schema.ForkBody) -> list[views.BoxInfo]:
         def work() -> list[views.BoxInfo]:
             made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
-            return [wire.as_kind(views.BoxInfo, box.info()) for box in made]
+            return [box.info() for box in made]
 
         return await lanes.call(work)
 
     @routes.post("/gc", summary="Drop what nothing needs any more")
     async def gc(body: schema.GcBody) -> views.GcReport:
-        return wire.as_kind(views.GcReport, await lanes.call(lambda: host.gc(dry_run=body.dry_run)))
+        return await lanes.call(lambda: host.gc(dry_run=body.dry_run))
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
     async def export(body: schema.ExportBody) -> Manifest:
@@ -63,7 +63,7 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
     async def import_(body: schema.ImportBody) -> views.BoxInfo:
         box = await lanes.call(lambda: host.import_(body.url, body.name))
-        return wire.as_kind(views.BoxInfo, await lanes.call(box.info))
+        return await lanes.call(box.info)
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
     async def notice(body: schema.NoticeBody) -> dict[str, str]:
@@ -102,15 +102,15 @@ def box_routes(service: Service) -> APIRouter:
             )
             raise Refused("conflict", sentence)
         box = await lanes.call(lambda: host.create(spec))
-        return wire.as_kind(views.BoxInfo, await lanes.call(box.info))
+        return await lanes.call(box.info)
 
     @routes.get("", summary="All sandboxes")
     async def boxes() -> list[views.BoxInfo]:
-        return [wire.as_kind(views.BoxInfo, info) for info in await lanes.call(host.boxes)]
+        return await lanes.call(host.boxes)
 
     @routes.get("/{name}", summary="One sandbox")
     async def info(name: str) -> views.BoxInfo:
-        return wire.as_kind(views.BoxInfo, await lanes.call((await service.box(name)).info))
+        return await lanes.call((await service.box(name)).info)
 
     @routes.get("/{name}/spec", summary="How it was made")
     async def spec(name: str) -> SandboxSpec:
@@ -201,8 +201,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
     async def restore(name: str, body: schema.RestoreBody) -> views.RestoreReport:
         box = await service.box(name)
         executions.cancel_all(name)
-        report = await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
-        return wire.as_kind(views.RestoreReport, report)
+        return await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
 
     @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
     async def rollback(name: str, body: schema.RestoreBody) -> views.RestoreReport:
@@ -210,8 +209,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         box = await service.box(name)
         executions.cancel_all(name)
-        report = await lanes.ordered(name, lambda: box.rollback(body.checkpoint, lazy=body.lazy))
-        return wire.as_kind(views.RestoreReport, report)
+        return await lanes.ordered(name, lambda: box.rollback(body.checkpoint, lazy=body.lazy))
 
     @routes.get("/{name}/log", summary="Its checkpoints and turns")
     async def log(name: str) -> Log:
@@ -227,7 +225,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
     @routes.get("/{name}/diff", summary="What changed between two checkpoints, or since one")
     async def diff(name: str, older: str, newer: str = "") -> views.Diff:
         box = await service.box(name)
-        return wire.as_kind(views.Diff, await lanes.call(lambda: box.diff(older, newer)))
+        return await lanes.call(lambda: box.diff(older, newer))
 
     return routes
 

@@ -23,8 +23,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from windtunnel.agents.sandbox.client.address import socket_of
-from windtunnel.agents.sandbox.client.launch import answers
+from windtunnel.agents.sandbox.client.launch import answers, socket_of
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
 from windtunnel.agents.sandbox.live.daemon.guard import guarded, is_loopback
 from windtunnel.agents.sandbox.live.daemon.service import Events, Service

@@ -16,7 +16,6 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from windtunnel.agents.sandbox import views
-from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.live.daemon.faults import Refused
 from windtunnel.agents.sandbox.live.daemon.service import Service
 
@@ -123,7 +122,7 @@ def file_routes(service: Service) -> APIRouter:
     @routes.get("/{name}/entries", summary="The entries of a folder")
     async def entries(name: str, path: str = Path) -> list[views.Entry]:
         box = await service.box(name)
-        return [wire.as_kind(views.Entry, entry) for entry in await lanes.call(lambda: box.listdir(path))]
+        return await lanes.call(lambda: box.listdir(path))
 
     return routes
 
