@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,13 +231,23 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
 
     assert together(4, lambda r: one(r, 3)) == [0] * 4
     assert {(r, f"rank{r}", 2) for r in range(4)} <= kept() and (3, "rank2", 2) not in kept()
+    looked: Counter[int] = Counter()
+    wait_committed = LocalMemory.wait_committed
+
+    def told(self: LocalMemory, step: int, timeout: float) -> bool:
+        found = wait_committed(self, step, timeout)
+        looked[self._about["rank"]] += 1
+        return found
+
     world.lose(0)
+    monkeypatch.setattr(LocalMemory, "wait_committed", told)
     jobs = [threading.Thread(target=one, args=(r, 5)) for r in range(4)]
     for job in jobs:
         job.start()
-    # The new host has its copy again, all but rank 2's are there: they wait with the next save.
+    # The new host has its copy again, all but rank 2's are there.
     until(lambda: {(0, "rank0", 2), (0, "rank1", 2)} <= kept())
-    time.sleep(0.3)  # room for a rank that does not wait
+    # Each rank wants to save a step, was refused a slot and has heard, more than once, that it must wait on.
+    until(lambda: all(looked[rank] > 1 for rank in range(4)))
     assert {(r, f"rank{r}", 1) for r in range(1, 4)} <= kept()
     assert [memory.committed() for memory in world.hosts.ranks] == [-1] * 4
     world.lose(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
@@ -11,7 +12,7 @@ from memory_cluster import DIGEST, LAYOUT, Cluster, content, fill
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live.memory import LocalMemory, StaleGeneration
-from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, read_header
+from windtunnel.training.checkpoint.live.slot import HEADER, CopyError, Slot, read_header
 
 N = 10_000
 
@@ -249,6 +250,28 @@ def test_memory_that_is_wiped_while_a_copy_comes_does_not_count(cluster: Callabl
     for memory in c.ranks:
         memory.flush()
     until(lambda: c.holders("rank0", 0) == [0, 1])
+
+
+def test_memory_that_is_wiped_before_a_copy_comes_is_made_again(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shelf goes in the moment between the slot's begin and the answer that asks for its bytes."""
+    c = cluster(2)
+    c.reserve()
+    begin, wiped = Slot.begin, []
+
+    def then_wiped(self: Slot, step: int, **about: Any) -> None:
+        begin(self, step, **about)
+        if self.path.parent.name == "n1" and not wiped:
+            wiped.extend((c.folder / "n1").glob("rank0*.slot"))
+            for path in wiped:
+                path.unlink()
+            c.ranks[1].copies()  # the service finds it out
+
+    monkeypatch.setattr(Slot, "begin", then_wiped)
+    c.save(0, 0, ranks=[0])
+    until(lambda: c.holders("rank0", 0) == [0, 1])
+    assert len(wiped) == 2
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(

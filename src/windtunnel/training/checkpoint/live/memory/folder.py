@@ -6,6 +6,9 @@ still be what the job goes back to, so it stays until a newer step is committed,
 
 Files tell all there is to know, so a service that starts on a folder of an earlier one takes over what is
 there.
+
+Shelves that go are only let go of, never unmapped: a request may still read or fill one of their slots. The
+memory goes back when the last that holds a slot is done with it.
 """
 
 from __future__ import annotations
@@ -199,7 +202,7 @@ class Folder:
         """``step`` is committed in ``generation``: shelves that nobody asked for in it go, and layouts of
         none.
 
-        The slots that were theirs are returned, to be closed without the lock: that gives gigabytes back.
+        The slots that were theirs are returned, to be let go of without the lock: that gives gigabytes back.
         """
         gone = [s for s in self.shelves if s.generation < generation and not s.newer(step, generation)]
         self.shelves = [shelf for shelf in self.shelves if shelf not in gone]
@@ -280,7 +283,6 @@ class Folder:
             return self._shrink(shelf, indices)
         for one in shelf.slots.values():
             one.path.unlink(missing_ok=True)
-            one.close()
         if shelf in self.shelves:
             self.shelves.remove(shelf)
 
@@ -288,7 +290,6 @@ class Folder:
         kept = [one for index, one in sorted(shelf.slots.items()) if index not in indices]
         for index in indices:
             shelf.slots[index].path.unlink(missing_ok=True)
-            shelf.slots[index].close()
         # Slots are numbered without gaps: those that stay move down.
         shelf.slots = {}
         for index, one in enumerate(kept):

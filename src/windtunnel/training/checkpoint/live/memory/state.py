@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from windtunnel.training.checkpoint.live.memory.folder import Folder
 from windtunnel.training.checkpoint.live.memory.ledger import Ledger, merged, replication
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
-from windtunnel.training.checkpoint.live.slot import Slot
 from windtunnel.training.checkpoint.model import Health
 from windtunnel.training.elastic.model import MemberHost, Membership
 
@@ -158,7 +157,7 @@ class State:
             self._set(step, time.time())
             dropped = self.folder.retire(step, self.generation)
         if dropped:
-            threading.Thread(target=_close, args=(dropped,), name="retired", daemon=True).start()
+            threading.Thread(target=dropped.clear, name="retired", daemon=True).start()
         return True
 
     def go_back(self, step: int) -> None:
@@ -186,8 +185,3 @@ class State:
         self.committed, self.committed_at = step, at
         self.board.write(step)
         self.changed.notify_all()
-
-
-def _close(dropped: list[Slot]) -> None:
-    for one in dropped:
-        one.close()
