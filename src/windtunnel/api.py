@@ -25,9 +25,8 @@ from windtunnel.training.emulate.emulation import CAPABILITY, EmulationResult, O
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, RankFacts, Summary, WaitFacts
 from windtunnel.training.emulate.sweep.execute import run_sweep
-from windtunnel.training.emulate.sweep.page import write_page
 from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep
-from windtunnel.training.emulate.sweep.result import SweepResult, result
+from windtunnel.training.emulate.sweep.result import SweepResult, result, write_page
 
 Program = Callable[..., Any] | Path | str
 TIMELINE = "timeline.json.gz"
@@ -128,8 +127,7 @@ class Run:
         """
         path = self.directory / TIMELINE
         if self.result is not None:
-            from windtunnel.training.emulate.pictures import shown_ranks
-            from windtunnel.training.emulate.twin.timeline import timeline
+            from windtunnel.training.emulate.pictures import shown_ranks, timeline
 
             world = self.summary.world_size
             if wrong := [rank for rank in ranks if not 0 <= rank < world]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.cluster import catalogue, cpu
+from windtunnel.cluster import catalogue
 
 GPUS = [name for name in catalogue.device_names() if name != "cpu"]
 
@@ -103,10 +103,10 @@ def test_every_link_has_figures_and_sources() -> None:
 
 def test_the_cpu_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = cpu.measured_cpu()
-    assert cpu.cache_file().is_relative_to(tmp_path)
-    monkeypatch.setattr(cpu, "_measure", lambda: pytest.fail("measured again"))
-    assert cpu.measured_cpu() == first
+    first = catalogue.measured_cpu()
+    assert catalogue.cache_file().is_relative_to(tmp_path)
+    monkeypatch.setattr(catalogue, "_measure", lambda: pytest.fail("measured again"))
+    assert catalogue.measured_cpu() == first
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_damaged_or_foreign_measurement_is_made_again(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cpu, "_measure", lambda: {"float32": 2.0, "float64": 1.0, "copy": 3.0})
-    cpu.cache_file().parent.mkdir(parents=True)
-    cpu.cache_file().write_text(damage)
-    assert cpu.measured_cpu().memory_bandwidth == 3.0
-    good = {"machine": cpu._machine(), "float32": 5, "float64": 4, "copy": 6}
-    cpu.cache_file().write_text(json.dumps(good))
-    assert cpu.measured_cpu().memory_bandwidth == 6.0
+    monkeypatch.setattr(catalogue, "_measure", lambda: {"float32": 2.0, "float64": 1.0, "copy": 3.0})
+    catalogue.cache_file().parent.mkdir(parents=True)
+    catalogue.cache_file().write_text(damage)
+    assert catalogue.measured_cpu().memory_bandwidth == 3.0
+    good = {"machine": catalogue._machine(), "float32": 5, "float64": 4, "copy": 6}
+    catalogue.cache_file().write_text(json.dumps(good))
+    assert catalogue.measured_cpu().memory_bandwidth == 6.0

@@ -98,7 +98,7 @@ def conditions() -> str:
 
 def host_facts() -> dict[str, Any]:
     """What figures of this host depend on."""
-    from windtunnel.cluster.cpu import processor_name
+    from windtunnel.cluster.catalogue import processor_name
     from windtunnel.store.table import versions
 
     return {

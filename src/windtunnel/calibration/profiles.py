@@ -7,7 +7,6 @@ A capability that calibrates has a module ``calibrate`` whose ``calibrate_here(q
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,14 +75,3 @@ def save(
 def today() -> str:
     """The date of a measurement."""
     return datetime.now(UTC).strftime("%Y-%m-%d")
-
-
-def cpu_name() -> str:
-    """What this machine's processor calls itself."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

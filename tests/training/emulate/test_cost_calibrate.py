@@ -10,11 +10,16 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import UserError
 from windtunnel.cli import calibrate as verb
 from windtunnel.training.emulate import calibrate as live
-from windtunnel.training.emulate.calibrate.arguments import Recorder, find_operator, make_tensor, plan_call
-from windtunnel.training.emulate.calibrate.grid import grid
+from windtunnel.training.emulate.calibrate.operators import (
+    Recorder,
+    find_operator,
+    grid,
+    make_tensor,
+    plan_call,
+)
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.kinds import kind_of
 from windtunnel.training.emulate.twin.costs.profile import read_profile
+from windtunnel.training.emulate.twin.costs.work import kind_of
 
 
 class Small(torch.nn.Module):

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.emulate.calibrate.arguments import Recorder
+from windtunnel.training.emulate.calibrate.operators import Recorder
 from windtunnel.training.emulate.graph import EVENT, Operator, Phase, Slice, TensorMeta
-from windtunnel.training.emulate.twin.costs.kinds import kind_of
 from windtunnel.training.emulate.twin.costs.operators import cost_of, fuse, operator_seconds
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED
 from windtunnel.training.emulate.twin.costs.profile import contiguous
-from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, moved_bytes
+from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
 
 aten = torch.ops.aten
 

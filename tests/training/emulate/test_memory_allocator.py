@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.training.emulate.graph import EVENT, EventKind
+from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
 from windtunnel.training.emulate.twin.memory.blocks import FREE, NONE, PENDING, UNMAPPED, USED
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
-from windtunnel.training.emulate.twin.memory.simulate import Trajectory, simulate
 
 MIB = 1 << 20
 CONFIGS = [

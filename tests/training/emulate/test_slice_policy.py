@@ -12,9 +12,8 @@ from slice_worlds import Tracer, capture_of, ddp, fsdp, mesh_groups, pipeline
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import Category, EventKind, Group, NoteKind, Operator, Slice
-from windtunnel.training.emulate.policy.calls import Deadlock, ranges
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
-from windtunnel.training.emulate.policy.families import find_families
+from windtunnel.training.emulate.policy.groups import Deadlock, find_families, ranges
 from windtunnel.training.emulate.policy.search import parse_ranks, segments
 
 

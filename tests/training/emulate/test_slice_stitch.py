@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, fsdp, mesh_groups, pipeline
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.training.emulate.policy.calls import Deadlock
 from windtunnel.training.emulate.policy.classes import slice_world
+from windtunnel.training.emulate.policy.groups import Deadlock
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.emulate import replay_world
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.emulate.sweep.grid import (
+from windtunnel.training.emulate.sweep.result import pareto_front
+from windtunnel.training.emulate.sweep.spec import (
     argument_names,
     combinations,
     command_line,
@@ -19,7 +20,6 @@ from windtunnel.training.emulate.sweep.grid import (
     parse,
     split_arguments,
 )
-from windtunnel.training.emulate.sweep.result import pareto_front
 
 
 def test_braces_expand_as_in_a_shell() -> None:

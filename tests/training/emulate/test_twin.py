@@ -13,11 +13,11 @@ from slice_worlds import Script, Tracer, capture_of, cluster_of, costs_of, ddp, 
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.emulate.graph import EventKind, Phase
+from windtunnel.training.emulate.pictures import timeline
 from windtunnel.training.emulate.policy.classes import slice_world
 from windtunnel.training.emulate.policy.stitch import stitch
 from windtunnel.training.emulate.twin.emulate import Timing, replay_world, step_ends
 from windtunnel.training.emulate.twin.job import Slow, parse_slow
-from windtunnel.training.emulate.twin.timeline import timeline
 
 
 def replayed(

@@ -24,7 +24,8 @@ from windtunnel.agents.sandbox.costs_fit import TOGETHER, Basics, Seen, fitted
 from windtunnel.agents.sandbox.model import Limits, Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.base.errors import UserError
-from windtunnel.calibration.profiles import Calibrated, Progress, cpu_name, today
+from windtunnel.calibration.profiles import Calibrated, Progress, today
+from windtunnel.cluster.catalogue import processor_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +81,7 @@ def calibrate(
     profile = SandboxProfile(
         costs=costs,
         provenance={
-            "machine": f"{os.cpu_count()} CPUs {cpu_name()}",
+            "machine": f"{os.cpu_count()} CPUs {processor_name()}",
             "date": today(),
             "kernel": platform.release(),
             "criu": ".".join(map(str, criu.version)),

@@ -6,8 +6,8 @@ times, `critical_path` what the job was waiting for, and `symmetry` shrinks a jo
 without changing a time.
 """
 
-from windtunnel.engines.replay.data import Program, ReplayJob, ReplayResult, Stalled
 from windtunnel.engines.replay.engine import replay
+from windtunnel.engines.replay.layout import Program, ReplayJob, ReplayResult, Stalled
 from windtunnel.engines.replay.path import ISSUE, RUN, TRANSFER, Path, critical_path
 from windtunnel.engines.replay.symmetry import colour, job_colours, quotient
 

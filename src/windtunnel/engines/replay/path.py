@@ -14,9 +14,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.data import Floats, Ints, Longs, ReplayJob, ReplayResult
-from windtunnel.engines.replay.layout import Packed, jit, jit_inline
-from windtunnel.engines.replay.pack import pack
+from windtunnel.engines.replay.engine import pack
+from windtunnel.engines.replay.layout import (
+    Floats,
+    Ints,
+    Longs,
+    Packed,
+    ReplayJob,
+    ReplayResult,
+    jit,
+    jit_inline,
+)
 
 N = TypeVar("N", np.int32, np.float64)
 

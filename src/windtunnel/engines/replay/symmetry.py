@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.data import Floats, Ints, Longs, ReplayJob
-from windtunnel.engines.replay.layout import jit
-from windtunnel.engines.replay.pack import starts
+from windtunnel.engines.replay.engine import starts
+from windtunnel.engines.replay.layout import Floats, Ints, Longs, ReplayJob, jit
 
 Hashes = NDArray[np.uint64]
 

@@ -26,10 +26,9 @@ from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
-from windtunnel.training.emulate.twin.costs.kinds import base_name, first_tensor
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
-from windtunnel.training.emulate.twin.costs.work import counted_flops
+from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, first_tensor
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory import (

@@ -24,8 +24,8 @@ import psutil
 
 from windtunnel.base.errors import ScriptError
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.engines.replay.data import Program, ReplayJob
 from windtunnel.engines.replay.engine import replay
+from windtunnel.engines.replay.layout import Program, ReplayJob
 from windtunnel.training.emulate.bench.jobs import example
 
 SECTION = "speed"

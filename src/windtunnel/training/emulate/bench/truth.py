@@ -91,7 +91,7 @@ def calibrated(job: BenchJob, slice_: Slice, seconds: float) -> DeviceProfile:
     """A profile of this machine for the calls of ``slice_``, with ``job.world`` cores busy."""
     with tempfile.TemporaryDirectory() as folder:
         save(slice_, Path(folder, "slice.pkl"))
-        launch(job.world, "calibration", f"{folder}/slice.pkl", folder, str(seconds))
+        launch(job.world, "jobs", f"{folder}/slice.pkl", folder, str(seconds))
         return read_profile(Path(folder, "0.json"))
 
 

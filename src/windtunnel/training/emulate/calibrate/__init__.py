@@ -15,12 +15,13 @@ import torch
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration import profiles
-from windtunnel.calibration.profiles import Calibrated, Progress, cpu_name, today
+from windtunnel.calibration.profiles import Calibrated, Progress, today
+from windtunnel.cluster.catalogue import processor_name
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.calibrate.gloo import measure_gloo
-from windtunnel.training.emulate.calibrate.grid import grid
 from windtunnel.training.emulate.calibrate.measure import measure_operators
+from windtunnel.training.emulate.calibrate.operators import grid
 from windtunnel.training.emulate.calibrate.overhead import measure_overhead, measure_sharding
 from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, read_profile, save_profile
@@ -133,7 +134,7 @@ def _unfinished(name: str, path: Path, provenance: dict[str, str]) -> DeviceProf
 
 
 def _provenance(torch_device: str, threads: int, quick: bool) -> dict[str, str]:
-    machine = torch.cuda.get_device_name() if torch_device == "cuda" else cpu_name()
+    machine = torch.cuda.get_device_name() if torch_device == "cuda" else processor_name()
     return {
         "machine": machine,
         "date": today(),

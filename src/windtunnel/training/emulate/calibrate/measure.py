@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.training.emulate.calibrate.arguments import Plan, make_tensor, map_tensors, plan_call
+from windtunnel.training.emulate.calibrate.operators import Plan, make_tensor, map_tensors, plan_call
 from windtunnel.training.emulate.graph import Operator, TensorMeta
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, contiguous, signature
 

@@ -22,10 +22,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from windtunnel.training.emulate.calibrate.arguments import Recorder
 from windtunnel.training.emulate.calibrate.measure import measure_operators
+from windtunnel.training.emulate.calibrate.operators import Recorder
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.kinds import kind_of
+from windtunnel.training.emulate.twin.costs.work import kind_of
 
 WIDTH, HEADS, LAYERS, ROWS = 32, 2, 6, 16
 

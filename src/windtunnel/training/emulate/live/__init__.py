@@ -7,8 +7,8 @@ operator of the absent device answered by its shape function.
 - `surface`: completes ``torch.cuda``, its streams and events, storages and printing.
 - `world`: completes ``torch.distributed``; carries real objects between captured ranks.
 - `observe`: modules, optimisers, steps, call sites; garbage collected at fixed points.
-- `substitutes`: ``torch.compile``, the script's own operators, checkpoints.
-- `refusals`, `failure`: what is refused, shapes that PyTorch lacks, and the sentence that says so.
+- `substitutes`: what is refused, shapes that PyTorch lacks, ``torch.compile``, own operators, checkpoints.
+- `failure`: why a script failed, in one sentence.
 - `worker`, `session`: the process in which ranks run, and the one that asks for them.
 - `host`: the same for a job whose device is the CPU itself.
 """

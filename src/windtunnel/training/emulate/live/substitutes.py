@@ -1,4 +1,8 @@
-"""What stands in for things that an absent device cannot do: compiling, the script's own operators, saving.
+"""What an absent device cannot do: refused where the script asks for it, or done by something else.
+
+A refusal is a `NotImplementedError` that begins with ``windtunnel:``; the worker puts the script's line
+before it. Operators without a shape function are refused by the native library; here those get one that only
+builds with CUDA have, and those are refused whose shape depends on data.
 
 ``torch.compile`` and flex attention are declared approximations. Compiling for a device that is not there is
 not possible, so a compiled function runs eagerly while its operators carry the number of their region. The
@@ -20,16 +24,169 @@ import concurrent.futures
 import ctypes
 import functools
 import json
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.cuda.graphs
+import torch.distributed._symmetric_memory as symmetric
 import torch.distributed.checkpoint as checkpoint
+import torch.distributed.fsdp as fsdp
+import torch.distributed.rpc as rpc
 from torch._library.custom_ops import CustomOpDef
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import EventKind, NoteKind
+from windtunnel.training.emulate.live.failure import SIGN
 from windtunnel.training.emulate.live.observe import Observer
+
+
+def refuse(call: str, why: str) -> Callable[..., NoReturn]:
+    """A function that refuses ``call``, in one sentence."""
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{SIGN}{call} cannot be emulated because {why}")
+
+    return refused
+
+
+def install_refusals() -> None:
+    """Refuse. Call once, before the script runs."""
+    cuda: Any = torch.cuda
+    why = "a graph replays work that the host does not issue; run the script without CUDA graphs"
+    cuda.CUDAGraph = cuda.graphs.CUDAGraph = refuse("torch.cuda.CUDAGraph", why)
+    cuda.graph = cuda.graphs.graph = refuse("torch.cuda.graph", why)
+    cuda.make_graphed_callables = refuse("torch.cuda.make_graphed_callables", why)
+
+    why = "its parameters and optimiser live in host memory, whose work is not modelled; leave offloading out"
+    fsdp.CPUOffloadPolicy.__init__ = refuse("FSDP's CPUOffloadPolicy", why)  # type: ignore[method-assign]
+    fsdp.CPUOffload.__setattr__ = _refuse_true("FSDP's CPUOffload(offload_params=True)", why)  # type: ignore
+
+    why = "ranks would read each other's memory without a collective; leave symmetric memory (async TP) out"
+    memory: Any = symmetric
+    for name in ("enable_symm_mem_for_group", "empty", "rendezvous", "get_symm_mem_workspace"):
+        if hasattr(memory, name):
+            setattr(memory, name, refuse(f"torch.distributed._symmetric_memory.{name}", why))
+
+    why = "remote calls run on ranks that are not there"
+    remote: Any = rpc
+    for name in ("init_rpc", "rpc_sync", "rpc_async", "remote"):
+        if hasattr(remote, name):
+            setattr(remote, name, refuse(f"torch.distributed.rpc.{name}", why))
+
+
+def _refuse_true(call: str, why: str) -> Callable[..., None]:
+    """For an option that is made by default, and refused only where it is set."""
+
+    def assign(self: Any, name: str, value: Any) -> None:
+        if value:
+            refuse(call, why)()
+        object.__setattr__(self, name, value)
+
+    return assign
+
+
+WHY = "the size of its result depends on device data"
+DATA_DEPENDENT = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+
+
+def install_shapes(note: Any) -> None:
+    """Add them to the Meta kernels. ``note`` takes one sentence for the report. Call once."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def bincount(values: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if minlength <= 0:
+            refuse("torch.bincount without minlength", f"{WHY}; pass minlength")()
+        note("torch.bincount: no value is taken to lie beyond minlength")
+        dtype = (
+            torch.int64
+            if weights is None
+            else (torch.float32 if weights.dtype == torch.float32 else torch.float64)
+        )
+        return torch.empty(minlength, dtype=dtype, device="meta")
+
+    def flatten_weight(weights: Any, *args: Any) -> Any:
+        return weights[0].new_empty(sum(math.prod(w.shape) for w in weights))
+
+    def rnn_backward(input: Any, weight: Any, stride: int, buffer: Any, hx: Any, cx: Any, *args: Any) -> Any:
+        mask = args[-1]
+        return (
+            torch.empty_like(input) if mask[0] else None,
+            torch.empty_like(hx) if mask[1] else None,
+            torch.empty_like(cx) if mask[2] and cx is not None else None,
+            [torch.empty_like(w) for w in weight] if mask[3] else [],
+        )
+
+    # SyncBatchNorm's kernels: statistics are kept in float32, one a channel (dimension 1).
+    def channels(input: Any) -> Any:
+        return input.new_empty(input.shape[1], dtype=torch.promote_types(input.dtype, torch.float32))
+
+    def stats(input: Any, *args: Any) -> Any:
+        return channels(input), channels(input)
+
+    def elementwise(input: Any, *args: Any) -> Any:
+        return torch.empty_like(input)
+
+    def backward_reduce(
+        grad: Any,
+        input: Any,
+        mean: Any,
+        invstd: Any,
+        weight: Any,
+        to_input: bool,
+        to_weight: bool,
+        to_bias: bool,
+    ) -> Any:
+        sums = (channels(input), channels(input)) if to_input else (None, None)
+        like = weight if weight is not None else mean
+        return (
+            *sums,
+            torch.empty_like(like) if to_weight else None,
+            torch.empty_like(like) if to_bias else None,
+        )
+
+    library.impl("batch_norm_stats", stats)
+    library.impl("batch_norm_gather_stats", stats)
+    library.impl("batch_norm_gather_stats_with_counts", stats)
+    library.impl("batch_norm_elemt", elementwise)
+    library.impl("batch_norm_backward_elemt", elementwise)
+    library.impl("batch_norm_backward_reduce", backward_reduce)
+
+    def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+        if output_size is None:
+            refuse("repeat_interleave without output_size", f"{WHY}; pass output_size")()
+        return repeats.new_empty(output_size)
+
+    for name in DATA_DEPENDENT:
+        library.impl(name, refuse(f"aten.{name}", WHY), allow_override=True)
+    library.impl("repeat_interleave.Tensor", repeat_interleave, allow_override=True)
+    library.impl("bincount", bincount)
+    library.impl("_cudnn_rnn_flatten_weight", flatten_weight)
+    library.impl("_cudnn_rnn_backward", rnn_backward)
+    _keep.append(library)
+    _keep_all_ranks()
+
+
+def _keep_all_ranks() -> None:
+    """SyncBatchNorm leaves ranks without input out of its statistics, by a mask whose size depends on data;
+    it does not while a CUDA graph is captured. Here no rank is without input."""
+    layer: Any = SyncBatchNorm
+    cuda: Any = torch.cuda
+    original, capturing = layer.forward, cuda.is_current_stream_capturing
+
+    def forward(*args: Any) -> Any:
+        cuda.is_current_stream_capturing = lambda: True
+        try:
+            return original(*args)
+        finally:
+            cuda.is_current_stream_capturing = capturing
+
+    layer.forward = staticmethod(forward)
+
+
+_keep: list[Any] = []  # a library's kernels go with it
 
 
 def install_compiler(observer: Observer) -> None:

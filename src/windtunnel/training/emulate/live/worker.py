@@ -150,7 +150,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
     import torch
 
-    from windtunnel.training.emulate.live import host, refusals, substitutes, surface, world
+    from windtunnel.training.emulate.live import host, substitutes, surface, world
     from windtunnel.training.emulate.live.observe import Observer
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
@@ -188,8 +188,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     observer.install()
     substitutes.install_compiler(observer)
     if device.kind == "gpu":
-        refusals.install_shapes(observer.note)
-        refusals.install()
+        substitutes.install_shapes(observer.note)
+        substitutes.install_refusals()
         substitutes.install_saving(observer.note)
         substitutes.install_operators(native)
     native.wt_record_on(1)

@@ -23,7 +23,7 @@ from itertools import pairwise, product
 from math import prod
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.policy.families import Axes, FamilySeen, Point, find_axes
+from windtunnel.training.emulate.policy.groups import Axes, FamilySeen, Point, find_axes
 
 CAPTURE_LIMIT = 256
 

@@ -19,20 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.training.emulate.policy.calls import (
+from windtunnel.training.emulate.policy.classes import Classes
+from windtunnel.training.emulate.policy.groups import (
     COLLECTIVE,
     RECV,
     SEND,
     Calls,
     Channel,
     Deadlock,
+    Family,
     at,
     call_words,
     ranks_words,
     read_calls,
 )
-from windtunnel.training.emulate.policy.classes import Classes
-from windtunnel.training.emulate.policy.families import Family
 
 
 @dataclass(frozen=True)

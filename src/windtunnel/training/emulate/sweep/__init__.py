@@ -5,8 +5,7 @@ is done, `print_sweep` and `write_page` show them with the Pareto front of time,
 """
 
 from windtunnel.training.emulate.sweep.execute import run_sweep
-from windtunnel.training.emulate.sweep.page import write_page
 from windtunnel.training.emulate.sweep.plan import Point, Sweep, load_sweep
-from windtunnel.training.emulate.sweep.result import print_sweep, result
+from windtunnel.training.emulate.sweep.result import print_sweep, result, write_page
 
 __all__ = ["Point", "Sweep", "load_sweep", "print_sweep", "result", "run_sweep", "write_page"]

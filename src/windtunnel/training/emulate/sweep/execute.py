@@ -8,15 +8,22 @@ Points that look the same to the script make a group, so that one capture does f
 a cluster is the kind and number of devices in a host and the size of the world. Points that differ only in
 what lies between the hosts, or in prices, have the same execution graph; it is captured for the first of
 them, and for the others only costed and replayed again.
+
+On a Ray cluster the same code runs on hosts where windtunnel is installed. The script has to lie under the
+same path on every one. Runs go to the store of the host that did them, unless ``WINDTUNNEL_HOME`` is a shared
+folder or ``WINDTUNNEL_STORE`` a shared database; the outcomes come back one by one and are written here, so
+that a kill of this process loses only what was in the air.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
+import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -60,7 +67,7 @@ def run_sweep(
     todo = groups(point for point in sweep.points if point.index not in done)
     tell = _Counting(sweep, folder, progress)
     if ray is not None:
-        from windtunnel.training.emulate.sweep.on_ray import emulate_on_ray
+        from windtunnel.training.emulate.sweep.execute import emulate_on_ray
 
         emulate_on_ray(ray, todo, folder, CAPTURE_JOBS, pictures, tell.count)
     elif jobs == 1 or len(todo) < 2:
@@ -254,3 +261,69 @@ def forget_rows(folder: Path) -> None:
     """Begin again: no point has ended."""
     for path in folder.glob("points/*.json"):
         path.unlink()
+
+
+def emulate_on_ray(
+    address: str,
+    todo: list[list[Point]],
+    folder: Path,
+    capture_jobs: int,
+    pictures: bool,
+    count: Callable[[], None],
+) -> None:
+    """Emulate ``todo`` on the Ray cluster at ``address`` (``local``: one of this machine alone).
+
+    Raises:
+        UserError: Ray is not installed, or there is no Ray cluster at ``address``.
+        ScriptError: Ray lost a process; the points that ended before are kept.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            f"--ray is {address!r}, but Ray is not installed, get it by: pip install 'windtunnel[control]'"
+        ) from None
+    shared = {
+        name: os.environ[name] for name in ("WINDTUNNEL_HOME", "WINDTUNNEL_STORE") if name in os.environ
+    }
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
+    try:
+        _knock(address)
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": shared},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"--ray is {address!r}, but no Ray cluster answers there ({reason}), accepted is HOST:PORT, "
+            "ray://HOST:PORT, auto or local"
+        ) from None
+    try:
+        # Each outcome is sent as it is yielded, not when the group has ended.
+        remote = ray.remote(num_cpus=1, max_retries=0)(emulate_group).options(num_returns="streaming")
+        waiting: list[Any] = [remote.remote(group, capture_jobs, pictures) for group in todo]
+        while waiting:
+            ready: list[Any] = ray.wait(waiting, num_returns=1)[0]
+            try:
+                row: Any = ray.get(next(ready[0]))
+                write_row(folder, row)
+                count()
+            except StopIteration:
+                waiting.remove(ready[0])
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        raise ScriptError(
+            f"Ray lost a process of the sweep ({reason}); run the same command again to go on"
+        ) from None
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody answers: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5.0).close()

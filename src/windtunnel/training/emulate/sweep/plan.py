@@ -22,9 +22,21 @@ from windtunnel.store.table import versions
 from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.search import parse_ranks
-from windtunnel.training.emulate.sweep import grid
-from windtunnel.training.emulate.sweep.grid import Value
-from windtunnel.training.emulate.sweep.spec import OptionsSpec, SweepSpec, read_spec
+from windtunnel.training.emulate.sweep.spec import (
+    OptionsSpec,
+    SweepSpec,
+    Value,
+    argument_names,
+    combinations,
+    command_line,
+    expand,
+    holds,
+    name_of,
+    names,
+    parse,
+    read_spec,
+    split_arguments,
+)
 from windtunnel.training.emulate.twin.costs.profile import find_profile
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory import AllocatorConfig
@@ -83,9 +95,9 @@ def load_sweep(path: Path) -> Sweep:
     conditions = _Conditions(path, spec.where)
     points: list[Point] = []
     for cluster in clusters:
-        for chosen in grid.combinations(varied):
-            if conditions.hold(cluster, grid.argument_names(fixed, chosen)):
-                one = Script(script.path, grid.command_line(fixed, chosen))
+        for chosen in combinations(varied):
+            if conditions.hold(cluster, argument_names(fixed, chosen)):
+                one = Script(script.path, command_line(fixed, chosen))
                 points.append(Point(len(points), one, cluster, options, chosen))
     if not points:
         raise UserError(f"{path}: field where leaves none of the {size:,} points, accepted is one that does")
@@ -99,14 +111,14 @@ def _arguments(path: Path, spec: SweepSpec) -> tuple[list[str], dict[str, list[V
         fixed, varied = list(spec.args), dict[str, list[Value]]()
     else:
         try:
-            fixed, varied = grid.split_arguments(spec.args)
+            fixed, varied = split_arguments(spec.args)
         except ValueError as error:
             reason = str(error) if "accepted" in str(error) else f"{error}; accepted are words as in a shell"
             raise UserError(f"{path}: field args is {spec.args!r}, {reason}") from None
     given = {word.partition("=")[0] for word in fixed if word.startswith("-")}
     for option, values in spec.grid.items():
         where = f"{path}: field grid.{option}"
-        if not option.startswith("-") or not grid.name_of(option).isidentifier():
+        if not option.startswith("-") or not name_of(option).isidentifier():
             raise UserError(f"{where} is no option of a script, accepted is such as --tp")
         if option in varied:
             raise UserError(f"{where} is varied in args too, accepted is once")
@@ -127,7 +139,7 @@ def _once(what: str, values: Sequence[str]) -> None:
 def _clusters(path: Path, spec: SweepSpec) -> list[Cluster]:
     """The clusters, files found from the sweep's folder, with the sweep's price where they have none."""
     found = []
-    names = [name for text in spec.clusters for name in grid.expand(text)]
+    names = [name for text in spec.clusters for name in expand(text)]
     _once(f"{path}: field clusters", names)
     for name in names:
         head = name.partition(",")[0].strip()
@@ -188,7 +200,7 @@ class _Conditions:
         self.trees = []
         for text in texts:
             try:
-                self.trees.append((text, grid.parse(text)))
+                self.trees.append((text, parse(text)))
             except ValueError as error:
                 raise self._wrong(text, str(error)) from None
 
@@ -200,11 +212,11 @@ class _Conditions:
         return all(self._holds(text, tree, values) for text, tree in self.trees)
 
     def _holds(self, text: str, tree: Any, values: dict[str, Value]) -> bool:
-        for name in grid.names(tree):
+        for name in names(tree):
             if name not in values:
                 raise self._wrong(text, f"{name!r} is unknown, accepted are {', '.join(sorted(values))}")
         try:
-            return grid.holds(tree, values)
+            return holds(tree, values)
         except ValueError as error:
             raise self._wrong(text, str(error)) from None
 

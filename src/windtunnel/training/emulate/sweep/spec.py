@@ -1,10 +1,23 @@
-"""The file that describes a sweep, checked field by field: see docs/sweep.md.
+"""The file that describes a sweep, checked field by field (see docs/sweep.md), and the grid that it spans.
 
-An error becomes one sentence: file, field, value, what is accepted.
+An error becomes one sentence: file, field, value, what is accepted. The points are every combination of what
+is varied, as command lines, for which conditions hold. What is varied is a list (``--tp: [1, 2, 4]``), or
+braces in text as a shell has them (``--tp {1,2,4}``, ``h100-sxm:{1,2}x8``).
+
+A condition such as ``tp * pp <= world_size`` holds or does not hold. A spec may come from somebody else, so a
+condition is no Python: its syntax tree is walked, and only numbers, text, names, arithmetic, comparison and
+``and``, ``or``, ``not`` are known. There are no powers, calls or attributes, and arithmetic is on numbers
+alone, so that no condition takes long or reaches anything.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +27,193 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from windtunnel.base.errors import UserError
 from windtunnel.base.strict_yaml import StrictLoader
 from windtunnel.cluster.schema import suggest
-from windtunnel.training.emulate.sweep.grid import Value, expand, typed
+
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+# Only where it is the whole value of an option: JSON and the like is left alone.
+_OPTION_BRACES = re.compile(r"(?:^|(?<=\s))(--?[A-Za-z][\w-]*)[ =]\{([^{}'\":]*,[^{}'\":]*)\}(?=\s|$)")
+
+
+def expand(text: str) -> list[str]:
+    """``"a{1,2}{x,y}"`` is ``["a1x", "a1y", "a2x", "a2y"]``, as in a shell; braces do not nest."""
+    match = _BRACES.search(text)
+    if match is None:
+        return [text]
+    tails = expand(text[match.end() :])
+    return [text[: match.start()] + choice.strip() + tail for choice in match[1].split(",") for tail in tails]
+
+
+def split_arguments(text: str) -> tuple[list[str], dict[str, list[Value]]]:
+    """The fixed arguments in ``text``, and what it varies: ``"--size 8b --tp {1,2}"`` is
+    ``(["--size", "8b"], {"--tp": [1, 2]})``.
+
+    Raises ValueError for quotes that do not close, and for an option varied twice.
+    """
+    varied: dict[str, list[Value]] = {}
+
+    def take(match: re.Match[str]) -> str:
+        if match[1] in varied:
+            raise ValueError(f"it varies {match[1]} twice; accepted is once")
+        varied[match[1]] = [typed(choice.strip()) for choice in match[2].split(",")]
+        return " "
+
+    return shlex.split(_OPTION_BRACES.sub(take, text)), varied
+
+
+def typed(text: str) -> Value:
+    """The number that ``text`` is, else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def combinations(varied: Mapping[str, Sequence[Value]]) -> Iterator[dict[str, Value]]:
+    """Every combination of the values, the last option varying fastest."""
+    for values in product(*varied.values()):
+        yield dict(zip(varied, values, strict=True))
+
+
+def command_line(fixed: Sequence[str], chosen: Mapping[str, Value]) -> tuple[str, ...]:
+    """The arguments of one point: true is a flag that is given, false one that is not."""
+    arguments = list(fixed)
+    for option, value in chosen.items():
+        if isinstance(value, bool):
+            arguments += [option] if value else []
+        else:
+            arguments += [option, str(value)]
+    return tuple(arguments)
+
+
+def argument_names(fixed: Sequence[str], chosen: Mapping[str, Value]) -> dict[str, Value]:
+    """What a condition may call the arguments: ``--grad-accum 4`` is ``grad_accum``, which is 4."""
+    found: dict[str, Value] = {}
+    for position, word in enumerate(fixed):
+        if not word.startswith("-") or isinstance(typed(word), int | float):
+            continue
+        option, equals, value = word.partition("=")
+        following = fixed[position + 1] if position + 1 < len(fixed) else "-"
+        if equals:
+            found[name_of(option)] = typed(value)
+        elif not following.startswith("-") or isinstance(typed(following), int | float):
+            found[name_of(option)] = typed(following)
+        else:
+            found[name_of(option)] = True
+    return found | {name_of(option): value for option, value in chosen.items()}
+
+
+def name_of(option: str) -> str:
+    """``--grad-accum`` is ``grad_accum``."""
+    return option.lstrip("-").replace("-", "_")
+
+
+Value = int | float | str | bool
+"""What an argument can be: ``--tp 4``, ``--lr 3e-4``, ``--ac full``, or ``--compile``, given or not."""
+
+LONGEST = 500
+"""Characters of a condition; deeper nesting than these allow would only trouble the parser."""
+
+CONDITION = "accepted are names, numbers, text, + - * / // %, comparisons, in, and, or, not"
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISON: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,  # type: ignore[dict-item]
+    ast.LtE: operator.le,  # type: ignore[dict-item]
+    ast.Gt: operator.gt,  # type: ignore[dict-item]
+    ast.GtE: operator.ge,  # type: ignore[dict-item]
+    ast.In: lambda one, many: one in many,  # type: ignore[operator]
+    ast.NotIn: lambda one, many: one not in many,  # type: ignore[operator]
+}
+
+
+def parse(text: str) -> ast.expr:
+    """The syntax tree of a condition, of parts that `holds` knows.
+
+    Raises ValueError, whose message says what is accepted.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"accepted are at most {LONGEST} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"it cannot be read; {CONDITION}") from None
+    for node in ast.walk(tree):
+        _check(node)
+    return tree
+
+
+def _check(node: ast.AST) -> None:
+    known = (
+        ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Compare,
+        ast.Name, ast.Load, ast.Tuple, ast.List, ast.Constant, *_ARITHMETIC, *_COMPARISON,
+    )  # fmt: skip
+    if not isinstance(node, known):
+        raise ValueError(f"{type(node).__name__} is not known here; {CONDITION}")
+    if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str):
+        raise ValueError(f"{node.value!r} is not known here; {CONDITION}")
+
+
+def names(tree: ast.expr) -> list[str]:
+    """The names that the condition uses, each once."""
+    return list(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+
+
+def holds(tree: ast.expr, values: Mapping[str, Value]) -> bool:
+    """Whether the condition holds where names have ``values``.
+
+    Raises ValueError where it cannot be said: text compared with a number, a division by zero, a result that
+    is neither true nor false.
+    """
+    try:
+        result = _value(tree, values)
+    except TypeError:
+        raise ValueError("numbers go with numbers, and text with text") from None
+    except (ZeroDivisionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(result, bool):
+        raise ValueError(f"it gives {result!r}; accepted is what is true or false, such as tp * pp <= 64")
+    return result
+
+
+def _value(node: ast.expr, values: Mapping[str, Value]) -> object:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return values[name]
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return [_value(part, values) for part in parts]
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return not _value(part, values)
+        case ast.UnaryOp(operand=part):
+            return -_number(_value(part, values))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _ARITHMETIC[type(op)](_number(_value(left, values)), _number(_value(right, values)))
+        case ast.BoolOp(op=ast.And(), values=parts):
+            return all(_value(part, values) for part in parts)
+        case ast.BoolOp(values=parts):
+            return any(_value(part, values) for part in parts)
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            sides = [_value(part, values) for part in (left, *rest)]
+            compared = zip(ops, sides[:-1], sides[1:], strict=True)
+            return all(_COMPARISON[type(op)](one, other) for op, one, other in compared)
+    raise AssertionError(f"{type(node).__name__} passed the check")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return value
 
 
 def _some(value: object) -> object:

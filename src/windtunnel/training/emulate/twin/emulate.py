@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import ReplayResult, Stalled, replay
 from windtunnel.training.emulate.graph import EventKind, Note, Slice
-from windtunnel.training.emulate.policy.calls import COLLECTIVE, Deadlock, at, call_words, ranks_words
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, Deadlock, at, call_words, ranks_words
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.findings import CollectiveUse, Wait, collective_table, largest_waits
 from windtunnel.training.emulate.twin.job import CollectiveSeconds, Slow, WorldJob, build, slowness

@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.cluster.model import Cluster
 from windtunnel.engines.replay import ReplayResult
 from windtunnel.training.emulate.graph import Collective, Phase
-from windtunnel.training.emulate.policy.calls import COLLECTIVE
+from windtunnel.training.emulate.policy.groups import COLLECTIVE
 from windtunnel.training.emulate.twin.job import WorldJob
 from windtunnel.training.emulate.twin.walk import Split
 

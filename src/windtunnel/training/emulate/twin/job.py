@@ -28,7 +28,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.policy.calls import COLLECTIVE, RECV, SEND, Calls, Channel
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, SEND, Calls, Channel
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.data import Program
+from windtunnel.engines.replay.layout import Program
 from windtunnel.training.emulate.graph import COMM_STREAM, EventKind, Slice
 
 Floats = NDArray[np.float64]

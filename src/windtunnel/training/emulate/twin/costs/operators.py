@@ -30,11 +30,18 @@ import numpy as np
 
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.training.emulate.graph import EventKind, Operator, Phase, Slice
-from windtunnel.training.emulate.twin.costs.kinds import FUSABLE, Kind, base_name, kind_of
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, CostParameters
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile
 from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
-from windtunnel.training.emulate.twin.costs.work import counted_flops, moved_bytes, stored_bytes
+from windtunnel.training.emulate.twin.costs.work import (
+    FUSABLE,
+    Kind,
+    base_name,
+    counted_flops,
+    kind_of,
+    moved_bytes,
+    stored_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,15 @@ from typing import Any
 from windtunnel.calibration import profiles
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator, TensorMeta
-from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, first_tensor, kind_of
 from windtunnel.training.emulate.twin.costs.parameters import CostParameters
 from windtunnel.training.emulate.twin.costs.roofline import roofline_seconds
 from windtunnel.training.emulate.twin.costs.work import (
+    Kind,
     attention_shapes,
+    base_name,
     executed_flops,
+    first_tensor,
+    kind_of,
     matmul_shape,
     moved_bytes,
 )

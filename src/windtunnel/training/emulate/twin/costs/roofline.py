@@ -6,11 +6,13 @@ import math
 
 from windtunnel.cluster.model import Device
 from windtunnel.training.emulate.graph import Operator
-from windtunnel.training.emulate.twin.costs.kinds import Kind, base_name, first_tensor
 from windtunnel.training.emulate.twin.costs.parameters import CostParameters, GpuParameters
 from windtunnel.training.emulate.twin.costs.work import (
+    Kind,
     attention_shapes,
+    base_name,
     executed_flops,
+    first_tensor,
     is_contiguous,
     matmul_shape,
     moved_bytes,

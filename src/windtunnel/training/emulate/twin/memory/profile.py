@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from windtunnel.training.emulate.graph import Category, Slice
+from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
 from windtunnel.training.emulate.twin.memory.blocks import REFUSED, Int64
 from windtunnel.training.emulate.twin.memory.config import MIB, AllocatorConfig
-from windtunnel.training.emulate.twin.memory.simulate import Trajectory, simulate
 
 CONTEXT_RESERVE = 500.0 * MIB
 """Bytes of a device that no allocator sees: the CUDA context, kernels, and NCCL's buffers. An estimate."""
