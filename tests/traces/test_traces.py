@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.traces.failures import Change, load, seated
+from windtunnel.traces.failures import Change, load, save, seated
 
 ASKED = ["plan", "resilience", "--cluster", "h100-sxm:16x8", "--state-bytes", "1e12"]
 
@@ -108,3 +109,76 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(UserError, match="nothing happens in it"):
         load(str(file), 4, 1e9, random())
+
+
+@given(st.integers(0, 2**16), st.sampled_from(["llama3", "spot:p3"]))
+def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, seed: int, name: str) -> None:
+    trace = load(name, 64, 60 * 86400.0, np.random.default_rng(seed))
+    path = tmp_path_factory.mktemp("trace") / "own.jsonl"
+    save(path, replace(trace, source="drawn", licence="CC0"), 64)
+    again = load(str(path), 64, 1e9, random())
+    assert again == replace(trace, source="drawn", licence="CC0")
+    fewer = load(str(path), 8, trace.seconds / 2, random())
+    assert fewer.seconds == trace.seconds / 2
+    assert all(host < 8 for change in fewer.changes for host in (*change.lost, *change.joined))
+
+
+HEADER = {
+    "kind": "failures",
+    "version": 1,
+    "source": "a",
+    "licence": "b",
+    "hosts": 4,
+    "seconds": 9,
+    "replaced": True,
+}
+CHANGE = {"time": 1, "lost": [0]}
+
+
+@pytest.mark.parametrize(
+    ("header", "change", "said"),
+    [
+        (
+            {"kind": "agent-session"},
+            {},
+            "line 1: field kind: 'agent-session' is not accepted; use \"failures\"",
+        ),
+        ({"version": 2}, {}, "line 1: field version: 2 is not accepted; use 1"),
+        ({"licence": 3}, {}, "line 1: field licence: 3 is not accepted; use text"),
+        (
+            {"hosts": 3},
+            {},
+            "line 1: field hosts: 3 is not accepted; use a trace of the job's 4 hosts or more",
+        ),
+        ({"seconds": None}, {}, "line 1: field seconds"),
+        ({"replaced": 1}, {}, "line 1: field replaced: 1 is not accepted; use true or false"),
+        ({"colour": 1}, {}, "line 1: unknown field colour"),
+        ({}, {"time": -1}, "line 2: field time: -1 is not accepted"),
+        ({}, {"lost": [4]}, "line 2: field lost: .* use a list of hosts from 0 to 3"),
+        ({}, {"joined": [1]}, "line 2: field joined: .* use hosts that are not there"),
+        ({}, {"colour": 1}, "line 2: unknown field colour"),
+    ],
+)
+def test_wrong_files_of_failures_are_one_sentence(
+    tmp_path: Path, header: dict[str, object], change: dict[str, object], said: str
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({**HEADER, **header}) + "\n" + json.dumps({**CHANGE, **change}) + "\n")
+    with pytest.raises(UserError, match=said):
+        load(str(path), 4, 1e9, random())
+
+
+def test_hosts_are_lost_and_come_in_the_order_of_time(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    lines = [HEADER, {"time": 2, "lost": [1]}, {"time": 3, "joined": [1], "cause": "repaired"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load(str(path), 4, 1e9, random()).changes == (
+        Change(2.0, (1,)),
+        Change(3.0, (), (1,), cause="repaired"),
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in (lines[0], lines[2])))
+    with pytest.raises(UserError, match="hosts that are not there"):
+        load(str(path), 4, 1e9, random())
+    path.write_text("".join(json.dumps(line) + "\n" for line in (*lines, {"time": 1, "lost": [0]})))
+    with pytest.raises(UserError, match=r"line 4: field time: 1 is not accepted; use a number .* from 3"):
+        load(str(path), 4, 1e9, random())

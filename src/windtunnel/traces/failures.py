@@ -3,8 +3,10 @@
 Hosts are numbered 0 .. hosts-1 and keep their number when they are replaced. Failures that have one
 cause are one change: a rack takes all of its hosts at once. Times are seconds from the start of the job.
 
-No published trace is copied here: generated ones have the published statistics, and files are read as the
-user has them.
+No published trace is copied here: generated ones have the published statistics, and captures are read as the
+user has them. A file of our own (``.jsonl``) has the header of `windtunnel.traces.header` with ``hosts`` (so
+many are there at first), ``seconds`` and ``replaced`` as in `Trace`, then a line for each change with the
+fields of `Change`; all but ``time`` may be left out.
 
 - `llama3`: Llama 3 (Meta, 2024, table 5): 419 unexpected interruptions in 54 days on 16,384 GPUs. The printed
   percentages do not all fit the counts; the counts are used. Which cause takes more than one host, or
@@ -20,13 +22,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from windtunnel.base.errors import UserError
+from windtunnel.traces.header import Header, read, write
+
+KIND = "failures"
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -268,11 +274,13 @@ NAMED = ("llama3", *(f"spot:{kind}" for kind in SPOT))
 @dataclass(frozen=True)
 class Trace:
     """``seconds``: how long it lasts. ``replaced``: whether hosts come back as the trace says, or (False)
-    when whoever simulates it replaces them."""
+    when whoever simulates it replaces them. ``source``, ``licence``: as in the header of a file."""
 
     changes: tuple[Change, ...]
     seconds: float
     replaced: bool
+    source: str = "generated"
+    licence: str = ""
 
     @property
     def losses(self) -> tuple[Change, ...]:
@@ -317,8 +325,8 @@ def load(
     per_host: int = 8,
     domain_size: int = 1,
 ) -> Trace:
-    """The trace ``name`` (one of `NAMED`, or a file of `read_csv` or, in JSON, of `read_skypilot`) for a job
-    of ``hosts``, cut off after ``seconds``.
+    """The trace ``name`` (one of `NAMED`, or a file: ``.jsonl`` of `save`, ``.json`` of `read_skypilot`, else
+    of `read_csv`) for a job of ``hosts``, cut off after ``seconds``.
 
     ``per_host``, ``domain_size``: as for `llama3`.
 
@@ -330,23 +338,71 @@ def load(
         return Trace(changes, seconds, replaced=False)
     if name in NAMED:
         kind = name.partition(":")[2]
-        length = SPOT[kind].seconds
-        changes = spot(hosts, kind, random)
+        trace = Trace(spot(hosts, kind, random), SPOT[kind].seconds, replaced=True)
+    elif name.endswith(".jsonl"):
+        trace = _saved(Path(name), hosts)
     else:
-        changes = seated(_read(Path(name)), hosts)
+        changes = seated(_captured(Path(name)), hosts)
         length = max((change.time for change in changes), default=0.0)
         if not length > 0:
             raise UserError(f"trace {name}: nothing happens in it; at least two instants are needed")
-    seconds = min(seconds, length)
-    return Trace(tuple(change for change in changes if change.time <= seconds), seconds, replaced=True)
+        trace = Trace(changes, length, replaced=True, source=f"capture {name}", licence="unknown")
+    seconds = min(seconds, trace.seconds)
+    within = tuple(change for change in trace.changes if change.time <= seconds)
+    return replace(trace, changes=within, seconds=seconds)
 
 
-def _read(path: Path) -> tuple[Change, ...]:
+def _captured(path: Path) -> tuple[Change, ...]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"trace {path}: {error}; accepted are {', '.join(NAMED)}, or a file") from None
     return read_skypilot(text, path.name) if path.suffix == ".json" else read_csv(text, path.name)
+
+
+def _saved(path: Path, hosts: int) -> Trace:
+    """What happens in a file of our own to its first ``hosts``; UserError when it has fewer."""
+    header, own, lines = read(path, KIND, VERSION)
+    has = own.take("hosts", int)
+    if has < hosts:
+        raise own.wrong("hosts", has, f"a trace of the job's {hosts} hosts or more")
+    seconds = own.number("seconds", None, least=0.001)
+    replaced = own.take("replaced", bool)
+    own.done()
+    there, last = set(range(has)), 0.0
+    changes = []
+    for line in lines:
+        last = line.number("time", None, least=last)
+        lost, joined = (line.hosts(name, has) for name in ("lost", "joined"))
+        if replaced:
+            for name, wrong in (("lost", lost - there), ("joined", joined & there)):
+                if wrong:
+                    raise line.wrong(
+                        name, sorted(wrong), f"hosts that are {'' if name == 'lost' else 'not '}there"
+                    )
+            there = (there - lost) | joined
+        change = Change(
+            last,
+            lost=tuple(sorted(host for host in lost if host < hosts)),
+            joined=tuple(sorted(host for host in joined if host < hosts)),
+            software=line.take("software", bool, False),
+            cause=line.take("cause", str, ""),
+        )
+        line.done()
+        if change.lost or change.joined:
+            changes.append(change)
+    return Trace(tuple(changes), seconds, replaced, header.source, header.licence)
+
+
+def save(path: Path, trace: Trace, hosts: int) -> None:
+    """Write a trace of ``hosts``, so that `load` reads it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    own = {"hosts": hosts, "seconds": trace.seconds, "replaced": trace.replaced}
+    header = Header(KIND, VERSION, trace.source, trace.licence)
+    write(path, header, own, (asdict(change) for change in trace.changes))
 
 
 def seated(changes: Sequence[Change], hosts: int) -> tuple[Change, ...]:

@@ -46,7 +46,7 @@ def test_what_is_written_is_read(
     assert [child.name for child in path.parent.iterdir()] == ["one.jsonl"]
 
 
-HEADER = {"format": "windtunnel-trace", "version": 1, "name": "a", "source": "b", "licence": "c"}
+HEADER = {"kind": "agent-session", "version": 1, "source": "b", "licence": "c", "name": "a"}
 WRONG_TURN = {
     "turn": (2, "field turn: 2 is not accepted; use 1"),
     "command": (3, "field command: 3 is not accepted; use text"),
@@ -61,7 +61,7 @@ WRONG_TURN = {
     "colour": ("red", "unknown field colour"),
 }
 WRONG_HEADER = {
-    "format": ("other", 'use "windtunnel-trace"'),
+    "kind": ("failures", "field kind: 'failures' is not accepted; use \"agent-session\""),
     "version": (2, "field version: 2 is not accepted; use 1"),
     "name": ("A b", "field name: 'A b'"),
     "source": (1, "field source"),

@@ -1,10 +1,9 @@
-"""A trace as a JSON-lines file: one header, then one line for each turn, read strictly.
+"""An agent's session as a file of `windtunnel.traces.header`: its header, then one line for each turn.
 
-Header: ``format`` ("windtunnel-trace"), ``version`` (1), ``name``, ``source`` (where it comes from, in
-words), ``licence``; optional: ``think`` (where its think times come from, in words), ``needs`` (programs that
-the image must have), ``environment`` (exported first, so that dates, locale and identities are fixed),
-``workdir``, ``prelude`` (shell text that builds what the session works on; no turn, not counted), ``probes``
-(name to shell text that tells a live service's state without changing it).
+Header, beyond what all traces have: ``name``; optional: ``think`` (where its think times come from, in
+words), ``needs`` (programs that the image must have), ``environment`` (exported first, so that dates, locale
+and identities are fixed), ``workdir``, ``prelude`` (shell text that builds what the session works on; no
+turn, not counted), ``probes`` (name to shell text that tells a live service's state without changing it).
 
 Turn: ``turn`` (1, 2, …), ``command`` (shell text); optional: ``think`` (seconds that the model thinks *after*
 this turn), ``shell`` (persistent shell that it runs in), ``expect_exit``, ``expect_stdout`` (exact text) or
@@ -15,7 +14,6 @@ this turn), ``shell`` (persistent shell that it runs in), ``expect_exit``, ``exp
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -24,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.traces.header import SURROGATE, Fields, Header, read, write
 
-FORMAT = "windtunnel-trace"
+KIND = "agent-session"
 VERSION = 1
 CLASSES = tuple(one.word for one in TurnClass)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-SURROGATE = re.compile("[\ud800-\udfff]")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 FIXED_ENVIRONMENT = {
@@ -113,12 +110,8 @@ class Trace:
 
 def save(trace: Trace, path: Path) -> None:
     """Write the file whole or not at all."""
-    header: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
+    own = {
         "name": trace.name,
-        "source": trace.source,
-        "licence": trace.licence,
         "think": trace.think,
         "needs": list(trace.needs),
         "environment": dict(trace.environment),
@@ -126,18 +119,8 @@ def save(trace: Trace, path: Path) -> None:
         "prelude": trace.prelude,
         "probes": dict(trace.probes),
     }
-    lines = [header, *(_turn_fields(turn) for turn in trace.turns)]
-    text = "".join(_line(line) for line in lines)
-    try:
-        atomic.replace(path, text)
-    except OSError as fault:
-        raise UserError(f"{path}: the trace cannot be written: {fault.strerror}") from fault
-
-
-def _line(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, ensure_ascii=False)
-    # an output with bytes that are no UTF-8 holds lone surrogates: those can only be written as escapes
-    return (text if text.isascii() or not SURROGATE.search(text) else json.dumps(fields)) + "\n"
+    header = Header(KIND, VERSION, trace.source, trace.licence)
+    write(path, header, own, (_turn_fields(turn) for turn in trace.turns))
 
 
 def _turn_fields(turn: TraceTurn) -> dict[str, Any]:
@@ -155,25 +138,7 @@ def _turn_fields(turn: TraceTurn) -> dict[str, Any]:
 
 def load(path: Path) -> Trace:
     """Read a trace; UserError names the file, the line, the field, its value and what is accepted."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as fault:
-        raise UserError(f"{path}: the trace cannot be read: {fault.strerror}") from fault
-    except UnicodeDecodeError as fault:
-        raise UserError(
-            f"{path}: the trace is not UTF-8 text: {fault.reason} at byte {fault.start}"
-        ) from fault
-    # JSON escapes line feeds, so only they end a line (splitlines would also split at U+2028 and others)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise UserError(f"{path}: the file is empty; a trace starts with a header line")
-    header = _Fields(path, *lines[0])
-    form = header.take("format", str)
-    if form != FORMAT:
-        raise header.wrong("format", form, f'"{FORMAT}"')
-    version = header.take("version", int)
-    if version != VERSION:
-        raise header.wrong("version", version, str(VERSION))
+    common, header, entries = read(path, KIND, VERSION)
     name = header.take("name", str)
     if not NAME.fullmatch(name):
         raise header.wrong("name", name, "up to 64 lower-case letters, digits, '.', '_' and '-'")
@@ -186,9 +151,9 @@ def load(path: Path) -> Trace:
             raise header.wrong("environment", variable, "names of letters, digits and '_'")
     trace = Trace(
         name=name,
-        source=header.take("source", str),
-        licence=header.take("licence", str),
-        turns=tuple(_turn(_Fields(path, *line), place) for place, line in enumerate(lines[1:], 1)),
+        source=common.source,
+        licence=common.licence,
+        turns=tuple(_turn(fields, number) for number, fields in enumerate(entries, 1)),
         think=header.take("think", str, ""),
         needs=header.texts("needs", ("bash",)),
         environment=environment,
@@ -202,7 +167,7 @@ def load(path: Path) -> Trace:
     return trace
 
 
-def _turn(fields: _Fields, expected: int) -> TraceTurn:
+def _turn(fields: Fields, expected: int) -> TraceTurn:
     number = fields.take("turn", int)
     if number != expected:
         raise fields.wrong("turn", number, f"{expected} (turns are numbered 1, 2, …)")
@@ -236,62 +201,3 @@ def _turn(fields: _Fields, expected: int) -> TraceTurn:
         raise fields.wrong("command", turn.command, "text without NUL and lone surrogates")
     fields.done()
     return turn
-
-
-KINDS = {str: "text", int: "a whole number", list: "a list of texts", dict: "a mapping of names to texts"}
-_REQUIRED = object()
-
-
-class _Fields:
-    """The fields of one line, taken one by one; what is left at the end is unknown."""
-
-    def __init__(self, path: Path, number: int, line: str) -> None:
-        self._where = f"{path}, line {number}"
-        try:
-            fields = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as fault:
-            raise UserError(f"{self._where}: not JSON: {fault}") from fault
-        if not isinstance(fields, dict):
-            raise UserError(f"{self._where}: {_short(fields)} is not a JSON object")
-        self._fields: dict[str, Any] = fields
-
-    def wrong(self, name: str, value: object, accepted: str) -> UserError:
-        return UserError(f"{self._where}: field {name}: {_short(value)} is not accepted; use {accepted}")
-
-    def take(self, name: str, kind: type, default: Any = _REQUIRED) -> Any:
-        if name not in self._fields:
-            if default is _REQUIRED:
-                raise UserError(f"{self._where}: field {name} is missing; it holds {KINDS[kind]}")
-            return default
-        value = self._fields.pop(name)
-        if type(value) is not kind:
-            raise self.wrong(name, value, KINDS[kind])
-        return value
-
-    def number(self, name: str, default: float, *, least: float) -> float:
-        value = self._fields.pop(name, default)
-        if type(value) not in (int, float) or not least <= value <= 1e9:
-            raise self.wrong(name, value, f"a number of seconds from {least:g} to 1e9")
-        return float(value)
-
-    def texts(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        values = self.take(name, list, list(default))
-        if not all(isinstance(value, str) for value in values):
-            raise self.wrong(name, values, KINDS[list])
-        return tuple(values)
-
-    def texts_by_name(self, name: str) -> dict[str, str]:
-        values = self.take(name, dict, {})
-        if not all(isinstance(value, str) for value in values.values()):
-            raise self.wrong(name, values, KINDS[dict])
-        return values
-
-    def done(self) -> None:
-        if self._fields:
-            unknown = ", ".join(sorted(self._fields))
-            raise UserError(f"{self._where}: unknown field {unknown}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
