@@ -101,6 +101,9 @@ def test_a_broken_line_is_told(path, line):
     log.append("two")
     with pytest.raises(UserError, match="line 2 is not an event"):
         read(path)
+    told = []
+    assert [event["kind"] for event in read(path, damaged=told.append)] == ["one", "two"]
+    assert len(told) == 1 and "line 2 is not an event" in told[0]
 
 
 def test_a_full_disk_leaves_the_lines_before(path, monkeypatch):

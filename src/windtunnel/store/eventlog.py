@@ -20,7 +20,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,15 @@ def decided(capability: str, policy: str, observation: object, decision: object)
     return {"capability": capability, "policy": policy, "observation": seen, "decision": answer}
 
 
-def read(path: Path) -> list[Event]:
+def read(path: Path, *, damaged: Callable[[str], object] | None = None) -> list[Event]:
     """All events at ``path``, without a last line that was not finished; [] if there is no log.
 
+    ``damaged`` is told of each line that is no event, which is then left out.
+
     Raises:
-        UserError: a line before the last is no event.
+        UserError: a line before the last is no event, and nobody is to be told.
     """
-    return list(_events(path))
+    return list(_events(path, damaged))
 
 
 def decisions(path: Path) -> list[Event]:
@@ -102,7 +104,7 @@ def decisions(path: Path) -> list[Event]:
     return [event for event in _events(path) if event["kind"] == "decision"]
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _events(path: Path, damaged: Callable[[str], object] | None = None) -> Iterator[Event]:
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -112,5 +114,9 @@ def _events(path: Path) -> Iterator[Event]:
             event = json.loads(line)
             event["kind"], event["t"]
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}: line {number} is not an event: {line[:60]!r}") from None
-        yield event
+            why = f"{path}: line {number} is not an event: {line[:60]!r}"
+            if damaged is None:
+                raise UserError(why) from None
+            damaged(why)
+        else:
+            yield event

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.waiting import until
 from windtunnel.agents.sandbox.bench.twin import record
+from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.model import SandboxSpec, Turn, TurnClass
+from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.twin.observed import ObservedRun
 from windtunnel.store import eventlog
@@ -38,10 +41,10 @@ class Recorded:
 
 
 def recorded(home: Path, folder: Path) -> Recorded:
-    """Play a session on a host in ``home``: turns, a notice, a death and a restore. The logs come to lie in
-    ``folder``; nothing else is left."""
+    """Play a session on a host in ``home``: turns, a notice, a death and a restore, two sandboxes that wait
+    for one worker, and a past that is forgotten. The logs come to lie in ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
-    with Host(home, workers=1) as host:
+    with Host(home, workers=1, retention=Retention(keep=4)) as host:
         box = host.create(SandboxSpec("recorded"))
         observed = record(box, Trace("recorded", "", "", turns), epoch=0.0)
         box.run(f"{SERVICE}; echo three > /workspace/c")
@@ -49,10 +52,33 @@ def recorded(home: Path, folder: Path) -> Recorded:
         box.machine().cgroup.kill()
         until(lambda: box.info().status == "dead")
         box.restore()
+        _together(host, box, host.create(SandboxSpec("other")))
+        host.gc()
         logs = []
         for name, at in (("sandbox", Home(home).box("recorded")), ("host", home)):
             logs.append(folder / name / eventlog.NAME)
             logs[-1].parent.mkdir(parents=True)
             shutil.copy(at / eventlog.NAME, logs[-1])
         host.remove("recorded")
+        host.remove("other")
     return Recorded(*logs, ObservedRun(1, 1, "semantic", (observed,)))
+
+
+def _together(host: Host, *boxes: Box) -> None:
+    """Turns of all ``boxes`` end while the only worker of ``host`` is busy."""
+    go = threading.Event()
+
+    def busy() -> Turn:
+        go.wait(60)
+        return Turn(0, TurnClass.NONE, (), "", 0.0, 0.0, 0.0, 0)
+
+    host.context.engine.submit("busy", busy)
+    try:
+        for box in boxes:
+            box.run("echo four > /workspace/d")
+            box.end_turn()
+        assert host.context.engine.waiting() >= len(boxes)
+    finally:
+        go.set()
+    for box in boxes:
+        box.wait(60)

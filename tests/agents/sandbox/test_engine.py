@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from windtunnel.agents.sandbox.live.engine import Engine, EngineClosed, Pending, settled
 from windtunnel.agents.sandbox.model import Turn, TurnClass
+from windtunnel.agents.sandbox.policy import Pick, Queued
 
 
 def line(number: int) -> Turn:
@@ -17,8 +19,8 @@ def line(number: int) -> Turn:
 class Held:
     """An engine of one worker that stands in its first job until told to go on."""
 
-    def __init__(self, *, fifo: bool = False) -> None:
-        self.engine = Engine(1, fifo=fifo)
+    def __init__(self, **options: Any) -> None:
+        self.engine = Engine(1, **options)
         self.go = threading.Event()
         self.order: list[str] = []
         begun = threading.Event()
@@ -66,6 +68,19 @@ def test_urgent_jobs_do_not_starve_the_others() -> None:
     for number in range(8):
         held.submit(f"u{number}", urgent=True)
     assert held.finish().index("normal") == 4
+
+
+def test_a_choice_is_told_and_one_job_alone_is_none() -> None:
+    told: list[tuple[str, Queued, Pick]] = []
+    held = Held(chosen=lambda *choice: told.append(choice))
+    for name in "ab":
+        held.submit(name)
+    held.submit("c", urgent=True)
+    assert held.finish() == ["c", "a", "b"]
+    assert told == [
+        ("c", Queued(("c/4",), ("a/2", "b/3"), 0, 4), Pick("c/4")),
+        ("a", Queued((), ("a/2", "b/3"), 1, 4), Pick("a/2")),
+    ]
 
 
 def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:

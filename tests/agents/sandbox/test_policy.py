@@ -31,6 +31,7 @@ from windtunnel.agents.sandbox.policy import (
     Notice,
     Observation,
     Occasion,
+    Pick,
     Queues,
     Restore,
     Retention,
@@ -171,10 +172,13 @@ def test_queues_lose_and_repeat_nothing(todo: list[tuple[str, int]], most: int, 
             inside = [one for one in inside if one != job]
             urgent.discard(job)
         elif kind == "take":
-            taken = queues.take()
-            assert (taken is None) == (not inside)
-            if taken is None:
+            seen = queues.seen()
+            assert (seen is None) == (not inside)
+            if seen is None:
                 continue
+            pick = decide(seen)
+            assert isinstance(pick, Pick)
+            taken = queues.take(pick)
             if fifo:
                 assert taken == inside[0]
             normal_waits = len(inside) > len(urgent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,22 @@ import pytest
 from recorded import Recorded, recorded
 
 from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.live.decisions import Decider
+from windtunnel.agents.sandbox.live import record as records
+from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     POLICIES,
     BringBack,
     Decision,
+    Forget,
     Keep,
     Look,
     Notice,
     Observation,
     Occasion,
+    Past,
+    Pick,
+    Queued,
     Restore,
     SaveOrder,
     decide,
@@ -39,14 +45,14 @@ def session(lasting: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded
 
 
 def decisions(log: Path) -> list[tuple[Observation, Decision]]:
-    return Decider("", "semantic", log.parent, lambda event: None).decided()
+    return SandboxLog("", "semantic", log.parent, lambda event: None).decisions()
 
 
 def test_the_same_policy_decides_the_same_again(session: Recorded) -> None:
     found = [*decisions(session.log), *decisions(session.host_log)]
     assert [decide(seen) for seen, _ in found] == [answer for _, answer in found]
     # every question was asked, and every class was given
-    assert {type(answer) for _, answer in found} == {Keep, SaveOrder, BringBack}
+    assert {type(answer) for _, answer in found} == {Keep, SaveOrder, BringBack, Pick, Forget}
     keeps = [(seen, answer) for seen, answer in found if isinstance(seen, Look) and isinstance(answer, Keep)]
     assert {answer.turn_class for _, answer in keeps} == set(TurnClass)
     assert {Occasion.TURN, Occasion.ASKED, Occasion.NOTICE} <= {seen.occasion for seen, _ in keeps}
@@ -78,10 +84,13 @@ def test_every_decision_has_a_price(session: Recorded) -> None:
     found = decisions(session.log)
     for seen, answer in found:
         price = cost(seen, answer)
+        if isinstance(seen, Queued | Past):
+            assert price == {}
+            continue
         assert price["seconds"] >= 0
         if isinstance(seen, Look):
             assert cost(seen, POLICIES["full"](seen))["seconds"] >= price["seconds"]
-    ((notice, order),) = decisions(session.host_log)
+    (notice, order), *_ = decisions(session.host_log)
     assert isinstance(notice, Notice) and cost(notice, order)["seconds"] > 0
     with pytest.raises(TypeError, match="Keep is no answer to Restore"):
         cost(next(seen for seen, _ in found if isinstance(seen, Restore)), found[0][1])
@@ -102,8 +111,52 @@ def test_a_log_that_cannot_be_written_is_told_and_ends_no_turn(host: Any, make: 
     finally:
         host._on_event = before
     failed = [event.detail for event in told if event.kind == "failed"]
-    assert failed and all("a decision is not in the log" in words for words in failed)
-    assert len(box.decisions()) == 1
+    assert {words.partition(" is not in the log")[0] for words in failed} == {"a decision", "turn 1"}
+    assert len(box.decisions()) == 1 and [turn.number for turn in box.log().turns] == [2]
+
+
+def test_a_full_disk_fails_no_turn(host: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written of turns: neither log nor record; what is there stays whole, and later turns are
+    written again."""
+    box = make()
+    box.end_turn().wait(60)
+    folder = host.home.box(box.name)
+    before = (folder / eventlog.NAME).read_bytes()
+    told: list[Any] = []
+    monkeypatch.setattr(host, "_on_event", told.append)
+    write = os.write
+
+    def full(file: int, data: Any) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(folder)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        box.run("true")
+        assert box.end_turn().wait(60).turn_class is TurnClass.NONE
+        assert box.run("echo still here").stdout == b"still here\n"
+    assert (folder / eventlog.NAME).read_bytes() == before
+    failed = [event.detail for event in told if event.kind == "failed"]
+    assert len(failed) == 3 and all("No space left on device" in words for words in failed)
+    assert box.end_turn().wait(60).number == 3
+    assert [turn.number for turn in box.log().turns] == [1, 3]
+    assert records.read(folder).turns == 3
+
+
+def test_a_damaged_line_costs_one_turn_and_is_told(
+    host: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    for _ in range(2):
+        box.end_turn().wait(60)
+    path = host.home.box(box.name) / eventlog.NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(b"torn" + line if b'"number":1,' in line else line for line in lines))
+    told: list[Any] = []
+    monkeypatch.setattr(host, "_on_event", told.append)
+    assert [turn.number for turn in box.log().turns] == [2]
+    assert [event.kind for event in told] == ["failed"] and "is not an event" in told[0].detail
 
 
 def test_a_notice_without_time_for_processes_saves_the_files(host: Any, make: Any) -> None:

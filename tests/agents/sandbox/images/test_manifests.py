@@ -1,4 +1,4 @@
-"""Manifests and the log of turns: exact, checked, and clear about what cannot be read."""
+"""Manifests: exact, checked, and clear about what cannot be read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_making import manifest
 
-from windtunnel.agents.sandbox.live.images import Manifests, TurnLog, new_id
+from windtunnel.agents.sandbox.live.images import Manifests, new_id
 from windtunnel.agents.sandbox.live.images.manifests import _KIND as KIND
 from windtunnel.agents.sandbox.live.images.manifests import VERSION
-from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
+from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.store.objects import ObjectError
@@ -113,47 +113,3 @@ def test_ids_are_unique_and_sort_by_time() -> None:
     assert len(set(ids)) == 200
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", id) for id in ids)
     assert [id[:15] for id in ids] == sorted(id[:15] for id in ids)
-
-
-def turn(number: int) -> Turn:
-    return Turn(number, TurnClass.FILES, ("created /a",), f"c{number}", 1.0, 2.0, 0.1, 9)
-
-
-@pytest.mark.parametrize("sync", [False, True])
-def test_the_log_gives_its_turns_back(tmp_path: Path, sync: bool) -> None:
-    log = TurnLog(tmp_path / "box" / "turns.jsonl", sync=sync)
-    assert log.read() == []
-    for number in range(3):
-        log.append(turn(number))
-    assert log.read() == [turn(0), turn(1), turn(2)]
-    assert log.problems == ()
-
-
-def test_a_torn_last_line_costs_one_turn_and_no_later_one(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
-    log = TurnLog(path)
-    log.append(turn(0))
-    whole = path.read_bytes()
-    log.append(turn(1))
-    both = path.read_bytes()
-    for size in range(len(whole) + 1, len(both)):
-        path.write_bytes(both[:size])
-        assert log.read() == [turn(0)]
-        assert log.problems == (f"{path}: the last line was cut off by a crash and is left out",)
-        log.append(turn(2))
-        if size < len(both) - 1:
-            assert log.read() == [turn(0), turn(2)]
-            assert "line 2" in log.problems[0]
-        else:  # only the end of the line was missing
-            assert log.read() == [turn(0), turn(1), turn(2)]
-
-
-def test_a_changed_line_in_the_middle_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "turns.jsonl"
-    log = TurnLog(path)
-    for number in range(3):
-        log.append(turn(number))
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1].replace(b"c1", b"c7") + lines[2])
-    assert log.read() == [turn(0), turn(2)]
-    assert log.problems == (f"{path} line 2 is damaged: it does not match its checksum",)

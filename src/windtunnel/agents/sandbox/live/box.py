@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.engine import Pending, settled
-from windtunnel.agents.sandbox.live.images import TurnLog, new_id
+from windtunnel.agents.sandbox.live.images import new_id
 from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
@@ -56,11 +56,10 @@ class Box:
         self._record = record
         self._machine = machine
         self._doubt = doubt
-        self._decider = context.decider(record.spec.name)
+        self._log = context.log(record.spec.name)
         self._lock = threading.RLock()
         self._pending: Pending | None = None
         self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
-        self._log = TurnLog(context.home.box(record.spec.name) / "turns.jsonl")
         self._turn_began = 0.0
 
     # --- what it is
@@ -184,10 +183,14 @@ class Box:
             machine = self.machine()
             begin = time.monotonic()
             look = self._look(machine, Occasion.TURN)
-            keep = self._decider.decide(look)
+            keep = self._log.decide(look)
             seconds = time.monotonic() - begin
             number = self._record.turns + 1
-            self._save(turns=number)
+            try:
+                self._save(turns=number)
+            except SandboxError as error:
+                # the number is known here, and the next record that can be written has it
+                self._context.report(Event("failed", self.name, str(error)))
             began = self._turn_began or time.time()
             self._turn_began = 0.0
 
@@ -206,7 +209,7 @@ class Box:
                     bytes_new=added,
                     request=request,
                 )
-                self._log.append(turn)
+                self._log.turn(turn)
                 self._context.report(
                     Event("turn", self.name, f"{number}: {keep.turn_class.word}", turn.seconds)
                 )
@@ -219,8 +222,7 @@ class Box:
                 try:
                     return line(self._cover(number, look, keep, request=request))
                 except (SandboxError, *FAULTS) as error:
-                    with contextlib.suppress(*FAULTS):
-                        line(None, f"checkpoint failed: {error}")
+                    line(None, f"checkpoint failed: {error}")
                     raise
 
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
@@ -257,7 +259,7 @@ class Box:
         with self._lock:
             self._gate()
             look = self._look(self.machine(), occasion, full=full, named=bool(label) or pin, most=most)
-            keep = self._decider.decide(look)
+            keep = self._log.decide(look)
 
             def work() -> Turn:
                 number = self._record.turns
@@ -281,7 +283,7 @@ class Box:
 
     def _instead(self, damaged: Manifest) -> str:
         """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
-        known = {manifest.id: manifest for manifest in self.log().checkpoints}
+        known = {manifest.id: manifest for manifest in self._checkpoints()}
         snapshots = set(self._context.pool.snapshots())
         at = known.get(damaged.parent or "")
         while at is not None:
@@ -308,7 +310,7 @@ class Box:
             self.halt()
             self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
-                machine, report = bring_back(self._context, self._decider, self.spec, manifest, lazy=lazy)
+                machine, report = bring_back(self._context, self._log, self.spec, manifest, lazy=lazy)
             except SandboxError as error:
                 self._save(status="dead", pid=0, started=0)
                 raise SandboxError(f"{error}; {self._instead(manifest)}") from error
@@ -320,6 +322,9 @@ class Box:
 
     def log(self) -> Log:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
+        return Log(self._checkpoints(), self._log.turns())
+
+    def _checkpoints(self) -> tuple[Manifest, ...]:
         found, _ = self._context.manifests.all()
         known = {manifest.id: manifest for manifest in found}
         chain = {manifest.id for manifest in found if manifest.box == self.name}
@@ -328,12 +333,11 @@ class Box:
             while at and at in known:
                 chain.add(at)
                 at = known[at].parent
-        shown = sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id))
-        return Log(tuple(shown), tuple(self._log.read()))
+        return tuple(sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id)))
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What the policy was asked of this sandbox, and what it answered, in order."""
-        return self._decider.decided()
+        return self._log.decisions()
 
     def diff(self, older: str, newer: str = "") -> Diff:
         """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
@@ -432,7 +436,7 @@ class Box:
 
     def _own(self, checkpoint: str) -> Manifest:
         manifest = self._context.manifests.find(checkpoint)
-        if manifest.id not in {one.id for one in self.log().checkpoints}:
+        if manifest.id not in {one.id for one in self._checkpoints()}:
             raise UserError(
                 f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
                 f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"
@@ -496,7 +500,7 @@ class Box:
     def _cover(
         self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False
     ) -> Manifest:
-        machine, decide = self.machine(), self._decider.decide
+        machine, decide = self.machine(), self._log.decide
         order = Order(
             id=new_id(),
             spec=self.spec,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.live.criu import Criu
-from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool
@@ -14,6 +13,7 @@ from windtunnel.agents.sandbox.live.images import Manifests, PageStore
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
 from windtunnel.agents.sandbox.views import Event
 
@@ -39,6 +39,6 @@ class Context:
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
 
-    def decider(self, box: str) -> Decider:
-        """What decides of that sandbox; with the empty name, of the host."""
-        return Decider(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
+    def log(self, box: str) -> SandboxLog:
+        """The log of that sandbox, and what decides of it; with the empty name, of the host."""
+        return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.model import Turn
-from windtunnel.agents.sandbox.policy import Queues
+from windtunnel.agents.sandbox.policy import Pick, Queued, Queues, picked
 
 
 class EngineClosed(Exception):
@@ -76,9 +76,20 @@ def settled(box: str, turn: Turn) -> Pending:
 
 
 class Engine:
-    """Runs jobs on a few threads, urgent ones first."""
+    """Runs jobs on a few threads, in the order that ``decide`` gives.
 
-    def __init__(self, workers: int | None = None, *, fifo: bool = False) -> None:
+    ``chosen`` is told of each choice among several jobs, with the sandbox that comes next.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        fifo: bool = False,
+        decide: Callable[[Queued], Pick] = picked,
+        chosen: Callable[[str, Queued, Pick], None] = lambda *_: None,
+    ) -> None:
+        self._decide, self._chosen = decide, chosen
         self.workers = workers or os.cpu_count() or 1
         self._queues = Queues(fifo=fifo)
         self._jobs: dict[str, tuple[Pending, Callable[[], Turn]]] = {}
@@ -126,13 +137,16 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (job := self._queues.take()):
+                while (seen := self._queues.seen()) is None:
                     if self._closing:
                         return
                     self._changed.wait()
-                pending, work = self._jobs.pop(job)
+                pick = self._decide(seen)
+                pending, work = self._jobs.pop(self._queues.take(pick))
             pending.started = time.monotonic()
             try:
+                if len(seen.urgent) + len(seen.normal) > 1:
+                    self._chosen(pending.box, seen, pick)
                 turn = work()
             except BaseException as error:  # it belongs to whoever waits for the job
                 pending.settle(None, error)

@@ -47,8 +47,12 @@ from windtunnel.agents.sandbox.policy import (
     DEFAULT,
     READS_EFFECTS,
     Endangered,
+    Forget,
     Notice,
+    Past,
+    Pick,
     PolicyName,
+    Queued,
     Retention,
     Rules,
     Save,
@@ -111,7 +115,7 @@ class Host:
                 manifests=Manifests(self.home.checkpoints),
                 criu=find_criu() if with_images else None,
                 inspector=inspector,
-                engine=Engine(workers, fifo=fifo),
+                engine=Engine(workers, fifo=fifo, decide=self._pick, chosen=self._picked),
                 rules=rules,
                 retention=retention or Retention(),
                 policy=policy,
@@ -285,7 +289,7 @@ class Host:
                 outcome[box.name] = f"{error}; its newest checkpoint is {box.tip}"
 
         workers = self.context.engine.workers
-        order = self.context.decider("").decide(Notice(float(seconds), workers, tuple(endangered)))
+        order = self.context.log("").decide(Notice(float(seconds), workers, tuple(endangered)))
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(save, order.saves))
         return outcome
@@ -297,7 +301,7 @@ class Host:
         context = self.context
         with self._lock:
             names = {*self._boxes, *self._claims}
-            past = self._past()
+            past = self._past(write=not dry_run)
             if dry_run:
                 left = [
                     *context.pool.leftovers(names, set(past.needed)),
@@ -435,7 +439,7 @@ class Host:
         try:
             if fresh:
                 self.context.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, _ = bring_back(self.context, self.context.decider(name), spec, manifest, lazy=lazy)
+            machine, _ = bring_back(self.context, self.context.log(name), spec, manifest, lazy=lazy)
             if fresh:
                 machine.freshen(spec.hostname or name)
             box = Box(self.context, record, None)
@@ -494,8 +498,14 @@ class Host:
             finally:
                 self._tidying.release()
 
-    def _past(self) -> _Past:
-        """What may be dropped now.
+    def _pick(self, queued: Queued) -> Pick:
+        return self.context.log("").decide(queued, write=False)
+
+    def _picked(self, box: str, queued: Queued, pick: Pick) -> None:
+        self.context.log(box).decided(queued, pick)
+
+    def _past(self, *, write: bool = True) -> _Past:
+        """What may be dropped now. ``write``: it will be, so it goes into the logs.
 
         Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
         is being made, then what has been; what is finished in between is in one of the last two.
@@ -504,7 +514,15 @@ class Host:
         snapshots, images = tuple(context.pool.snapshots()), tuple(context.pages.ids())
         making = frozenset(context.in_use)
         manifests, problems = context.manifests.all()
-        dropped, needed = forgettable(manifests, self._tips(), context.retention)
+
+        def decide(box: str, past: Past) -> Forget:
+            log = context.log(box if box in self._boxes else "")
+            forget = log.decide(past, write=False)
+            if write and forget.checkpoints:  # asked again and again, it is news only where something goes
+                log.decided(past, forget)
+            return forget
+
+        dropped, needed = forgettable(manifests, self._tips(), context.retention, decide)
         if problems:
             # what a manifest that cannot be read needs is not known, and it may be readable again
             needed |= {*snapshots, *images}

@@ -1,18 +1,42 @@
-"""What a host remembers of a sandbox between two processes of its own (``box.json``, written atomically), and
-what a crash has left of a home."""
+"""What a host writes down of a sandbox, and what a crash has left of a home.
+
+How it stands is for the next process of the host (``box.json``, written atomically). What happened to it is
+in its event log: its turns, and what the policy saw beside what it answered.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from windtunnel.agents.sandbox.live import machine
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn
+from windtunnel.agents.sandbox.policy import (
+    CAPABILITY,
+    POLICIES,
+    BringBack,
+    Decision,
+    Forget,
+    Keep,
+    Look,
+    Notice,
+    Observation,
+    Past,
+    Pick,
+    PolicyName,
+    Queued,
+    Restore,
+    SaveOrder,
+)
+from windtunnel.agents.sandbox.views import Event
 from windtunnel.base import atomic
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.processes import Identity
+from windtunnel.store import eventlog
 
 Status = Literal["making", "running", "stopped", "dead"]
 
@@ -53,6 +77,70 @@ def read(folder: Path) -> Record | None:
         return Record(**{**plain, "spec": SandboxSpec(**{**spec, "limits": Limits(**spec["limits"])})})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+class SandboxLog:
+    """The event log of sandbox ``box`` in ``folder`` (empty: of the host), and the policy that decides there.
+
+    What cannot be written (the disk is full, say) holds all the same: it is reported as an event of kind
+    failed, and only the log or a replay will miss it.
+    """
+
+    def __init__(self, box: str, policy: PolicyName, folder: Path, report: Callable[[Event], None]) -> None:
+        self._box, self._policy, self._path, self._report = box, policy, folder / eventlog.NAME, report
+
+    @overload
+    def decide(self, observation: Look, *, write: bool = True) -> Keep: ...
+    @overload
+    def decide(self, observation: Notice, *, write: bool = True) -> SaveOrder: ...
+    @overload
+    def decide(self, observation: Restore, *, write: bool = True) -> BringBack: ...
+    @overload
+    def decide(self, observation: Queued, *, write: bool = True) -> Pick: ...
+    @overload
+    def decide(self, observation: Past, *, write: bool = True) -> Forget: ...
+    def decide(self, observation: Observation, *, write: bool = True) -> Decision:
+        """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
+        decision = POLICIES[self._policy](observation)
+        if write:
+            self.decided(observation, decision)
+        return decision
+
+    def decided(self, observation: Observation, decision: Decision) -> None:
+        """The policy has answered so."""
+        fields = eventlog.decided(CAPABILITY, self._policy, observation, decision)
+        self._append("a decision", "decision", fields)
+
+    def turn(self, turn: Turn) -> None:
+        """A turn has ended, and its checkpoint, if any, is safe or has failed."""
+        self._append(f"turn {turn.number}", "turn", {"turn": to_plain(turn)})
+
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns so far, in order; those on damaged lines are reported instead."""
+        found = (event for event in self._events() if event["kind"] == "turn")
+        return tuple(from_plain(Turn, event["turn"]) for event in found)
+
+    def decisions(self) -> list[tuple[Observation, Decision]]:
+        """What was seen and decided so far, in order."""
+        return [
+            (from_plain(Observation, event["observation"]), from_plain(Decision, event["decision"]))
+            for event in self._events()
+            if event["kind"] == "decision"
+        ]
+
+    def _events(self) -> list[eventlog.Event]:
+        return eventlog.read(self._path, damaged=lambda why: self._report(Event("failed", self._box, why)))
+
+    def _append(self, what: str, kind: str, fields: dict[str, Any]) -> None:
+        try:
+            # opened each time: sandboxes are many, and a folder may be removed and made again
+            log = eventlog.EventLog(self._path)
+            try:
+                log.append(kind, **fields)
+            finally:
+                log.close()
+        except eventlog.LogFailed as error:
+            self._report(Event("failed", self._box, f"{what} is not in the log: {error}"))
 
 
 def leftovers(home: Home) -> list[str]:

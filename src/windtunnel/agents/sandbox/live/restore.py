@@ -23,15 +23,15 @@ from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxErr
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
-from windtunnel.agents.sandbox.live.decisions import Decider
 from windtunnel.agents.sandbox.live.machine import Machine
+from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
 from windtunnel.agents.sandbox.views import RestoreReport
 
 
 def bring_back(
-    context: Context, decider: Decider, spec: SandboxSpec, manifest: Manifest, *, lazy: bool = False
+    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, *, lazy: bool = False
 ) -> tuple[Machine, RestoreReport]:
     """A running machine for sandbox ``spec`` in the state of ``manifest``.
 
@@ -39,7 +39,7 @@ def bring_back(
     then nothing runs, and the checkpoint is untouched.
     """
     with _in_use(context, manifest.id):
-        return _bring_back(context, decider, spec, manifest, lazy)
+        return _bring_back(context, log, spec, manifest, lazy)
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
 
 
 def _bring_back(
-    context: Context, decider: Decider, spec: SandboxSpec, manifest: Manifest, lazy: bool
+    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, lazy: bool
 ) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
@@ -67,7 +67,7 @@ def _bring_back(
         processes=len(image.processes) if image else 0,
         lazy=lazy,
     )
-    back = decider.decide(asked)
+    back = log.decide(asked)
     if manifest.files is None or not back.files:
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
     restored, lost = ["files"], list(OUTSIDE)
@@ -80,7 +80,7 @@ def _bring_back(
                 machine = _processes(context, spec, manifest, lazy)
                 restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
-                back = decider.decide(replace(asked, images_possible=False, no_images=str(error)))
+                back = log.decide(replace(asked, images_possible=False, no_images=str(error)))
                 context.pool.clone(name, manifest.files.id)
                 root = context.pool.mount(name)
         if back.lost:

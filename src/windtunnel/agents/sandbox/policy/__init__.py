@@ -1,11 +1,10 @@
 """What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
 
-Three questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
+Five questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
 hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
-checkpoint comes back? ``decide`` answers all three; both worlds call it and nothing in them decides beside
-it. The other ``POLICIES`` are what it is compared with.
-
-Which job a free worker takes, and what may be forgotten, are rules on queues and manifests (``queues``).
+checkpoint comes back? ``Queued``: which job does a free worker take? ``Past``: which checkpoints of a sandbox
+are forgotten? ``decide`` answers all; both worlds call it, or the rule of ``queues`` that it calls, and
+nothing in them decides beside it. The other ``POLICIES`` are what it is compared with.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
 """
@@ -20,12 +19,22 @@ from typing import Literal
 
 from windtunnel.agents.sandbox.model import Effects, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
-from windtunnel.agents.sandbox.policy.queues import Queues, Retention, forgettable
+from windtunnel.agents.sandbox.policy.queues import (
+    Forget,
+    Past,
+    Pick,
+    Queued,
+    Queues,
+    Retention,
+    forgettable,
+    forgotten,
+    picked,
+)
 
 __all__ = [
-    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "BringBack", "Decision", "Endangered", "Keep",
-    "Look", "Notice", "Observation", "Occasion", "PolicyName", "Queues", "Restore", "Retention", "Rules",
-    "Save", "SaveOrder", "decide", "forgettable",
+    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "BringBack", "Decision", "Endangered", "Forget",
+    "Keep", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName", "Queued", "Queues",
+    "Restore", "Retention", "Rules", "Save", "SaveOrder", "decide", "forgettable", "forgotten", "picked",
 ]  # fmt: skip
 
 CAPABILITY = "agents.sandbox"
@@ -150,8 +159,8 @@ class BringBack:
     lost: str = ""
 
 
-Observation = Look | Notice | Restore
-Decision = Keep | SaveOrder | BringBack
+Observation = Look | Notice | Restore | Queued | Past
+Decision = Keep | SaveOrder | BringBack | Pick | Forget
 
 
 def decide(observation: Observation) -> Decision:
@@ -163,6 +172,10 @@ def decide(observation: Observation) -> Decision:
             return _saved(observation)
         case Restore():
             return _brought_back(observation)
+        case Queued():
+            return picked(observation)
+        case Past():
+            return forgotten(observation)
 
 
 def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:

@@ -6,19 +6,40 @@ Source: Crab (arXiv 2604.28138), section 5: queues, retention.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.model import Manifest
 
 
+@dataclass(frozen=True)
+class Queued:
+    """A worker is free. Names of the jobs that wait, each queue in the order of arrival; a job is urgent when
+    somebody already waits for it (the model's reply has arrived). ``in_a_row``: urgent ones taken since the
+    last normal one; ``most_urgent``: how many may be."""
+
+    urgent: tuple[str, ...]
+    normal: tuple[str, ...]
+    in_a_row: int
+    most_urgent: int
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The job that runs next."""
+
+    job: str
+
+
+def picked(queued: Queued) -> Pick:
+    """Urgent ones first, but after ``most_urgent`` in a row one normal one."""
+    turn_of_normal = queued.in_a_row >= queued.most_urgent and queued.normal
+    return Pick(queued.urgent[0] if queued.urgent and not turn_of_normal else queued.normal[0])
+
+
 @dataclass
 class Queues:
-    """Which job a free worker takes: urgent ones first, but after ``most_urgent`` in a row one normal one.
-
-    A job is urgent when somebody already waits for it (the model's reply has arrived). Within a queue the
-    order is that of arrival. Jobs are named by strings.
-    """
+    """The jobs that wait for a worker, named by strings."""
 
     most_urgent: int = 4
     fifo: bool = False
@@ -51,14 +72,20 @@ class Queues:
                 return True
         return False
 
-    def take(self) -> str | None:
-        """The job to run next, or None."""
-        turn_of_normal = self._in_a_row >= self.most_urgent and self._normal
-        if self._urgent and not turn_of_normal:
+    def seen(self) -> Queued | None:
+        """What there is to pick from; None where nothing waits."""
+        if not len(self):
+            return None
+        return Queued(tuple(self._urgent), tuple(self._normal), self._in_a_row, self.most_urgent)
+
+    def take(self, pick: Pick) -> str:
+        """Let the picked job go; its name."""
+        if pick.job in self._urgent:
             self._in_a_row += 1
-            return self._urgent.popleft()
-        self._in_a_row = 0
-        return self._normal.popleft() if self._normal else None
+        else:
+            self._in_a_row = 0
+        self.remove(pick.job)
+        return pick.job
 
 
 @dataclass(frozen=True)
@@ -69,31 +96,67 @@ class Retention:
     keep: int = 20
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint that is there. ``named``: pinned or labelled; ``tip``: the newest of some sandbox."""
+
+    id: str
+    created: float
+    named: bool
+    tip: bool
+
+
+@dataclass(frozen=True)
+class Past:
+    """The checkpoints of one sandbox, and whether it ``exists`` still. ``keep``: as `Retention`."""
+
+    checkpoints: tuple[Kept, ...]
+    exists: bool
+    keep: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Ids of the checkpoints that go, oldest first."""
+
+    checkpoints: tuple[str, ...]
+
+
+def forgotten(past: Past) -> Forget:
+    """What neither `Retention` nor anything alive needs."""
+    # by time, not by turn: after a rollback the new branch counts from an earlier turn
+    oldest_first = sorted(past.checkpoints, key=lambda kept: (kept.created, kept.id))
+    recent = {kept.id for kept in oldest_first[-past.keep :]} if past.exists and past.keep else set()
+    return Forget(
+        tuple(kept.id for kept in oldest_first if not (kept.id in recent or kept.named or kept.tip))
+    )
+
+
 def forgettable(
-    manifests: Iterable[Manifest], tips: Mapping[str, str], retention: Retention
+    manifests: Iterable[Manifest],
+    tips: Mapping[str, str],
+    retention: Retention,
+    decide: Callable[[str, Past], Forget] = lambda _, past: forgotten(past),
 ) -> tuple[list[str], frozenset[str]]:
     """Checkpoints to drop, oldest first, and the ids of snapshots and images that those that stay need.
 
-    ``tips``: for every sandbox that exists, its newest checkpoint. A checkpoint that stays keeps the snapshot
-    and the image that it names, even when the checkpoint that made them is dropped.
+    ``tips``: for every sandbox that exists, its newest checkpoint. ``decide`` is asked of each sandbox, by
+    its name. A checkpoint that stays keeps the snapshot and the image that it names, even when the checkpoint
+    that made them is dropped.
     """
     by_box: dict[str, list[Manifest]] = {}
     for manifest in manifests:
         by_box.setdefault(manifest.box, []).append(manifest)
-    kept: list[Manifest] = []
-    dropped: list[Manifest] = []
     live = set(tips.values())
+    dropped: list[Manifest] = []
+    needed: set[str] = set()
     for box, own in by_box.items():
-        # by time, not by turn: after a rollback the new branch counts from an earlier turn
-        own.sort(key=lambda manifest: (manifest.created, manifest.id), reverse=True)
-        for place, manifest in enumerate(own):
-            recent = box in tips and place < retention.keep
-            if recent or manifest.pinned or manifest.label or manifest.id in live:
-                kept.append(manifest)
+        kept = (Kept(one.id, one.created, bool(one.pinned or one.label), one.id in live) for one in own)
+        gone = set(decide(box, Past(tuple(kept), box in tips, retention.keep)).checkpoints)
+        for one in own:
+            if one.id in gone:
+                dropped.append(one)
             else:
-                dropped.append(manifest)
-    needed = frozenset(
-        part.id for manifest in kept for part in (manifest.files, manifest.image) if part is not None
-    )
+                needed |= {part.id for part in (one.files, one.image) if part is not None}
     dropped.sort(key=lambda manifest: (manifest.created, manifest.id))
-    return [manifest.id for manifest in dropped], needed
+    return [manifest.id for manifest in dropped], frozenset(needed)

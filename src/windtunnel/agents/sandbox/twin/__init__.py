@@ -15,10 +15,14 @@ from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.policy import (
     BringBack,
     Decision,
+    Forget,
     Keep,
     Look,
     Notice,
     Observation,
+    Past,
+    Pick,
+    Queued,
     Restore,
     SaveOrder,
 )
@@ -30,6 +34,7 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision costs on a host that has nothing else to do, by this machine's measured costs.
 
     ``seconds`` until it is carried out, and of a checkpoint ``frozen_seconds`` and the ``bytes`` written.
+    Empty where it costs nothing by itself: what comes first, and what is forgotten.
 
     Raises:
         TypeError: the decision answers another question.
@@ -46,6 +51,8 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
             work = costs.bring_back(memory=memory, processes=observation.processes, lazy=observation.lazy)
             return {"seconds": work.seconds}
+        case (Queued(), Pick()) | (Past(), Forget()):
+            return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")
 
 

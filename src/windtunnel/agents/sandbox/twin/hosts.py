@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from windtunnel.agents.sandbox.model import TurnClass
-from windtunnel.agents.sandbox.policy import DEFAULT, Keep, PolicyName, Queues, Rules
+from windtunnel.agents.sandbox.policy import DEFAULT, Keep, PolicyName, Queues, Rules, picked
 from windtunnel.engines.events import Environment, Process, ProcessGenerator
 
 
@@ -136,9 +136,9 @@ class Scheduler:
         return True
 
     def _hand_out(self) -> None:
-        while self._free and (name := self._queues.take()) is not None:
+        while self._free and (seen := self._queues.seen()) is not None:
             self._free -= 1
-            job = self._jobs.pop(name)
+            job = self._jobs.pop(self._queues.take(picked(seen)))
             job.process = self._env.process(self._work(job))
 
     def _work(self, job: CheckpointJob) -> ProcessGenerator:

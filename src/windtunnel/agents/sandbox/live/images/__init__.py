@@ -1,7 +1,7 @@
 """What is kept of sandboxes: process images page by page, manifests, the log of turns, and their export."""
 
 from windtunnel.agents.sandbox.live.images.export import export_checkpoint, import_checkpoint
-from windtunnel.agents.sandbox.live.images.manifests import Manifests, TurnLog, new_id
+from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
 from windtunnel.agents.sandbox.live.images.store import Kept, PageStore, StoreStats
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "Manifests",
     "PageStore",
     "StoreStats",
-    "TurnLog",
     "export_checkpoint",
     "import_checkpoint",
     "new_id",

@@ -1,29 +1,27 @@
-"""Manifests of checkpoints and the log of turns on the disk, sealed and checked whenever they are read.
+"""Manifests of checkpoints on the disk, sealed and checked whenever they are read.
 
 ``<folder>/<id>/manifest.json`` is a `model.Manifest` in the form of `store.objects.manifest`. It appears
-whole, by a link, and is never replaced: a checkpoint exists from the moment it is there. The log has a line
-of the same form for each turn, and is only ever appended to.
+whole, by a link, and is never replaced: a checkpoint exists from the moment it is there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import time
 from pathlib import Path
 
-from windtunnel.agents.sandbox.model import Manifest, Turn
-from windtunnel.base.atomic import sync_folder, write_all, write_new
+from windtunnel.agents.sandbox.model import Manifest
+from windtunnel.base.atomic import sync_folder, write_new
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects.files import ObjectError, checked, told
 from windtunnel.store.objects.manifest import seal, unseal
 
 VERSION = 1
 NAME = "manifest.json"
-_KIND, _TURN = "manifest of a sandbox", "turn of a sandbox"
+_KIND = "manifest of a sandbox"
 
 
 def new_id() -> str:
@@ -103,49 +101,3 @@ class Manifests:
         return sorted(
             entry.name for entry in os.scandir(self._folder) if os.path.exists(os.path.join(entry.path, NAME))
         )
-
-
-class TurnLog:
-    """The log in ``file``. ``problems`` says, after each ``read``, which lines could not be used and why.
-
-    ``sync``: a turn is on the disk when ``append`` returns; otherwise the system may write it later, and a
-    crash of the host may lose the last ones (the checkpoints that cover them are safe in any case).
-    """
-
-    def __init__(self, file: Path, *, sync: bool = False) -> None:
-        self._path = file
-        self._sync = sync
-        self.problems: tuple[str, ...] = ()
-
-    def append(self, turn: Turn) -> None:
-        """Add a turn. A last line that a crash has torn is closed first, so that it spoils no other."""
-        line = seal(_TURN, VERSION, turn)
-        with told(f"the log {self._path} cannot be written"):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                size = os.fstat(file).st_size
-                torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-                write_all(file, b"\n" + line if torn else line)
-                if self._sync:
-                    os.fsync(file)
-            finally:
-                os.close(file)
-
-    def read(self) -> list[Turn]:
-        """All turns that can be read, in the order in which they were appended."""
-        data = b""
-        with told(f"the log {self._path} cannot be read"), contextlib.suppress(FileNotFoundError):
-            data = self._path.read_bytes()
-        turns, problems = [], []
-        *lines, rest = data.split(b"\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                turns.append(unseal(Turn, _TURN, VERSION, line + b"\n", f"{self._path} line {number}"))
-            except ObjectError as error:
-                problems.append(str(error))
-        if rest:
-            problems.append(f"{self._path}: the last line was cut off by a crash and is left out")
-        self.problems = tuple(problems)
-        return turns
