@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("train", context_settings=SETTINGS)(train)
     app.command("host", context_settings=SETTINGS)(host)
+    app.command("node", context_settings=SETTINGS, hidden=True)(host)  # torchrun's word
 
 
 def train(
@@ -21,7 +22,7 @@ def train(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="Hosts, emulated on this computer.")] = 1,
+    hosts: Annotated[int, typer.Option("--hosts", "--nodes", help="Hosts, emulated on this computer.")] = 1,
     per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,
     spares: Annotated[int, typer.Option(help="Further hosts that wait for a loss.")] = 0,
     on_loss: Annotated[

@@ -41,6 +41,7 @@ from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
+from windtunnel.linux.faults import strike_at
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
@@ -51,20 +52,7 @@ if setup:
     box.end_turn().wait()
     box.run("X=2; echo 2 > /workspace/f")
 when, nth, owner, method = point.split()
-owner = eval(owner)
-real, calls = getattr(owner, method), [0]
-
-def deadly(*given, **named):
-    calls[0] += 1
-    last = calls[0] == int(nth)
-    if when == "before" and last:
-        os.kill(os.getpid(), 9)
-    value = real(*given, **named)
-    if when == "after" and last:
-        os.kill(os.getpid(), 9)
-    return value
-
-setattr(owner, method, deadly)
+strike_at(eval(owner), method, when, int(nth))
 exec(act)
 print("it lived", file=sys.stderr)
 """

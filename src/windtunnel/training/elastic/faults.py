@@ -6,15 +6,17 @@
     kill:rank=1,during=recovery                 as soon as it has regrouped after another failure
     stop:rank=1,step=4                          SIGSTOP: it hangs, its connections stay open
     exit:rank=1,step=4,status=3                 raise:rank=0,step=2
+    delay:rank=2,step=4,seconds=0.5             it stands still for a while
+    full:rank=0,point=before_persist            the disk is full
     kill-agent:host=1,step=3                    the agent alone
     wipe:host=1,step=3                          what the host holds in memory is lost
     flip:host=1,step=6                          one bit of a replica that it holds is turned
     down:host=1,step=4                          its network link goes down
     slow:host=1,step=4,rate=10Mbit              its network link gets slow
 
-``host`` is a place, so that it names the same position before and after a replacement. A fault strikes
-``times`` (1) times in a job, however often processes start anew: `live.inject` remembers that. This file only
-reads the texts and says when one applies; it is pure.
+``host`` (or ``node``) is a place, so that it names the same position before and after a replacement. A fault
+strikes ``times`` (1) times in a job, however often processes start anew (`live.inject`). This file only reads
+the texts and says when one applies.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.base.errors import UserError
 from windtunnel.base.units import parse_quantity
+from windtunnel.linux import faults
+from windtunnel.linux.faults import refused
 
 POINTS = {
     "step": "a step is finished (its optimizer has run and `Job.step` was called)",
@@ -48,15 +51,19 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "stop": (),
     "exit": ("status",),
     "raise": (),
+    "delay": ("seconds",),
+    "full": (),
     "kill-agent": (),
     "wipe": (),
     "flip": ("shard",),
     "down": (),
     "slow": ("rate",),
 }
+PROCESS = ("stop", "exit", "raise", "delay", "full")  # done by the process itself, also where a host is named
 _OF_HOSTS = ("kill-agent", "wipe", "flip", "down", "slow")
 _NUMBERS = ("host", "rank", "step", "generation", "times", "status")
 _COMMON = ("host", "rank", "step", "point", "during", "generation", "times")
+_FIELDS = {action: (*_COMMON, *own) for action, own in _OWN_FIELDS.items()}
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,9 @@ class Fault:
     generation: int | None = None
     times: int = 1
     status: int = 1
+    seconds: float = 1.0
     rate: float = 0.0
     shard: str = ""
-
-
-class InjectedError(RuntimeError):
-    """What ``raise:`` raises in the training program."""
 
 
 def parse(text: str) -> Fault:
@@ -88,18 +92,8 @@ def parse(text: str) -> Fault:
     Raises:
         UserError: it is not understood; names the text, the field and what is accepted.
     """
-    action, _, rest = text.strip().partition(":")
-    if action not in _OWN_FIELDS:
-        raise _refused(text, f"unknown action {action!r}", "one of " + ", ".join(_OWN_FIELDS))
-    allowed = _COMMON + _OWN_FIELDS[action]
-    fields: dict[str, Any] = {}
-    for part in rest.split(",") if rest else []:
-        name, equals, value = part.partition("=")
-        if not equals or name not in allowed:
-            raise _refused(text, f"unknown field {part!r}", "name=value with one of " + ", ".join(allowed))
-        if name in fields:
-            raise _refused(text, f"{name} is given twice", "one value for each field")
-        fields[name] = _value(text, name, value)
+    action, given = faults.fields(text, _FIELDS, {"node": "host"})
+    fields: dict[str, Any] = {name: _value(text, name, value) for name, value in given.items()}
     _check_whom_and_when(text, action, fields)
     return Fault(text.strip(), action, **fields)
 
@@ -125,16 +119,20 @@ def _value(text: str, name: str, value: str) -> int | float | str:
     if name in _NUMBERS:
         if not re.fullmatch(r"[0-9]{1,9}", value) or (name == "times" and int(value) == 0):
             least = 1 if name == "times" else 0
-            raise _refused(text, f"{name}={value}", f"a whole number from {least}")
+            raise refused(text, f"{name}={value}", f"a whole number from {least}")
         if name == "status" and not 0 < int(value) < 256:
-            raise _refused(text, f"status={value}", "an exit status from 1 to 255")
+            raise refused(text, f"status={value}", "an exit status from 1 to 255")
         return int(value)
     if name == "point" and value not in POINTS:
-        raise _refused(text, f"point={value}", "one of " + ", ".join(POINTS))
+        raise refused(text, f"point={value}", "one of " + ", ".join(POINTS))
     if name == "during" and value != "recovery":
-        raise _refused(text, f"during={value}", "recovery")
+        raise refused(text, f"during={value}", "recovery")
     if name == "shard" and not re.fullmatch(r"rank\d+|shared", value):
-        raise _refused(text, f"shard={value}", "rankN or shared")
+        raise refused(text, f"shard={value}", "rankN or shared")
+    if name == "seconds":
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", value):
+            raise refused(text, f"seconds={value}", "a number of seconds such as 0.5")
+        return float(value)
     if name == "rate":
         try:
             if not value.endswith(("bit", "B")):
@@ -142,24 +140,20 @@ def _value(text: str, name: str, value: str) -> int | float | str:
             return parse_quantity(f"{value}/s" if value.endswith("B") else value, "bytes/s")
         except ValueError:
             accepted = "a rate such as 10Mbit, 1Gbit or 5MB (a second)"
-            raise _refused(text, f"rate={value}", accepted) from None
+            raise refused(text, f"rate={value}", accepted) from None
     return value
 
 
 def _check_whom_and_when(text: str, action: str, fields: dict[str, Any]) -> None:
     if ("host" in fields) == ("rank" in fields):
-        raise _refused(text, "it does not say whom it strikes", "either host=PLACE or rank=RANK")
+        raise refused(text, "it does not say whom it strikes", "either host=PLACE or rank=RANK")
     if action in _OF_HOSTS and "host" not in fields:
-        raise _refused(text, f"rank={fields['rank']}", f"host=PLACE, since {action} strikes a host")
+        raise refused(text, f"rank={fields['rank']}", f"host=PLACE, since {action} strikes a host")
     if not fields.keys() & {"step", "point", "during", "generation"}:
-        raise _refused(text, "it does not say when", "step=, point=, during=recovery or generation=")
+        raise refused(text, "it does not say when", "step=, point=, during=recovery or generation=")
     if "during" in fields and fields.keys() & {"step", "point"}:
-        raise _refused(text, "during=recovery has no step and no point", "during= alone")
+        raise refused(text, "during=recovery has no step and no point", "during= alone")
     if fields.get("point") in WITHOUT_STEP and "step" in fields:
-        raise _refused(text, f"step={fields['step']}", f"no step, since point={fields['point']} has none")
+        raise refused(text, f"step={fields['step']}", f"no step, since point={fields['point']} has none")
     if action == "slow" and "rate" not in fields:
-        raise _refused(text, "it does not say how slow", "rate=, such as rate=10Mbit")
-
-
-def _refused(text: str, what: str, accepted: str) -> UserError:
-    return UserError(f"fault {text!r}: {what}; accepted: {accepted}")
+        raise refused(text, "it does not say how slow", "rate=, such as rate=10Mbit")

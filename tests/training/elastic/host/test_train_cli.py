@@ -28,13 +28,14 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--placement", "stack"], "--placement stack: accepted are group, ring, mixed, domains"),
         (["--network", "wifi"], "--network wifi"),
         (["--hosts", "0"], "--hosts 0: at least 1"),
-        (["--copies", "3", "--hosts", "2"], "--copies 3: accepted are 1 to 2"),
+        (["--copies", "3", "--nodes", "2"], "--copies 3: accepted are 1 to 2"),
         (["--slots", "1"], "--slots 1: at least 2"),
         (["--min-hosts", "3", "--hosts", "2"], "--min-hosts 3: more than --hosts 2"),
         (["--rate", "fast", "--network", "netns"], "--rate fast: accepted is a rate such as"),
         (["--rate", "1Gbit"], "give --network netns"),
         (["--domains", "a,b,c", "--hosts", "2"], "3 domains for 2 hosts"),
         (["--inject", "kill:host=7,step=1"], "host=7"),
+        (["--nodes", "3", "--inject", "kill:node=3,step=1"], "host=3, but places are 0 to 2"),
         (["--inject", "bang"], "unknown action"),
         (["--external-hosts"], "give --listen HOST:PORT"),
         (["--external-hosts", "--listen", "here"], "accepted is HOST:PORT"),
@@ -72,8 +73,9 @@ def test_an_option_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_host_without_a_launcher() -> None:
     for address in ("nowhere", "127.0.0.1:1"):
-        found = CliRunner().invoke(app, ["host", address])
-        assert isinstance(found.exception, UserError)
+        for verb in ("host", "node"):
+            found = CliRunner().invoke(app, [verb, address])
+            assert isinstance(found.exception, UserError)
 
 
 def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.training.elastic.faults import POINTS
-from windtunnel.training.elastic.live.fault_points import Injector
+from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.link import Link
 from windtunnel.training.elastic.model import Membership
 

@@ -37,8 +37,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.elastic.live.fault_points import Injector
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
+from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, Regroup
 from windtunnel.training.elastic.live.link import Link
 

@@ -29,8 +29,8 @@ from typing import Any, Protocol
 from windtunnel.base import atomic
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked
-from windtunnel.training.elastic.live.agent import environment, fault_injection
+from windtunnel.training.elastic.live import forked, inject
+from windtunnel.training.elastic.live.agent import environment
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.agent.link import Link
 from windtunnel.training.elastic.live.agent.output import Outputs, Stream
@@ -325,7 +325,7 @@ class Agent:
         elif op == "failed":
             worker.error = message["error"]
         elif op == "inject":
-            fault_injection.host(self, message)
+            inject.strike_host(self, message)
 
     def _membership_for(self, worker: Worker, op: str) -> Message:
         assert self.member is not None

@@ -1,0 +1,122 @@
+"""Faults strike here: at the named points that a training program and its checkpointer pass.
+
+What strikes a process is done in it; what strikes a whole host its agent is asked to do. The fault has been
+told before, so the event is on its way to the supervisor before the blow.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.linux import network
+from windtunnel.linux.faults import InjectedError, Strokes, strike
+from windtunnel.training.elastic.faults import PROCESS, Fault, matches, parse
+
+if TYPE_CHECKING:
+    from windtunnel.training.elastic.live.agent.agent import Agent
+    from windtunnel.training.elastic.live.link import Link
+
+_TO_AGENT = {"kill": "kill-host", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
+_UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
+
+
+HEADER = 4096  # bytes of a slot before its data
+
+
+class Injector:
+    """The job's faults, seen from one trainer.
+
+    What has struck is remembered in the run's folder, so that a fault strikes once in a job.
+    """
+
+    def __init__(self, texts: list[str], folder: Path, link: Link) -> None:
+        self._faults = [parse(text) for text in texts]
+        self._strokes = Strokes(folder / "faults")
+        self._link = link
+
+    def at(self, point: str, step: int | None, rank: int, place: int, generation: int) -> None:
+        """Strike with every fault that matches.
+
+        Raises:
+            InjectedError, OSError: a ``raise:`` or a ``full:`` did.
+        """
+        for number, fault in enumerate(self._faults):
+            fired = self._strokes.struck(number)
+            now = matches(fault, point, step, rank, place, generation, fired)
+            if now and self._strokes.claim(number, fired):
+                told = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
+                self._link.send("event", kind="injected", t=time.time(), **told)
+                self._strike(fault)
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.action in PROCESS or (fault.action == "kill" and fault.host is None):
+            strike(fault.action, fault.text, status=fault.status, seconds=fault.seconds)
+        else:
+            self._ask_agent(fault)
+
+    def _ask_agent(self, fault: Fault) -> None:
+        more: dict[str, Any] = {}
+        if fault.action == "slow":
+            more["rate"] = fault.rate
+        if fault.shard:
+            more["shard"] = fault.shard
+        self._link.send("inject", action=_TO_AGENT.get(fault.action, fault.action), **more)
+        if fault.action in ("kill", "kill-agent"):
+            time.sleep(_UNTIL_KILLED)
+            raise InjectedError(f"{fault.text}: the agent did not do it within {_UNTIL_KILLED:g} s")
+
+
+def strike_host(agent: Agent, message: dict[str, Any]) -> None:
+    """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
+    down or slow (the network link, to ``rate`` bytes/s)."""
+    action = message["action"]
+    if action == "kill-host":
+        kill_host(agent)
+    elif action == "kill-agent":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "wipe-memory":
+        wipe(agent.memory)
+    elif action == "flip":
+        flip(agent.memory, message.get("shard", ""))
+    elif agent.config.interface is None:
+        agent.event("note", text=f"{action}: this host's network is shared (--network netns has one each)")
+    elif action == "down":
+        network.set_link(agent.config.interface, up=False)
+    elif action == "slow":
+        network.set_rate(agent.config.interface, message["rate"])
+
+
+def kill_host(agent: Agent) -> None:
+    """A host that loses power: its workers, its memory and its agent are gone at once."""
+    for worker in agent.workers.living():
+        agent.workers.kill(worker)
+    shutil.rmtree(agent.memory, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slots(folder: Path, shard: str = "") -> list[Path]:
+    """The files under ``folder`` that hold a shard (SHARD.….slot), of one shard or of all."""
+    return sorted(folder.rglob(f"{shard or '*'}.*.slot"))
+
+
+def wipe(folder: Path) -> None:
+    """Remove every slot; sockets stay."""
+    for path in slots(folder):
+        path.unlink(missing_ok=True)
+
+
+def flip(folder: Path, shard: str) -> int:
+    """Flip a bit in the middle of the data of every slot (of ``shard``, "" for all): how many."""
+    found = slots(folder, shard)
+    for path in found:
+        with path.open("r+b") as file:
+            file.seek(HEADER + (path.stat().st_size - HEADER) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0x10]))
+    return len(found)
