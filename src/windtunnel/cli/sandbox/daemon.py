@@ -94,7 +94,7 @@ def serve(
     """
     needed("fastapi")
     needed("uvicorn")
-    from windtunnel.agents.sandbox.live.daemon.entry import end, run
+    from windtunnel.agents.sandbox.live.daemon.server import end, run
 
     run(
         home.absolute() if home is not None else home_of(context),

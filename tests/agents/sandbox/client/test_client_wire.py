@@ -21,7 +21,7 @@ from windtunnel.agents.sandbox.client.wire import (
     result_line,
 )
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live.daemon.faults import told
+from windtunnel.agents.sandbox.live.daemon.service import told
 from windtunnel.agents.sandbox.model import (
     ImagePart,
     Manifest,

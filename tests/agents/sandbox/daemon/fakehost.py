@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from windtunnel.agents.sandbox.client.wire import TAIL, read
 from windtunnel.agents.sandbox.errors import SandboxDied
-from windtunnel.agents.sandbox.live.daemon.entry import end, run
+from windtunnel.agents.sandbox.live.daemon.server import end, run
 from windtunnel.agents.sandbox.model import (
     Facility,
     FileChange,

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from support.waiting import until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.daemon.guard import is_loopback, named_here
-from windtunnel.agents.sandbox.live.daemon.server import held, serve
+from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, named_here, serve
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 

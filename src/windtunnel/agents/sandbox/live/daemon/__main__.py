@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.daemon.entry import end, run
+from windtunnel.agents.sandbox.live.daemon.server import end, run
 from windtunnel.base.errors import UserError
 
 IDLE_SECONDS = 300.0

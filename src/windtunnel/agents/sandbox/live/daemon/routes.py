@@ -1,4 +1,4 @@
-"""The endpoints for sandboxes, turns and checkpoints."""
+"""The endpoints for sandboxes, turns and checkpoints, and what their requests may hold."""
 
 from __future__ import annotations
 
@@ -11,20 +11,105 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 
 from windtunnel import __version__
 from windtunnel.agents.sandbox import views
 from windtunnel.agents.sandbox.client import wire
-from windtunnel.agents.sandbox.live.daemon import schema
-from windtunnel.agents.sandbox.live.daemon.execution import Execution, lines
-from windtunnel.agents.sandbox.live.daemon.faults import Refused
-from windtunnel.agents.sandbox.live.daemon.service import Service
-from windtunnel.agents.sandbox.model import Facility, Manifest, SandboxSpec
+from windtunnel.agents.sandbox.live.daemon.service import Body, Command, Execution, Refused, Service, lines
+from windtunnel.agents.sandbox.model import Facility, Limits, Manifest, Network, SandboxSpec
 from windtunnel.agents.sandbox.protocol import Log
 
 LINES = "application/x-ndjson"
 LONGEST_WAIT = 30.0
 """Seconds that one request waits for a checkpoint; a client that waits longer asks again."""
+
+
+class LimitsBody(Body):
+    memory: int | None = Field(default=Limits.memory, ge=1, description="Bytes; null: unbounded.")
+    cpus: float | None = Field(
+        default=Limits.cpus, gt=0, description="1.5 is one and a half CPUs; null: unbounded."
+    )
+    pids: int | None = Field(default=Limits.pids, ge=1, description="Processes and threads; null: unbounded.")
+    disk: int | None = Field(default=Limits.disk, ge=1, description="Bytes; null: unbounded.")
+
+
+class SpecBody(Body):
+    """How a sandbox is made."""
+
+    name: str
+    image: str = Field(
+        "host", description="'host', a directory, a tarball, an OCI layout, or an image imported before."
+    )
+    network: Network = "off"
+    limits: LimitsBody = LimitsBody()
+    environment: dict[str, str] = Field(default_factory=dict)
+    workdir: str = "/workspace"
+    hostname: str = ""
+    services: dict[str, str] = Field(
+        default_factory=dict, description="Commands that a restore without processes starts again."
+    )
+    proxy_upstream: str = Field("", description="Base URL of the model API, for the network 'proxy'.")
+
+    def spec(self) -> SandboxSpec:
+        plain = self.model_dump()
+        return SandboxSpec(**{**plain, "limits": Limits(**plain["limits"])})
+
+
+class TurnEnd(Body):
+    request: str = ""
+    urgent: bool = Field(False, description="Somebody waits for the checkpoint already.")
+
+
+class CheckpointBody(Body):
+    label: str = ""
+    full: bool = Field(False, description="Dump the processes in any case.")
+    pin: bool = Field(False, description="Never dropped by the retention.")
+
+
+class RestoreBody(Body):
+    checkpoint: str = Field("", description="Id, or the beginning of one; empty: the newest.")
+    lazy: bool = Field(False, description="Bring memory page by page while it already runs.")
+
+
+class ForkBody(Body):
+    checkpoint: str = Field(description="Id, the beginning of one, or a sandbox's name (its state now).")
+    count: int = Field(1, ge=1, le=4096)
+    names: list[str] | None = None
+    lazy: bool = False
+
+
+class GcBody(Body):
+    dry_run: bool = False
+
+
+class ExportBody(Body):
+    checkpoint: str
+    url: str = Field(description="A directory of the daemon's host, or a URL that fsspec knows.")
+
+
+class ImportBody(Body):
+    url: str
+    name: str
+
+
+class NoticeBody(Body):
+    seconds: float = Field(gt=0, description="How long the machine will still be there.")
+
+
+class CommandAnswer(BaseModel):
+    """What a command did, where no stream was asked for. The base64 fields hold the exact bytes where the
+    text cannot."""
+
+    stdout: str
+    stderr: str
+    stdout_base64: str | None
+    stderr_base64: str | None
+    exit_code: int | None
+    seconds: float
+    ended: str
+    note: str
+    turn: dict[str, object] | None
 
 
 def host_routes(service: Service) -> APIRouter:
@@ -45,7 +130,7 @@ def host_routes(service: Service) -> APIRouter:
         service.stopping.set()
 
     @routes.post("/fork", summary="Start sandboxes from one checkpoint")
-    async def fork(body: schema.ForkBody) -> list[views.BoxInfo]:
+    async def fork(body: ForkBody) -> list[views.BoxInfo]:
         def work() -> list[views.BoxInfo]:
             made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
             return [box.info() for box in made]
@@ -53,20 +138,20 @@ def host_routes(service: Service) -> APIRouter:
         return await lanes.call(work)
 
     @routes.post("/gc", summary="Drop what nothing needs any more")
-    async def gc(body: schema.GcBody) -> views.GcReport:
+    async def gc(body: GcBody) -> views.GcReport:
         return await lanes.call(lambda: host.gc(dry_run=body.dry_run))
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
-    async def export(body: schema.ExportBody) -> Manifest:
+    async def export(body: ExportBody) -> Manifest:
         return await lanes.call(lambda: host.export(body.checkpoint, body.url))
 
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
-    async def import_(body: schema.ImportBody) -> views.BoxInfo:
+    async def import_(body: ImportBody) -> views.BoxInfo:
         box = await lanes.call(lambda: host.import_(body.url, body.name))
         return await lanes.call(box.info)
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
-    async def notice(body: schema.NoticeBody) -> dict[str, str]:
+    async def notice(body: NoticeBody) -> dict[str, str]:
         return await lanes.call(lambda: host.notice(body.seconds))
 
     @routes.get("/events", summary="What happens, as lines of JSON, from now on")
@@ -94,7 +179,7 @@ def box_routes(service: Service) -> APIRouter:
     host, lanes, executions = service.host, service.lanes, service.executions
 
     @routes.post("", summary="Make a sandbox", status_code=201)
-    async def create(body: schema.SpecBody) -> views.BoxInfo:
+    async def create(body: SpecBody) -> views.BoxInfo:
         spec = body.spec()
         if spec.name in await lanes.call(service.names):
             sentence = (
@@ -134,8 +219,8 @@ def box_routes(service: Service) -> APIRouter:
         box = await service.box(name)
         return await lanes.call(lambda: box.shells())
 
-    @routes.post("/{name}/exec", summary="Run a command", response_model=schema.CommandAnswer)
-    async def execute(name: str, body: schema.Command, request: Request) -> Response:
+    @routes.post("/{name}/exec", summary="Run a command", response_model=CommandAnswer)
+    async def execute(name: str, body: Command, request: Request) -> Response:
         execution = executions.start(await service.box(name), body)
         watcher = asyncio.create_task(_when_gone(request, execution, cancel=body.cancel_on_disconnect))
         answer = _watching(lines(execution), watcher)
@@ -148,7 +233,7 @@ def box_routes(service: Service) -> APIRouter:
             collector.feed(line)
         result = collector.complete()
         return Response(
-            schema.CommandAnswer(
+            CommandAnswer(
                 **_texts("stdout", result.stdout),
                 **_texts("stderr", result.stderr),
                 exit_code=result.exit_code,
@@ -166,7 +251,7 @@ def box_routes(service: Service) -> APIRouter:
         await lanes.ordered(name, lambda: box.wait(timeout))
 
     @routes.post("/{name}/turns/end", summary="End the turn: classify it and start its checkpoint")
-    async def end(name: str, body: schema.TurnEnd) -> wire.TurnAnswer:
+    async def end(name: str, body: TurnEnd) -> wire.TurnAnswer:
         box = await service.box(name)
         pending = await lanes.ordered(name, lambda: box.end_turn(request=body.request, urgent=body.urgent))
         return service.tickets.add(pending)
@@ -191,20 +276,20 @@ def checkpoint_routes(service: Service) -> APIRouter:
     lanes, executions = service.lanes, service.executions
 
     @routes.post("/{name}/checkpoint", summary="A checkpoint of the state now")
-    async def checkpoint(name: str, body: schema.CheckpointBody) -> Manifest:
+    async def checkpoint(name: str, body: CheckpointBody) -> Manifest:
         box = await service.box(name)
         return await lanes.ordered(
             name, lambda: box.checkpoint(label=body.label, full=body.full, pin=body.pin)
         )
 
     @routes.post("/{name}/restore", summary="Bring a checkpoint back; what runs is killed")
-    async def restore(name: str, body: schema.RestoreBody) -> views.RestoreReport:
+    async def restore(name: str, body: RestoreBody) -> views.RestoreReport:
         box = await service.box(name)
         executions.cancel_all(name)
         return await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
 
     @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
-    async def rollback(name: str, body: schema.RestoreBody) -> views.RestoreReport:
+    async def rollback(name: str, body: RestoreBody) -> views.RestoreReport:
         if not body.checkpoint:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         box = await service.box(name)

@@ -1,9 +1,13 @@
-"""The daemon's life: its sockets, its signals, and its end.
+"""The daemon's life: its home, its sockets, who may ask over HTTP, its signals, and its end.
 
 One daemon for a home: it holds a lock that the kernel frees when it dies, so a socket that is left over can
 be told from one that is in use. It ends on SIGTERM, on request, or, if it was started in passing, when there
 has been no sandbox and no request for a while. The sandboxes run on in each case, and the next daemon takes
 them over.
+
+Over HTTP may ask whoever knows the token, and only under a name that is this host's. The second check is
+against DNS rebinding: a page in the user's browser can make a name of its own mean 127.0.0.1, but its
+requests then carry that name in ``Host``.
 """
 
 from __future__ import annotations
@@ -11,28 +15,94 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hmac
 import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from windtunnel.agents.sandbox.client.launch import answers, socket_of
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
-from windtunnel.agents.sandbox.live.daemon.guard import guarded, is_loopback
-from windtunnel.agents.sandbox.live.daemon.service import Events, Service
+from windtunnel.agents.sandbox.live.daemon.service import LOG, Events, Service
 from windtunnel.agents.sandbox.model import Facility
+from windtunnel.agents.sandbox.views import Event
 from windtunnel.base.errors import UserError
 
-LOG = logging.getLogger("windtunnel.sandbox.daemon")
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
+CLOSE_SECONDS = 120.0
+"""How long checkpoints under way may take when the daemon ends."""
+OPEN = frozenset({"/docs", "/openapi.json"})
+"""What describes the interface holds no secret; a browser can open it without the token."""
+
+
+def run(
+    home: Path,
+    *,
+    http: tuple[str, int] | None = None,
+    token: str = "",
+    idle_seconds: float | None = None,
+    allow_remote: bool = False,
+    ready: Callable[[str], None] = lambda where: None,
+    open_host: Callable[[Path, Callable[[Event], None]], Any] | None = None,
+    doctor: Callable[[], list[Facility]] | None = None,
+) -> None:
+    """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
+
+    ``open_host`` and ``doctor`` stand in for the real host and its report.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    events = Events()
+    with held(home):
+        host = (open_host or real_host)(home, events.publish)
+        try:
+            serve(
+                host,
+                socket_of(home),
+                http=http,
+                token=token,
+                events=events,
+                doctor=doctor or real_doctor,
+                idle_seconds=idle_seconds,
+                allow_remote=allow_remote,
+                ready=ready,
+            )
+        finally:
+            # A host whose calls hang must not keep the daemon (and with it the home) for ever.
+            closer = threading.Thread(target=host.close, name="sandbox-close", daemon=True)
+            closer.start()
+            closer.join(CLOSE_SECONDS)
+            if closer.is_alive():
+                LOG.error("the host did not close in %g s", CLOSE_SECONDS)
+
+
+def real_host(home: Path, on_event: Callable[[Event], None]) -> Any:
+    from windtunnel.agents.sandbox.live.host import Host
+
+    return Host(home, on_event=on_event)
+
+
+def real_doctor() -> list[Facility]:
+    from windtunnel.agents.sandbox.live.criu import doctor
+
+    return doctor()
+
+
+def end(status: int) -> None:
+    """Leave at once: a thread that hangs in the kernel would keep the process from ending."""
+    logging.shutdown()
+    os._exit(status)
 
 
 @contextlib.contextmanager
@@ -105,6 +175,55 @@ def serve(
             await _until_stopped(service, servers, idle_seconds, grace_seconds)
 
         asyncio.run(life())
+
+
+def guarded(app: ASGIApp, *, token: str, host: str) -> ASGIApp:
+    """``app`` for a listener on ``host``: other names are refused, and all but the description needs
+    ``token``."""
+    expected = f"Bearer {token}".encode()
+
+    async def checking(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        name = headers.get(b"host", b"").decode("latin-1")
+        given = headers.get(b"authorization", b"")
+        answer = app
+        if not named_here(name, host):
+            answer = _denied(403, f"sandbox: host name {name!r} is not accepted here")
+        elif scope["path"] not in OPEN and not hmac.compare_digest(given, expected):
+            answer = _denied(
+                401, "sandbox: the token is missing or wrong; send 'Authorization: Bearer TOKEN'"
+            )
+        await answer(scope, receive, send)
+
+    return checking
+
+
+def _denied(status: int, sentence: str) -> ASGIApp:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"error": sentence, "kind": "denied"}, status, headers=headers)
+
+
+def named_here(given: str, host: str) -> bool:
+    """Whether a ``Host`` header names an address, localhost, or the name that was bound."""
+    name = given.rsplit("]", 1)[0].removeprefix("[") if given.startswith("[") else given.rsplit(":", 1)[0]
+    name = name.lower().rstrip(".")
+    if name in ("localhost", host.lower()):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 async def _until_stopped(

@@ -16,8 +16,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from windtunnel.agents.sandbox import views
-from windtunnel.agents.sandbox.live.daemon.faults import Refused
-from windtunnel.agents.sandbox.live.daemon.service import Service
+from windtunnel.agents.sandbox.live.daemon.service import Refused, Service
 
 Path = Query(description="An absolute path inside the sandbox.")
 Piece = bytes | BaseException | None
