@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import windtunnel as wt
+from support import quick
 from windtunnel.capabilities import CAPABILITIES, Capability
 from windtunnel.replay import replay
 from windtunnel.store import eventlog
@@ -57,7 +58,7 @@ elastic.run(train)
 
 def emulated(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     (folder / "train.py").write_text(EMULATED)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, quick.captures():
         patch.setenv("WINDTUNNEL_HOME", str(folder))
         run = wt.emulate(folder / "train.py", cluster="h100-sxm:2x2", report=False)
     return [run.directory / eventlog.NAME]
@@ -65,10 +66,7 @@ def emulated(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
 
 def trained(folder: Path, *words: str | Path) -> list[Path]:
     """The log of ``windtunnel train``, whose hosts and faults ``words`` give."""
-    command = [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "train"]
-    done = subprocess.run(
-        [*command, "--out", folder / "run", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = quick.windtunnel("train", "--out", folder / "run", *words, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return [folder / "run" / eventlog.NAME]
 

@@ -26,25 +26,28 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.linux.forkserver import finish, request_fd
+from windtunnel.training.job import PRELOAD
 
-TORCH = (
-    "torch",
-    "torch._dynamo",
+TRAINING = (
+    *PRELOAD,
     "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
     "torch.utils.data",
+    "windtunnel.cli.main",
 )
+"""What training scripts import, and the ranks, the launcher and the command line of ours."""
 STARTING = 200.0  # seconds that a server may take for its imports
 PACKET = 1 << 12
 
@@ -59,7 +62,7 @@ class Process:
         self,
         command: Sequence[str | Path],
         *,
-        modules: tuple[str, ...] = TORCH,
+        modules: tuple[str, ...] = TRAINING,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: int | IO[Any] | None = subprocess.DEVNULL,
@@ -69,7 +72,7 @@ class Process:
         start_new_session: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """``command``: ``-m module`` or a script, and its arguments, without the interpreter."""
+        """``command``: ``-m module``, ``-c code`` or a script, and its arguments, without the interpreter."""
         self.args = list(map(str, command))
         self.returncode: int | None = None
         theirs: list[int] = []
@@ -147,7 +150,7 @@ class Process:
 class Subprocess:
     """In place of the module `subprocess` where ``python -m module`` is to be forked from a server."""
 
-    def __init__(self, module: str, preloaded: tuple[str, ...]) -> None:
+    def __init__(self, module: str, preloaded: tuple[str, ...] = TRAINING) -> None:
         self._module, self._preloaded = module, preloaded
 
     def __getattr__(self, name: str) -> Any:
@@ -159,9 +162,47 @@ class Subprocess:
         return Process(command[1:], modules=self._preloaded, **options)
 
 
-@functools.cache
+def run(
+    command: Sequence[str | Path],
+    *,
+    modules: tuple[str, ...] = TRAINING,
+    input: bytes = b"",
+    timeout: float = 120.0,
+    **options: Any,
+) -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run` with ``capture_output``; what lasts longer than ``timeout`` seconds is killed."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(input)
+        given.seek(0)
+        process = Process(command, modules=modules, stdin=given, stdout=out, stderr=err, **options)
+        try:
+            status = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(process.args, status, out.read(), err.read())
+
+
+def adopt(modules: tuple[str, ...], fd: int) -> None:
+    """The server that has imported ``modules`` is that at ``fd``, lent to this process by another one."""
+    os.set_inheritable(fd, False)
+    _servers[modules] = socket.socket(fileno=fd)
+
+
+_servers: dict[tuple[str, ...], socket.socket] = {}
+
+
 def server(modules: tuple[str, ...]) -> socket.socket:
     """The connection to the server that has imported ``modules``; started at the first call."""
+    if modules not in _servers:
+        _servers[modules] = _started(modules)
+    return _servers[modules]
+
+
+def _started(modules: tuple[str, ...]) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     env["ROOM"] = "x" * (1 << 16)  # for the environments of those that are forked
@@ -282,7 +323,12 @@ def _run(wanted: dict[str, Any]) -> int:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     head, *arguments = wanted["command"]
     try:
-        if head == "-m":
+        if head == "-c":
+            sys.argv = ["-c", *arguments[1:]]
+            sys.path[0] = ""
+            sys.modules["__main__"] = module = types.ModuleType("__main__")
+            exec(arguments[0], vars(module))
+        elif head == "-m":
             sys.argv = arguments
             sys.path[0] = ""
             sys.modules.pop(arguments[0], None)

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.preloaded import Subprocess
+from support import quick
 from windtunnel.training.emulate.live import session
-
-WORKER = "windtunnel.training.emulate.live.worker"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_captures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "subprocess", Subprocess(WORKER, ("support.absent_device",)))
+    with quick.captures():
         yield
 
 

@@ -47,7 +47,7 @@ elastic.run(train)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def recorded(tmp_path_factory: pytest.TempPathFactory, quick_launch: None) -> list[dict[str, Any]]:
     """The events of a run on three hosts with a spare: three of them are killed, one after the other."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "train.py").write_text(SCRIPT)

@@ -1,26 +1,18 @@
-"""`examples/elastic_plain.py`: one file, by itself, under torchrun and under ``windtunnel train``."""
+"""`examples/elastic_plain.py`: one file, by itself, as ranks of torchrun and under ``windtunnel train``."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.quick import windtunnel
+from support.ranks import run_alone, run_ranks
+
 ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "examples" / "elastic_plain.py"
-BIN = Path(sys.executable).parent
-
-
-def done(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [str(word) for word in command], env=env, capture_output=True, text=True, timeout=240, check=False
-    )
 
 
 def losses(output: str) -> dict[int, float]:
@@ -37,22 +29,21 @@ def test_it_is_as_short_as_it_says() -> None:
 
 @pytest.mark.slow
 def test_without_windtunnel() -> None:
-    alone = done(sys.executable, EXAMPLE)
-    assert alone.returncode == 0, alone.stderr
-    torchrun = done(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", EXAMPLE)
-    assert torchrun.returncode == 0, torchrun.stderr
-    assert set(losses(alone.stdout)) == set(losses(torchrun.stdout)) == set(range(30))
+    """By itself, and in the environment that torchrun makes."""
+    for run in (run_alone([EXAMPLE]), run_ranks([EXAMPLE], 2)):
+        assert run.returncode == 0, run.stderr
+        assert set(losses(run.stdout)) == set(range(30))
 
 
 @pytest.mark.slow
 def test_a_lost_host_changes_no_loss(tmp_path: Path) -> None:
     """One host is lost after step 7, and another with its very last step: every loss is that of a run
     without a failure."""
-    train = [BIN / "windtunnel", "train", "--hosts", "3"]
-    plain = done(*train, "--out", tmp_path / "plain", EXAMPLE)
+    train = ["train", "--hosts", "3"]
+    plain = windtunnel(*train, "--out", tmp_path / "plain", EXAMPLE)
     assert plain.returncode == 0, plain.stderr
     faults = ["--inject", "kill:host=2,step=7", "--inject", "kill:host=1,step=29"]
-    struck = done(*train, *faults, "--out", tmp_path / "struck", EXAMPLE)
+    struck = windtunnel(*train, *faults, "--out", tmp_path / "struck", EXAMPLE)
     assert struck.returncode == 0, struck.stderr
     assert losses(struck.stdout) == losses(plain.stdout)
     summary = json.loads((tmp_path / "struck" / "summary.json").read_text())

@@ -13,6 +13,7 @@ import pytest
 from host_helpers import environment, script
 from typer.testing import CliRunner
 
+from support.quick import windtunnel
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
@@ -102,7 +103,7 @@ run(train, timeout=30)
 
 
 @pytest.mark.slow
-def test_a_run_with_a_failure(tmp_path: Path) -> None:
+def test_a_run_with_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script's own options reach it; a host is lost; the run says so and ends well."""
     command = [str(WINDTUNNEL), "train", "--hosts", "2", "--inject", "stop:rank=0,step=3", "--json"]
     command += ["--copies", "2", "--mode", "blocking", str(script(tmp_path, TRAINS)), "--hosts", "7"]
@@ -120,10 +121,8 @@ def test_a_run_with_a_failure(tmp_path: Path) -> None:
     for said in ("injected: stop:rank=0,step=3", "lost rank 0", "generation 2", "(measured)", "Goodput"):
         assert said in done.stderr
     assert Path(summary["directory"]).parent == tmp_path / "home" / "runs"
-    listed = subprocess.run(
-        [str(WINDTUNNEL), "runs", "list"], env=env, capture_output=True, text=True, timeout=60
-    )
-    assert "training.elastic" in listed.stdout
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    assert "training.elastic" in CliRunner().invoke(app, ["runs", "list"]).output
 
 
 PLAIN = """
@@ -141,9 +140,8 @@ dist.barrier()
 
 @pytest.mark.slow
 def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
-    command = [str(WINDTUNNEL), "train", "--hosts", "2", "--out", str(tmp_path / "out")]
-    command += [str(script(tmp_path, PLAIN))]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    words = ["train", "--hosts", "2", "--out", tmp_path / "out"]
+    done = windtunnel(*words, script(tmp_path, PLAIN))
     assert done.returncode == 0, done.stderr
     assert "sum 2" in done.stdout.splitlines()
     assert "lost rank 1: killed by SIGKILL" in done.stderr
@@ -152,23 +150,8 @@ def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_fails(tmp_path: Path) -> None:
     text = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)"
-    command = [
-        str(WINDTUNNEL),
-        "train",
-        "--hosts",
-        "2",
-        "--max-restarts",
-        "0",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    done = subprocess.run(
-        [*command, str(script(tmp_path, text))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ["train", "--hosts", "2", "--max-restarts", "0", "--out", tmp_path / "out"]
+    done = windtunnel(*words, script(tmp_path, text))
     assert done.returncode == 1
     last = done.stderr.splitlines()
     assert last[-1].startswith("windtunnel: the job failed: the program ended by itself once")
@@ -211,14 +194,8 @@ run(train)
 def test_a_program_that_waits_for_itself(tmp_path: Path) -> None:
     """One rank leaves a collective out: steps that are done again are no progress, so it ends, and says
     why."""
-    command = [str(WINDTUNNEL), "train", "--hosts", "2", "--timeout", "3", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*command, str(script(tmp_path, HANGS))],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = ["train", "--hosts", "2", "--timeout", "3", "--out", tmp_path / "out"]
+    done = windtunnel(*words, script(tmp_path, HANGS))
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "waited for each other in vain 4 times" in last

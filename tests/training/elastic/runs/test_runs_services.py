@@ -27,7 +27,7 @@ from runs_trainer import Samples, build, data
 from support.waiting import until
 from windtunnel.training.elastic.policy.rules import Rules
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
 
 def test_memory_that_is_wiped_or_corrupt(tmp_path: Path, sharded: dict[str, Any]) -> None:

@@ -1,0 +1,58 @@
+"""Jobs, captures and ``windtunnel`` itself without their imports: what they start is forked from a server
+that has them. Tests of how these processes begin and end take real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import preloaded
+from windtunnel.linux import forkserver_client
+
+FORK_SERVER = "windtunnel.linux.forkserver"
+CAPTURE = "windtunnel.training.emulate.live.worker"
+LENT = "WINDTUNNEL_TESTS_SERVER"
+
+
+@contextmanager
+def launches() -> Iterator[None]:
+    """The fork server of a job that this process launches has imported what ranks need before it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver_client, "subprocess", preloaded.Subprocess(FORK_SERVER))
+        yield
+
+
+@contextmanager
+def captures() -> Iterator[None]:
+    """A capture's worker has torch imported before it starts."""
+    from windtunnel.training.emulate.live import session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "subprocess", preloaded.Subprocess(CAPTURE, ("support.absent_device",)))
+        yield
+
+
+def windtunnel(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``windtunnel`` with ``words``, as a process of its own, whose job starts as in `launches`."""
+    fd = preloaded.server(preloaded.TRAINING).fileno()
+    env = {**os.environ, "OMP_NUM_THREADS": "1", LENT: str(fd)}
+    done = preloaded.run(["-m", "support.quick", *words], env=env, pass_fds=[fd], timeout=300.0, **options)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def main() -> None:
+    from windtunnel.cli.main import main
+
+    preloaded.adopt(preloaded.TRAINING, int(os.environ.pop(LENT)))
+    with launches():
+        main()
+
+
+if __name__ == "__main__":
+    main()
