@@ -31,7 +31,7 @@ docs: $(VENV)/docs-ready
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
-	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.native
+	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.waiting import until
 from windtunnel.base.processes import Identity
 from windtunnel.linux import LinuxError, namespaces, network
 
@@ -88,7 +89,7 @@ def test_a_pair_carries_what_is_sent(held: Path, device: str) -> None:
     network.set_link(device, up=False)
     assert not up(device)
     network.set_link(device, up=True)
-    assert up(device)
+    until(lambda: up(device))  # the carrier comes a moment later
     network.remove_link(device)
     assert device not in psutil.net_if_stats()
     network.remove_link(device)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.linux import LinuxError
+from windtunnel.linux.mounts import table
 
 CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000
@@ -36,16 +37,13 @@ def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Mounts:
     """Raises LinuxError when the host has no v2 mount."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
-    for line in mountinfo.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        point = Path(before.split(" ")[4].replace("\\040", " "))
-        if kind == "cgroup2" and unified is None:
-            unified = point
-        elif kind == "cgroup":
-            for option in options.split(","):
+    for each in table(mountinfo):
+        if each.kind == "cgroup2" and unified is None:
+            unified = Path(each.point)
+        elif each.kind == "cgroup":
+            for option in each.options.split(","):
                 if option in CONTROLLERS:
-                    v1.setdefault(option, point)
+                    v1.setdefault(option, Path(each.point))
     if unified is None:
         raise LinuxError("this host has no cgroup v2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
     return Mounts(unified, v1)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from windtunnel.linux.system import checked, ioctl, libc, opened
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
+MS_NODEV, MS_REMOUNT = 0x4, 0x20
 MS_NOATIME, MS_BIND, MS_PRIVATE = 0x400, 0x1000, 0x40000
 MNT_DETACH, UMOUNT_NOFOLLOW = 0x2, 0x8
 
@@ -32,12 +32,15 @@ _AUTOCLEAR = 4
 class Mount:
     """One line of ``mountinfo``: where, what kind, and which part of which file system."""
 
-    id: int
-    parent: int
+    device: int
+    """As the kernel keeps it: major and minor in one number."""
+    root: str
+    """What of its file system is mounted."""
     point: str
     kind: str
-    root: str
     source: str
+    options: str
+    """Of the file system, as it was mounted."""
 
 
 def mount(source: str, target: Path, kind: str = "none", flags: int = 0, options: str = "") -> None:
@@ -71,18 +74,17 @@ def unmount(target: Path, *, lazy: bool = True) -> bool:
     raise OSError(code, os.strerror(code), str(target))
 
 
-def table() -> list[Mount]:
-    """All mounts that this process sees, in the order in which they cover each other."""
+def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+    """All mounts that a process sees, this one or another, in the order in which they cover each other."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+    with open(of, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             fields, _, rest = line.rstrip("\n").partition(" - ")
-            first, last = fields.split(" "), rest.split(" ")
-            found.append(
-                Mount(
-                    int(first[0]), int(first[1]), _plain(first[4]), last[0], _plain(first[3]), _plain(last[1])
-                )
-            )
+            _, _, device, root, point, *_ = fields.split(" ")
+            kind, source, options = rest.split(" ", 2)
+            major, _, minor = device.partition(":")
+            number = int(major) << 20 | int(minor)
+            found.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options))
     return found
 
 
@@ -97,14 +99,9 @@ def at(point: Path) -> list[Mount]:
     return [each for each in table() if each.point == wanted]
 
 
-def under(folder: Path) -> list[Mount]:
-    prefix = f"{folder}/"
-    return [each for each in table() if each.point.startswith(prefix)]
-
-
 def _plain(field: str) -> str:
     """Octal escapes of ``mountinfo`` (space, tab, newline, backslash) undone."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
 
 
 def loop_of(image: Path) -> tuple[int, str] | None:

@@ -10,8 +10,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
 _STANDS = frozenset("TtZX")
@@ -95,6 +96,26 @@ def command_line(pid: int) -> str:
     except OSError:
         return ""
     return text
+
+
+class Mapping(NamedTuple):
+    """One line of /proc/PID/maps; ``rights`` as in ``rw-p``, ``path`` empty for memory of its own."""
+
+    start: int
+    end: int
+    rights: str
+    path: str
+
+
+def mappings(pid: int) -> Iterator[Mapping]:
+    """What a process has mapped. Raises OSError when it is gone."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
+        for line in lines:
+            span, rights, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            start, _, end = span.partition("-")
+            yield Mapping(
+                int(start, 16), int(end, 16), rights, path[0].replace("\\012", "\n") if path else ""
+            )
 
 
 def descriptors(pid: int) -> dict[int, str]:

@@ -21,7 +21,7 @@ NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH, IN_ROOT = 0x01, 0x02, 0x04, 0x08, 
 TMPFS, BTRFS, NSFS = 0x01021994, 0x9123683E, 0x6E736673
 """Kinds of file systems, as `file_system` tells them."""
 _OPENAT2, _PIDFD_GETFD = 437, 438
-_BPF = {"x86_64": 321, "aarch64": 280}
+_BPF = 321 if platform.machine() == "x86_64" else 280
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -44,7 +44,7 @@ def ioctl(
 def bpf(command: int, attributes: bytes) -> int:
     """``bpf(2)``."""
     buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
-    return checked(libc.syscall(_BPF[platform.machine()], command, buffer, ctypes.c_uint(128)), "bpf")
+    return checked(libc.syscall(_BPF, command, buffer, ctypes.c_uint(128)), "bpf")
 
 
 class _How(ctypes.Structure):

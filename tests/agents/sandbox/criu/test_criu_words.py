@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
-from windtunnel.agents.sandbox.live.criu.connections import End, orphans
 from windtunnel.agents.sandbox.live.criu.doctor import LADDER
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, real_errors
 from windtunnel.agents.sandbox.live.criu.find import default_prefix
-from windtunnel.agents.sandbox.live.criu.run import read_stats
+from windtunnel.agents.sandbox.live.criu.run import End, orphans, read_stats
 from windtunnel.agents.sandbox.model import Facility
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"

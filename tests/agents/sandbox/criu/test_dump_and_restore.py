@@ -13,7 +13,7 @@ from tiny_box import TinyBox, shell
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu, images_in_use, lazy, process, wait_lazy
+from windtunnel.agents.sandbox.live.criu import Criu, images_in_use, process, wait_lazy
 
 pytestmark = pytest.mark.root
 
@@ -289,7 +289,7 @@ def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(box: TinyBox, criu: Cri
     box.kill()
     box.remount()
     box.pid = criu.restore(tmp_path / "images", box.externals, lazy=True)
-    pages = lazy.RUNNING[box.pid]
+    pages = process.RUNNING[box.pid]
     assert tmp_path / "images" in images_in_use()
     os.kill(pages.child.pid, 9)
     with pytest.raises(CriuError, match="died before its end"):

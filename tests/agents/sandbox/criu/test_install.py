@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import Criu, archive, install, setup
-from windtunnel.agents.sandbox.live.criu.archive import ArchiveError, mirrors, newest
+from windtunnel.agents.sandbox.live.criu import Criu, install, setup
 from windtunnel.agents.sandbox.live.criu.find import known_trial
+from windtunnel.agents.sandbox.live.criu.install import ArchiveError, mirrors, newest
 from windtunnel.base.errors import UserError
 
 MIRROR = "http://mirror.invalid/debian"
@@ -48,7 +48,7 @@ def mirror(suites: dict[str, bytes], pool: str = "", lie: bool = False) -> Calla
 
 @pytest.fixture(autouse=True)
 def unsigned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(archive, "KEYRING", tmp_path / "no-keyring")
+    monkeypatch.setattr(install, "KEYRING", tmp_path / "no-keyring")
 
 
 def test_mirrors_of_both_formats(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_the_first_suite_that_is_new_enough_is_taken_with_its_hash() -> None:
     source = newest(MIRROR, "criu", (4, 2, 1), fetch)
     assert source.url == f"{MIRROR}/pool/main/c/criu/criu_4.2.1.orig.tar.gz"
     assert "unverified" in source.checked
-    assert archive.download(source, lambda url: TARBALL) == TARBALL
+    assert install.download(source, lambda url: TARBALL) == TARBALL
     with pytest.raises(ArchiveError, match="hash"):
-        archive.download(source, lambda url: b"another")
+        install.download(source, lambda url: b"another")
 
 
 def test_an_index_with_another_hash_is_not_used_and_the_pool_is_said_to_be_unverified() -> None:

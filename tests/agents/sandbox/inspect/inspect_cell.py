@@ -14,8 +14,8 @@ from pathlib import Path
 
 from support.waiting import until
 from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.inspect.processes import alive
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
+from windtunnel.linux.processes import state
 
 _SETUP = """
 set -e
@@ -109,7 +109,7 @@ class Cell:
 
     def settled(self) -> None:
         """Wait until every process is blocked: what a freeze would do to them at once."""
-        until(lambda: all(one is None or one.state == "S" for one in map(alive, self.pids())))
+        until(lambda: all(state(pid) in ("S", "Z", "X", "") for pid in self.pids()))
 
     def close(self) -> None:
         deadline = time.monotonic() + 20

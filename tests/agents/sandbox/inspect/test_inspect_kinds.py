@@ -13,7 +13,7 @@ from inspect_cell import Cell, files_may_have_changed
 from test_inspect_files import BEFORE, CHANGED, SAME
 
 from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.live.inspect import Inspector, kernel, native, open_inspector
+from windtunnel.agents.sandbox.live.inspect import Inspector, kernel, open_inspector
 from windtunnel.agents.sandbox.model import References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import class_of
 from windtunnel.base.errors import UserError
@@ -177,9 +177,9 @@ def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:
-    assert native.locate().name == native.object_name()
-    assert [path.name for path in native.FOLDER.glob("*.o")] == [native.object_name()]
-    assert {program.tracepoint for program in bpf.programs(native.locate().read_bytes())} == {
+    assert kernel.locate().name == kernel.object_name()
+    assert [path.name for path in kernel.FOLDER.glob("*.o")] == [kernel.object_name()]
+    assert {program.tracepoint for program in bpf.programs(kernel.locate().read_bytes())} == {
         "sys_exit",
         "sched_process_exec",
         "sched_process_exit",
@@ -190,10 +190,10 @@ def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:
 def test_the_object_can_be_rebuilt(tmp_path: Path) -> None:
     if shutil.which("clang") is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
         pytest.skip("needs clang and libbpf-dev")
-    native.build(tmp_path / "made.o")
+    kernel.build(tmp_path / "made.o")
     made = bpf.programs((tmp_path / "made.o").read_bytes())
     assert {program.tracepoint for program in made} == {
-        program.tracepoint for program in bpf.programs(native.locate().read_bytes())
+        program.tracepoint for program in bpf.programs(kernel.locate().read_bytes())
     }
 
 

@@ -17,7 +17,7 @@ from inspect_cell import Cell
 
 from support.waiting import until
 from windtunnel.agents.sandbox.live.inspect import Inspector, memory
-from windtunnel.agents.sandbox.live.inspect.processes import alive
+from windtunnel.linux.processes import command_line, state
 
 pytestmark = pytest.mark.root
 
@@ -140,7 +140,7 @@ def test_a_signal_is_input(cell: Cell, inspector: Inspector) -> None:
         "python3 -c \"import signal\nsignal.signal(10, lambda *_: None)\nopen('up','w')\nwhile True: signal.pause()\" & while ! [ -e up ]; do :; done"
     )
     cell.watch(inspector)
-    pid = next(pid for pid in cell.pids() if (one := alive(pid)) and one.command == "python3")
+    pid = next(pid for pid in cell.pids() if command_line(pid).startswith("python3"))
     wait_asleep(pid)
     inspector.rebase(cell.name, files=True, processes=True)
     cell.run(f"kill -USR1 {pid}")
@@ -149,7 +149,7 @@ def test_a_signal_is_input(cell: Cell, inspector: Inspector) -> None:
 
 
 def wait_asleep(pid: int) -> None:
-    until(lambda: (one := alive(pid)) is not None and one.state == "S")
+    until(lambda: state(pid) == "S")
 
 
 def test_doubts_in_words(cell: Cell, inspector: Inspector) -> None:

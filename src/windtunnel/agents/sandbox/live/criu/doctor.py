@@ -3,18 +3,14 @@
 Every facility of the kernel is tried and not guessed from its version: a probe uses it once, returns
 ``(works, words)`` and leaves nothing behind. ``ladder`` puts it together: a host stands on the highest rung
 whose facilities are all there, and each rung says what a restore brings back and what it does not.
-
-Numbers of system calls and ioctls: Linux uapi headers (bpf.h, userfaultfd.h, fs.h, fanotify.h).
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
-import mmap
 import os
 import platform
+import re
 import shutil
 import struct
 import subprocess
@@ -23,33 +19,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, find_criu, known_trial
+from windtunnel.agents.sandbox.live.inspect import marks, memory
 from windtunnel.agents.sandbox.live.machine import rootless
 from windtunnel.agents.sandbox.model import Capability, Facility
-from windtunnel.linux.system import libc
+from windtunnel.linux import LinuxError, bpf, cgroup
 
-X86 = platform.machine() == "x86_64"
-SYS_BPF = 321 if X86 else 280
-SYS_USERFAULTFD = 323 if X86 else 282
-BPF_PROG_LOAD, BPF_RAW_TRACEPOINT_OPEN, BPF_PROG_TYPE_RAW_TRACEPOINT = 5, 17, 17
 RETURN_ZERO = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
-UFFD_API, UFFD_REGISTER = 0xC018AA3F, 0xC020AA00
-WP_ASYNC_UNPOPULATED = 1 << 15 | 1 << 13
-REGISTER_WP = 2
-PAGEMAP_SCAN = 0xC0606610
-SCAN_ARM, SCAN_CHECK = 1, 2
-PAGE_IS_WRITTEN = 1 << 1
-FAN_REPORT_DFID_NAME = 0xC00
-FAN_MARK_ADD_FILESYSTEM = 0x101
-FAN_MODIFY = 0x2
-AT_FDCWD = -100
 CAP_SYS_ADMIN = 21
 
 Probe = tuple[bool, str]
-
-
-def _why() -> str:
-    return os.strerror(ctypes.get_errno())
 
 
 def root() -> Probe:
@@ -87,76 +67,37 @@ def btrfs() -> Probe:
 
 def ebpf() -> Probe:
     """Loads a program that returns 0 and attaches it to the entry of system calls for an instant."""
-    code = ctypes.create_string_buffer(RETURN_ZERO, len(RETURN_ZERO))
-    licence = ctypes.create_string_buffer(b"GPL")
-    load = struct.pack(
-        "<IIQQ", BPF_PROG_TYPE_RAW_TRACEPOINT, 2, ctypes.addressof(code), ctypes.addressof(licence)
-    )
-    program = libc.syscall(SYS_BPF, BPF_PROG_LOAD, ctypes.create_string_buffer(load, 128), 128)
-    if program < 0:
-        return False, f"a program cannot be loaded ({_why()})"
     try:
-        name = ctypes.create_string_buffer(b"sys_enter")
-        attach = struct.pack("<QI", ctypes.addressof(name), program)
-        link = libc.syscall(SYS_BPF, BPF_RAW_TRACEPOINT_OPEN, ctypes.create_string_buffer(attach, 128), 128)
-        if link < 0:
-            return False, f"a program cannot be attached to raw tracepoints ({_why()})"
-        os.close(link)
-    finally:
-        os.close(program)
+        program = bpf.loaded(bpf.Program("sys_enter", RETURN_ZERO, ()), {})
+        try:
+            os.close(bpf.attached(program, "sys_enter"))
+        finally:
+            os.close(program)
+    except LinuxError as failed:
+        return False, str(failed)
     return True, "a program was loaded and attached to a raw tracepoint"
 
 
 def userfaultfd() -> Probe:
-    """Tracks writes to two pages of this process's own, as is later done for the sandbox's memory."""
-    descriptor = libc.syscall(SYS_USERFAULTFD, os.O_CLOEXEC)
-    if descriptor < 0:
-        return False, f"userfaultfd is refused ({_why()})"
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    try:
-        fcntl.ioctl(descriptor, UFFD_API, struct.pack("QQQ", 0xAA, WP_ASYNC_UNPOPULATED, 0))
-        fcntl.ioctl(descriptor, UFFD_REGISTER, struct.pack("QQQQ", start, 2 * page, REGISTER_WP, 0))
-        with open("/proc/self/pagemap", "rb") as pagemap:
-            _scan(pagemap.fileno(), start, 2 * page, SCAN_ARM | SCAN_CHECK)
-            memory[page] = 1
-            found = _scan(pagemap.fileno(), start, 2 * page, SCAN_CHECK)
-    except OSError as failed:
-        return False, f"asynchronous write protection is refused ({failed.strerror})"
-    finally:
-        os.close(descriptor)
-    if found != [(start + page, start + 2 * page)]:
-        return False, "a write was not found by PAGEMAP_SCAN"
-    return True, "a write was found by write protection and PAGEMAP_SCAN"
-
-
-def _scan(pagemap: int, start: int, length: int, flags: int) -> list[tuple[int, int]]:
-    regions = ctypes.create_string_buffer(24 * 4)
-    written = PAGE_IS_WRITTEN
-    question = struct.pack(
-        "12Q", 96, flags, start, start + length, 0, ctypes.addressof(regions), 4, 0, 0, written, 0, written
-    )
-    count = fcntl.ioctl(pagemap, PAGEMAP_SCAN, bytearray(question))
-    return [struct.unpack_from("QQ", regions, 24 * index) for index in range(count)]
+    reason = memory.missing()
+    return not reason, reason or "a write was found by write protection and PAGEMAP_SCAN"
 
 
 def fanotify() -> Probe:
-    descriptor = libc.fanotify_init(FAN_REPORT_DFID_NAME, os.O_RDONLY)
-    if descriptor < 0:
-        return False, f"refused ({_why()})"
+    try:
+        descriptor = marks.group()
+    except InspectError as failed:
+        return False, str(failed)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            marked = libc.fanotify_mark(
-                descriptor, FAN_MARK_ADD_FILESYSTEM, ctypes.c_uint64(FAN_MODIFY), AT_FDCWD, folder.encode()
-            )
-        if marked == 0:
-            return True, "a file system was watched"
-        if ctypes.get_errno() in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENODEV):
+            marks.mark(descriptor, folder.encode())
+    except OSError as failed:
+        if failed.errno in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENODEV):
             return True, "allowed (not for the file system of the temporary folder)"
-        return False, f"a file system cannot be watched ({_why()})"
+        return False, f"a file system cannot be watched ({failed.strerror})"
     finally:
         os.close(descriptor)
+    return True, "a file system was watched"
 
 
 def cgroup_freezer() -> Probe:
@@ -180,11 +121,10 @@ def cgroup_freezer() -> Probe:
 
 def cgroup2() -> Path | None:
     """Where cgroup version 2 is mounted."""
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, where, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return Path(where)
-    return None
+    try:
+        return cgroup.mounts().unified
+    except LinuxError:
+        return None
 
 
 def _sbin() -> str:
@@ -325,6 +265,5 @@ def _criu() -> Facility:
     return Facility("criu", True, f"{where}: a process was dumped and restored", gives)
 
 
-def kernel_version() -> tuple[int, int]:
-    parts = (platform.release().split("-")[0] + ".0.0").split(".")
-    return int("".join(filter(str.isdigit, parts[0])) or 0), int("".join(filter(str.isdigit, parts[1])) or 0)
+def kernel_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", platform.release())[:2]))

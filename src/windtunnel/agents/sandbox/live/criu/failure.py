@@ -12,7 +12,8 @@ name of the process. The first line of a log that is known decides, and the firs
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from windtunnel.linux import processes
 
 FAMILIES = {
     "38": "a kernel crypto socket (AF_ALG)",
@@ -320,16 +321,9 @@ def pid_of(text: str) -> int:
 
 def who(pid: int) -> str:
     """``command (process 7)``: the command line and the number inside the sandbox."""
-    try:
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        )
-        if not command:
-            command = Path(f"/proc/{pid}/comm").read_text().strip()
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+    command, inside = processes.command_line(pid).strip(), processes.inner_pid(pid)
+    if not inside:
         return f"process {pid}"
-    inside = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), str(pid))
     short = command if len(command) <= 60 else command[:57] + "..."
     return f"{short} (process {inside} inside)"
 

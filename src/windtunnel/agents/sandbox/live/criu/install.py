@@ -5,52 +5,70 @@ program starts fastest. ``packages`` unpacks a newer Debian's packages with all 
 folder and starts CRIU through that folder's own loader: it needs no compiler. Either way the new program has
 to dump and restore a process before it takes its place; until then, and when it fails, whatever was there
 stays.
+
+No host is named here: the mirror is the one of the machine's apt sources. Its index of sources is trusted
+when its Release file carries a signature that gpgv accepts with Debian's archive keys; the source is trusted
+when it has the hash that the index gives.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import archive
-from windtunnel.agents.sandbox.live.criu.archive import ArchiveError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, trial, version_of
 from windtunnel.agents.sandbox.live.criu.run import Criu
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 
 Method = Literal["auto", "source", "packages"]
 Progress = Callable[[str], None]
 
 AT_LEAST = (4, 2, 1)
 BUILD = (
-    "build-essential",
-    "pkg-config",
-    "libprotobuf-dev",
-    "libprotobuf-c-dev",
-    "protobuf-c-compiler",
-    "protobuf-compiler",
-    "python3-protobuf",
-    "libnl-3-dev",
-    "libcap-dev",
-    "libnet1-dev",
-    "uuid-dev",
+    "build-essential", "pkg-config", "libprotobuf-dev", "libprotobuf-c-dev", "protobuf-c-compiler",
+    "protobuf-compiler", "python3-protobuf", "libnl-3-dev", "libcap-dev", "libnet1-dev", "uuid-dev",
     "libbsd-dev",
-)
+)  # fmt: skip
 SUITE = "sid"
 NOT_NEEDED = re.compile(
     r"^(python3|libpython3|debconf|perl|dpkg|tar|coreutils|media-types|openssl|ca-certificates|iptables|netbase|"
     r"readline-common|bash|base-)"
 )
 COMMAND_SECONDS = 1800
+APT = Path("/etc/apt")
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+SUITES = ("sid", "testing", "stable")
+SECONDS = 60
+
+Fetch = Callable[[str], bytes]
+
+
+class ArchiveError(HostError):
+    """The archive could not be read, or what it gave is not what it promised."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source tarball. ``sha256`` is empty when no index vouches for it; ``checked`` says who does."""
+
+    url: str
+    version: str
+    sha256: str
+    checked: str
 
 
 def setup(
@@ -120,12 +138,12 @@ def _install(prefix: Path, method: Method, progress: Progress) -> Criu:
     return Criu(prefix / "bin" / "criu", version)
 
 
-def build(work: Path, progress: Progress, fetch: archive.Fetch = archive.fetch_url) -> Path:
+def build(work: Path, progress: Progress) -> Path:
     """The program, built from Debian's source tarball in ``work``."""
-    source = find_source(fetch)
+    source = find_source(fetch_url)
     progress(f"source of CRIU {source.version} ({source.checked})")
     packed = work / source.url.rpartition("/")[2]
-    packed.write_bytes(archive.download(source, fetch))
+    packed.write_bytes(download(source, fetch_url))
     with tarfile.open(packed) as tar:
         tar.extractall(work / "source", filter="data")
     (folder,) = (work / "source").iterdir()
@@ -136,15 +154,15 @@ def build(work: Path, progress: Progress, fetch: archive.Fetch = archive.fetch_u
     return program
 
 
-def find_source(fetch: archive.Fetch) -> archive.Source:
+def find_source(fetch: Fetch) -> Source:
     """CRIU's newest source on the first mirror that has one that is new enough."""
     reasons = []
-    for mirror in archive.mirrors():
+    for mirror in mirrors():
         try:
-            return archive.newest(mirror, "criu", AT_LEAST, fetch)
+            return newest(mirror, "criu", AT_LEAST, fetch)
         except ArchiveError as failed:
             reasons.append(str(failed))
-    raise ArchiveError("; ".join(reasons) or f"no Debian mirror in {archive.APT}/sources.list*")
+    raise ArchiveError("; ".join(reasons) or f"no Debian mirror in {APT}/sources.list*")
 
 
 def unpack(work: Path, prefix: Path, progress: Progress) -> Path:
@@ -152,14 +170,14 @@ def unpack(work: Path, prefix: Path, progress: Progress) -> Path:
 
     What it needs is computed against an empty list of installed packages, so nothing of the machine counts.
     """
-    mirrors = archive.mirrors()
-    if not mirrors or shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+    mirror = next(iter(mirrors()), None)
+    if mirror is None or shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise ArchiveError("packages need apt-get, dpkg-deb and a Debian mirror among the apt sources")
     for folder in ("lists/partial", "cache/archives/partial", "parts", "debs"):
         (work / folder).mkdir(parents=True)
     (work / "status").touch()
     (work / "parts" / "criu.sources").write_text(
-        f"Types: deb\nURIs: {mirrors[0]}\nSuites: {SUITE}\nComponents: main\nSigned-By: {archive.KEYRING}\n"
+        f"Types: deb\nURIs: {mirror}\nSuites: {SUITE}\nComponents: main\nSigned-By: {KEYRING}\n"
     )
     options = {
         "Dir::State::lists": work / "lists",
@@ -259,3 +277,127 @@ def _remove(path: Path) -> None:
 
 def _words(version: tuple[int, ...]) -> str:
     return ".".join(str(part) for part in version) or "unknown"
+
+
+def mirrors(apt: Path = APT) -> list[str]:
+    """The Debian mirrors of the apt sources, in both their formats, in order."""
+    found: dict[str, None] = {}
+    for file in sorted((apt / "sources.list.d").glob("*.sources")):
+        for stanza in re.split(r"\n\s*\n", _text(file)):
+            fields = dict(re.findall(r"^(\S+):[ \t]*(.*)$", stanza, re.MULTILINE))
+            if (
+                fields.get("Enabled", "yes").lower() != "no"
+                and "main" in fields.get("Components", "").split()
+            ):
+                found.update(dict.fromkeys(uri.rstrip("/") for uri in fields.get("URIs", "").split()))
+    for file in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))):
+        for line in _text(file).splitlines():
+            match = re.match(r"deb(?:-src)?\s+(?:\[[^\]]*\]\s+)?(\S+)\s+\S+\s+(.*)$", line.strip())
+            if match and "main" in match[2].split():
+                found[match[1].rstrip("/")] = None
+    usable = [uri for uri in found if uri.startswith(("http://", "https://"))]
+    return [uri for uri in usable if uri.endswith("/debian")] + [
+        uri for uri in usable if not uri.endswith(("/debian", "-security", "security"))
+    ]
+
+
+def newest(mirror: str, package: str, at_least: tuple[int, ...], fetch: Fetch) -> Source:
+    """The newest version of ``package`` among the suites, or, where no index can be read, of the pool."""
+    reasons = []
+    for suite in SUITES:
+        try:
+            source = from_index(mirror, suite, package, fetch)
+        except ArchiveError as failed:
+            reasons.append(f"{suite}: {failed}")
+            continue
+        if numbers(source.version) >= at_least:
+            return source
+        reasons.append(f"{suite}: only {source.version}")
+    source = from_pool(mirror, package, fetch)
+    if numbers(source.version) < at_least:
+        raise ArchiveError(f"no {package} of at least {'.'.join(map(str, at_least))} ({'; '.join(reasons)})")
+    return source
+
+
+def from_index(mirror: str, suite: str, package: str, fetch: Fetch) -> Source:
+    """The package's tarball by the index of ``suite``."""
+    release, checked = verified(fetch(f"{mirror}/dists/{suite}/InRelease"))
+    name = "main/source/Sources.xz"
+    match = re.search(rf"^ ([0-9a-f]{{64}})\s+\d+ {re.escape(name)}$", release, re.MULTILINE)
+    if match is None:
+        raise ArchiveError("its Release file names no index of sources")
+    packed = fetch(f"{mirror}/dists/{suite}/{name}")
+    if hashlib.sha256(packed).hexdigest() != match[1]:
+        raise ArchiveError("its index of sources does not have the hash that its Release file gives")
+    index = lzma.decompress(packed).decode(errors="replace")
+    found = []
+    for stanza in re.findall(
+        rf"^Package: {re.escape(package)}\n.*?(?=\n\n|\Z)", index, re.MULTILINE | re.DOTALL
+    ):
+        version = re.search(r"^Version: (\S+)$", stanza, re.MULTILINE)
+        folder = re.search(r"^Directory: (\S+)$", stanza, re.MULTILINE)
+        hashes = stanza.partition("Checksums-Sha256:")[2]
+        tarball = re.search(r"^ ([0-9a-f]{64}) \d+ (\S+\.orig\.tar\.(?:gz|xz|bz2))$", hashes, re.MULTILINE)
+        if version and folder and tarball:
+            found.append(Source(f"{mirror}/{folder[1]}/{tarball[2]}", version[1], tarball[1], checked))
+    if not found:
+        raise ArchiveError(f"no {package} in its index of sources")
+    return max(found, key=lambda source: numbers(source.version))
+
+
+def from_pool(mirror: str, package: str, fetch: Fetch) -> Source:
+    """The newest tarball that the mirror's folder of the package lists; nobody vouches for it."""
+    folder = f"{mirror}/pool/main/{package[0]}/{package}/"
+    listing = fetch(folder).decode(errors="replace")
+    pattern = rf"{re.escape(package)}_([0-9][^_\"<>/]*)\.orig\.tar\.(gz|xz|bz2)(?=[\"<])"
+    found = {(match[1], match[0]) for match in re.finditer(pattern, listing)}
+    if not found:
+        raise ArchiveError(f"no source of {package} in the mirror's pool")
+    version, name = max(found, key=lambda pair: numbers(pair[0]))
+    return Source(folder + name, version, "", "unverified: no index of the archive could be read")
+
+
+def verified(release: bytes) -> tuple[str, str]:
+    """The signed text of an InRelease file, and in words whether its signature was checked."""
+    gpgv = shutil.which("gpgv")
+    if gpgv is None or not KEYRING.exists():
+        lacking = "gpgv" if gpgv is None else "debian-archive-keyring"
+        return release.decode(errors="replace"), f"signature unverified: {lacking} is not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        signed, text = Path(folder, "InRelease"), Path(folder, "Release")
+        signed.write_bytes(release)
+        command = [gpgv, "--keyring", str(KEYRING), "--status-fd", "1", "--output", str(text), str(signed)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        # one good signature suffices: a newer key that this machine does not know yet may have signed too
+        if "VALIDSIG" not in done.stdout or "BADSIG" in done.stdout or not text.exists():
+            raise ArchiveError("its Release file carries no signature of Debian's archive keys")
+        return text.read_text(errors="replace"), "signature of Debian's archive checked"
+
+
+def download(source: Source, fetch: Fetch) -> bytes:
+    content = fetch(source.url)
+    if source.sha256 and hashlib.sha256(content).hexdigest() != source.sha256:
+        raise ArchiveError(f"{source.url.rpartition('/')[2]} does not have the hash that the index gives")
+    return content
+
+
+def fetch_url(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+            return bytes(answer.read())
+    except (urllib.error.URLError, OSError, ValueError) as failed:
+        raise ArchiveError(f"{url.rpartition('/')[2] or url} cannot be fetched ({failed})") from failed
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(4, 2, 1) for ``4.2.1-3``."""
+    upstream = version.partition(":")[2] or version
+    match = re.match(r"\d+(?:\.\d+)*", upstream)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _text(file: Path) -> str:
+    try:
+        return "\n".join(line for line in file.read_text().splitlines() if not line.startswith("#"))
+    except OSError:
+        return ""

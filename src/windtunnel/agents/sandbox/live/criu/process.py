@@ -1,4 +1,5 @@
-"""Runs the CRIU program: where it is born, how long it may take, and what it leaves when it is killed.
+"""Runs the CRIU program, its daemon for lazy memory too: where it is born, how long it may take, and what it
+leaves when it is killed.
 
 Three things make this more than ``subprocess.run``. A restore must enter the sandbox's cgroups *before* it
 makes a process, so that every restored task is born in them: a line of shell does that, because code between
@@ -6,6 +7,12 @@ fork and exec is unsafe in a program with threads. CRIU keeps what it learnt abo
 only where that is a tmpfs; elsewhere each start asks the kernel again (10 ms), so there it runs in a mount
 namespace of its own with a private tmpfs folder on ``/run``. And waiting is by pidfd: waiting by polling
 would add up to 50 ms to a step that takes as long.
+
+A lazy restore leaves a daemon behind that hands out memory when it is touched. While it works, untouched
+memory of the sandbox exists only in the images. When the daemon dies, the kernel would fill what is missing
+with zeros, and the sandbox would compute on with wrong data. So this process keeps copies of the daemon's
+userfaultfd descriptors: a touch of missing memory then waits instead, and the tree is killed, which is what
+a restore that failed should look like.
 
 Source: CRIU, criu/kerndat.c (the cache and why it wants a tmpfs).
 """
@@ -22,19 +29,26 @@ import shutil
 import signal
 import stat
 import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from windtunnel.linux.system import TMPFS, file_system
+from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.agents.sandbox.live.criu.failure import real_errors
+from windtunnel.linux import processes
+from windtunnel.linux.cgroup import pids_of
+from windtunnel.linux.system import TMPFS, copied_descriptor, file_system
 
-TMPFS_MAGIC = 0x01021994
 LOG_BYTES = 20_000
 GRACE_SECONDS = 5.0
 """How long a CRIU that ran out of time may take to put the processes back before it is killed."""
 SHARED_MEMORY = Path("/dev/shm")
+READY_SECONDS = 20.0
+DAEMON_LOG = "daemon"
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 def kill_new(cgroup: Path, before: set[int], timeout: float = 5.0) -> list[int]:
     """Kill what a failed restore left in ``cgroup``; the pids that are still there after ``timeout``."""
     deadline = time.monotonic() + timeout
-    while left := members(cgroup) - before:
+    while left := set(pids_of(cgroup)) - before:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -161,14 +175,6 @@ def kill_new(cgroup: Path, before: set[int], timeout: float = 5.0) -> list[int]:
             return sorted(left)
         time.sleep(0.002)
     return []
-
-
-def members(cgroup: Path) -> set[int]:
-    """The processes of a cgroup; none where it does not exist."""
-    try:
-        return {int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()}
-    except OSError:
-        return set()
 
 
 def kernel_cache(program: Path) -> Path | None:
@@ -208,3 +214,119 @@ def _unshare() -> bool:
 def is_tmpfs(path: str) -> bool:
     """Whether ``path`` lies on a tmpfs."""
     return file_system(path) == TMPFS
+
+
+@dataclass
+class Pages:
+    """One daemon. ``error`` is a sentence once it has died before its end."""
+
+    images: Path
+    work: Path
+    child: subprocess.Popen[bytes]
+    pid: int = 0
+    error: str = ""
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def serve(self, pid: int, procs: tuple[Path, ...]) -> None:
+        """The tree runs: from here on a thread watches the daemon."""
+        self.pid = pid
+        with LOCK:
+            RUNNING[pid] = self
+        held = _userfaults(self.child.pid)
+        threading.Thread(
+            target=self._watch, args=(held, procs), name=f"lazy-pages-{pid}", daemon=True
+        ).start()
+
+    def _watch(self, held: list[int], procs: tuple[Path, ...]) -> None:
+        code = self.child.wait()
+        if code != 0:
+            log = read_log(self.work, DAEMON_LOG)
+            said = next(iter(real_errors(log)), f"it ended with status {code}")
+            self.error = f"process restore: the daemon that brings memory died before its end ({said})"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 9)
+            for file in procs:
+                kill_new(file.parent, set())
+        for descriptor in held:
+            os.close(descriptor)
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.finished.set()
+
+
+LOCK = threading.Lock()
+RUNNING: dict[int, Pages] = {}
+"""Daemons by the pid of the tree's first process; those that ended stay until they are asked for."""
+
+
+def wait_lazy(pid: int, timeout: float | None = None) -> bool:
+    """Wait until all memory of the tree of ``pid`` is there; False after ``timeout`` seconds.
+
+    True at once for a tree that was not restored lazily. CriuError when the daemon died: the tree was killed.
+    """
+    with LOCK:
+        pages = RUNNING.get(pid)
+    if pages is None:
+        return True
+    if not pages.finished.wait(timeout):
+        return False
+    with LOCK:
+        RUNNING.pop(pid, None)
+    if pages.error:
+        raise CriuError(pages.error)
+    return True
+
+
+def images_in_use() -> set[Path]:
+    """Folders of images that some lazy daemon of this machine still reads: they must not be removed."""
+    found = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"lazy-pages" in words and b"-D" in words:
+            found.add(Path(os.fsdecode(words[words.index(b"-D") + 1])))
+    return found
+
+
+@contextlib.contextmanager
+def start_pages(program: Path, images: Path) -> Iterator[Pages]:
+    """A daemon that is ready to serve; it is killed when the body fails or does not call ``serve``."""
+    work = Path(tempfile.mkdtemp(prefix="windtunnel-lazy-"))
+    reader, writer = os.pipe()
+    try:
+        arguments = ["lazy-pages", "-D", str(images), "-W", str(work), "-o", DAEMON_LOG, "-v1"]
+        arguments += ["--no-default-config", "--status-fd", str(writer)]
+        child = start(program, arguments, work, descriptors=(writer,))
+        os.close(writer)
+        writer = -1
+        pages = Pages(images, work, child)
+        try:
+            if not readable(reader, READY_SECONDS) or not os.read(reader, 1):
+                said = next(iter(real_errors(read_log(work, DAEMON_LOG))), "no reason given")
+                raise CriuError(f"process restore: the daemon for lazy memory did not start ({said})")
+            yield pages
+        finally:
+            if pages.pid == 0:
+                kill(child)
+                shutil.rmtree(work, ignore_errors=True)
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+def _userfaults(daemon: int) -> list[int]:
+    """Copies of the userfaultfd descriptors of ``daemon``; it may end meanwhile, being done."""
+    copies: list[int] = []
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(daemon)
+        try:
+            for number, target in processes.descriptors(daemon).items():
+                if "userfaultfd" in target:
+                    copies.append(copied_descriptor(handle, number))
+        finally:
+            os.close(handle)
+    return copies

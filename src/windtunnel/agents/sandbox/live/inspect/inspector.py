@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from windtunnel.agents.sandbox.errors import InspectError
-from windtunnel.agents.sandbox.live.inspect import kernel, memory, processes
+from windtunnel.agents.sandbox.live.inspect import kernel, memory
 from windtunnel.agents.sandbox.live.inspect.files import Window
 from windtunnel.agents.sandbox.live.inspect.kernel import Event, Kernel
 from windtunnel.agents.sandbox.live.inspect.marks import Marks
 from windtunnel.agents.sandbox.live.inspect.paths import Root
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS
-from windtunnel.agents.sandbox.live.inspect.tasks import Tasks
+from windtunnel.agents.sandbox.live.inspect.tasks import Tasks, referred
 from windtunnel.agents.sandbox.model import Doubt, Effects, FileChange, Part, References
 from windtunnel.base.errors import UserError
 
@@ -185,7 +185,7 @@ class Inspector:
         paths: set[str] = set()
         mapped: set[str] = set()
         for pid, _ in watched.tasks.alive():
-            some, of_memory = processes.referred(pid, watched.root.seen)
+            some, of_memory = referred(pid, watched.root.seen)
             paths |= some
             mapped |= of_memory
         return References(frozenset(paths), frozenset(mapped))

@@ -21,7 +21,7 @@ from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect.files import Window
 from windtunnel.agents.sandbox.live.inspect.paths import Root, below, mounts
 from windtunnel.agents.sandbox.live.inspect.syscalls import CREATED, DELETED, METADATA, MODIFIED, RENAMED
-from windtunnel.linux.system import libc
+from windtunnel.linux.system import checked, libc
 
 _CLOEXEC, _NONBLOCK, _DIRECTORY_AND_NAME = 0x1, 0x2, 0xC00
 _MODIFY, _ATTRIB, _CLOSED, _FROM, _TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
@@ -58,7 +58,7 @@ class Marks:
         if os.geteuid() != 0:
             return "needs root"
         try:
-            os.close(_group())
+            os.close(group())
         except InspectError as error:
             return str(error)
         return ""
@@ -67,7 +67,7 @@ class Marks:
         """Raises InspectError where the file system does not take the mark."""
         with self._lock:
             if self._fd < 0:
-                self._fd = _group()
+                self._fd = group()
             fd = os.open(root.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 self._mark(root)
@@ -80,10 +80,10 @@ class Marks:
         """Mark the whole file system of a root; btrfs takes the mark at its top only, not at a subvolume."""
         same = [mount for mount in mounts("self") if mount.device == root.device]
         point = min(same, key=lambda mount: len(mount.top)).point
-        flags, mask = _ADD | _FILESYSTEM, ctypes.c_uint64(_MASK)
-        if libc.fanotify_mark(self._fd, flags, mask, _AT_FDCWD, ctypes.c_char_p(point)):
-            reason = os.strerror(ctypes.get_errno())
-            raise InspectError(f"fanotify cannot watch {os.fsdecode(point)}: {reason}")
+        try:
+            mark(self._fd, point)
+        except OSError as error:
+            raise InspectError(f"fanotify cannot watch {os.fsdecode(point)}: {error.strerror}") from None
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -160,7 +160,14 @@ class Marks:
         return None
 
 
-def _group() -> int:
+def mark(fd: int, point: bytes) -> None:
+    """Have a group told of all changes on the file system at ``point``. Raises OSError."""
+    flags, mask = _ADD | _FILESYSTEM, ctypes.c_uint64(_MASK)
+    checked(libc.fanotify_mark(fd, flags, mask, _AT_FDCWD, ctypes.c_char_p(point)), "fanotify_mark")
+
+
+def group() -> int:
+    """A new group that is told names. Raises InspectError in words."""
     fd: int = libc.fanotify_init(_CLOEXEC | _NONBLOCK | _DIRECTORY_AND_NAME, os.O_RDONLY)
     if fd < 0:
         raise InspectError(f"fanotify that tells names (Linux 5.9): {os.strerror(ctypes.get_errno())}")

@@ -19,17 +19,20 @@ with the order of steps of CRIU's parasite and gdb's inferior calls.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import platform
 import signal
 import struct
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 from windtunnel.agents.sandbox.errors import InspectError
+from windtunnel.linux import processes
 from windtunnel.linux.system import checked, copied_descriptor, libc
 
 _SEIZE, _INTERRUPT, _DETACH, _GETREGS, _SETREGS, _STEP, _CONT = 0x4206, 0x4207, 17, 12, 13, 9, 7
@@ -133,15 +136,13 @@ class _Stopped:
 
 def _system_call_instruction(pid: int) -> int:
     """The address of a ``syscall`` instruction in the vDSO of a process."""
-    for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
-        if line.endswith(b"[vdso]"):
-            start, _, end = line.split(b" ", 1)[0].partition(b"-")
+    for each in processes.mappings(pid):
+        if each.path == "[vdso]":
             with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-                memory.seek(int(start, 16))
-                code = memory.read(int(end, 16) - int(start, 16))
-            at = code.find(b"\x0f\x05")
+                memory.seek(each.start)
+                at = memory.read(each.end - each.start).find(b"\x0f\x05")
             if at >= 0:
-                return int(start, 16) + at
+                return each.start + at
     raise InspectError("it has no vDSO")
 
 
@@ -167,8 +168,7 @@ def userfaultfd_of(pid: int, seconds: float = 0.2) -> int:
 def _running(pid: int, threads: list[int]) -> int:
     """A thread that has not ended: the main one may be gone before the others."""
     for thread in threads:
-        line = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()
-        if line[line.rindex(b")") + 2 : line.rindex(b")") + 3] not in b"ZX":
+        if next(iter(processes.stat(pid, str(thread))), "X") not in "ZX":
             return thread
     raise InspectError("it ended")
 
@@ -214,40 +214,68 @@ _REGIONS = 512
 
 
 def missing() -> str:
-    """Why memory cannot be tracked here, in words; empty when it can."""
+    """Why memory cannot be tracked here, in words; empty when a write to one of two pages was found."""
     if platform.machine() != "x86_64":
         return f"memory tracking is not made for machines of the kind {platform.machine()}"
     if os.geteuid() != 0:
         return "needs root"
-    fd = libc.syscall(323, os.O_CLOEXEC)
+    fd = libc.syscall(_USERFAULTFD, os.O_CLOEXEC)
     if fd < 0:
         return f"userfaultfd: {os.strerror(ctypes.get_errno())}"
+    pages = mmap.mmap(-1, 2 * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     try:
         _enable(fd)
+        _protect(fd, start, start + 2 * _PAGE)
+        with open("/proc/self/pagemap", "rb") as pagemap:
+            _scan(pagemap.fileno(), start, start + 2 * _PAGE, _PROTECT, 0, _ALLOWED | _WRITTEN)
+            pages[_PAGE] = 1
+            found = _scan(pagemap.fileno(), start, start + 2 * _PAGE, 0, 0, _ALLOWED | _WRITTEN)
     except OSError as error:
         return f"userfaultfd has no asynchronous write protection (Linux 6.7): {error.strerror}"
     finally:
         os.close(fd)
-    return ""
+    return "" if found == 1 else "a write was not found by PAGEMAP_SCAN"
 
 
 def _enable(fd: int) -> None:
     fcntl.ioctl(fd, _API, bytearray(struct.pack("<QQQ", 0xAA, _WP_ASYNC | _WP_UNPOPULATED, 0)))
 
 
+def _protect(fd: int, start: int, end: int) -> None:
+    fcntl.ioctl(fd, _REGISTER, bytearray(struct.pack("<QQQQ", start, end - start, _MODE_WP, 0)))
+
+
+def _scan(pagemap: int, at: int, end: int, flags: int, inverted: int, mask: int) -> int:
+    """Pages in which all categories of ``mask`` hold, those of ``inverted`` turned round."""
+    regions = ctypes.create_string_buffer(24 * _REGIONS)
+    where = ctypes.addressof(regions)
+    pages = 0
+    while at < end:
+        argument = bytearray(
+            struct.pack("<12Q", 96, flags, at, end, 0, where, _REGIONS, 0, inverted, mask, 0, mask)
+        )
+        filled = fcntl.ioctl(pagemap, _SCAN, argument)
+        for number in range(filled):
+            first, last, _ = struct.unpack_from("<QQQ", regions, 24 * number)
+            pages += (last - first) // _PAGE
+        (at,) = struct.unpack_from("<Q", argument, 32)
+        if filled < _REGIONS:
+            break
+    return pages
+
+
 def _writable(pid: int) -> list[tuple[int, int]]:
     """The private writable mappings of a process."""
-    found = []
-    for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
-        span, rights, _ = line.split(b" ", 2)
-        if rights[1:2] == b"w" and rights[3:4] == b"p" and b"[v" not in line:
-            start, _, end = span.partition(b"-")
-            found.append((int(start, 16), int(end, 16)))
-    return found
+    return [
+        (each.start, each.end)
+        for each in processes.mappings(pid)
+        if each.rights[1] == "w" and each.rights[3] == "p" and not each.path.startswith("[v")
+    ]
 
 
 class Tracker:
-    """The memory of one process. Made in a thread that ends soon after (see ``inject``)."""
+    """The memory of one process. Made in a thread that ends soon after (see `userfaultfd_of`)."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -264,75 +292,30 @@ class Tracker:
 
     def _register(self) -> None:
         for start, end in _writable(self._pid):
-            try:
-                fcntl.ioctl(
-                    self._fd, _REGISTER, bytearray(struct.pack("<QQQQ", start, end - start, _MODE_WP, 0))
-                )
-            except OSError:
-                continue  # stays outside: told as a new mapping for ever, which errs on the safe side
+            # one that is refused stays outside: told as a new mapping for ever, which errs on the safe side
+            with contextlib.suppress(OSError):
+                _protect(self._fd, start, end)
 
     def reset(self) -> None:
         """Forget what was written until now; mappings that came since are taken in. The process is frozen."""
         self._register()
-        self._pages(_PROTECT)
+        with self._pagemap() as pagemap:
+            _scan(pagemap, 0, _TOP, _PROTECT, 0, _ALLOWED | _WRITTEN)
 
     def written(self) -> tuple[int, int]:
         """Pages written since the last reset, and mappings that came since."""
-        pagemap = self._pagemap()
-        try:
-            fresh = 0
-            for start, _ in _writable(self._pid):
-                # a mark of the whole mapping, so its first page tells
-                if self._scan(pagemap, start, start + _PAGE, 0, _ALLOWED, _ALLOWED)[0]:
-                    fresh += 1
-        finally:
-            os.close(pagemap)
-        return self._pages(0), fresh
+        with self._pagemap() as pagemap:
+            # the mark is one of the whole mapping, so its first page tells
+            fresh = sum(
+                _scan(pagemap, start, start + _PAGE, 0, _ALLOWED, _ALLOWED) > 0
+                for start, _ in _writable(self._pid)
+            )
+            return _scan(pagemap, 0, _TOP, 0, 0, _ALLOWED | _WRITTEN), fresh
 
-    def _pagemap(self) -> int:
+    @contextlib.contextmanager
+    def _pagemap(self) -> Iterator[int]:
         try:
-            return os.open(f"/proc/{self._pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            with open(f"/proc/{self._pid}/pagemap", "rb", buffering=0) as pagemap:
+                yield pagemap.fileno()
         except OSError as error:
             raise InspectError(f"memory of process {self._pid}: {error.strerror}") from None
-
-    def _pages(self, flags: int) -> int:
-        pagemap = self._pagemap()
-        try:
-            return self._scan(pagemap, 0, _TOP, flags, 0, _ALLOWED | _WRITTEN)[0]
-        finally:
-            os.close(pagemap)
-
-    def _scan(self, pagemap: int, at: int, end: int, flags: int, inverted: int, mask: int) -> tuple[int, int]:
-        """Pages and regions in which all categories of ``mask`` hold, those of ``inverted`` turned round."""
-        regions = ctypes.create_string_buffer(24 * _REGIONS)
-        pages = count = 0
-        while at < end:
-            argument = bytearray(
-                struct.pack(
-                    "<12Q",
-                    96,
-                    flags,
-                    at,
-                    end,
-                    0,
-                    ctypes.addressof(regions),
-                    _REGIONS,
-                    0,
-                    inverted,
-                    mask,
-                    0,
-                    mask,
-                )
-            )
-            try:
-                filled = fcntl.ioctl(pagemap, _SCAN, argument)
-            except OSError as error:
-                raise InspectError(f"memory of process {self._pid}: {error.strerror}") from None
-            for number in range(filled):
-                first, last, _ = struct.unpack_from("<QQQ", regions, 24 * number)
-                pages += (last - first) // _PAGE
-            count += filled
-            (at,) = struct.unpack_from("<Q", argument, 32)
-            if filled < _REGIONS:
-                break
-        return pages, count

@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.place import CHANNEL
+from windtunnel.linux.mounts import table
 from windtunnel.linux.system import open_inside
 
 Place = Literal["root", "elsewhere", "ignored"]
 """root: in what a snapshot of files holds. elsewhere: kept only by a process image (tmpfs). ignored: no
 state."""
 
-_IGNORED = frozenset(
-    b"proc sysfs devpts devtmpfs cgroup cgroup2 debugfs tracefs securityfs bpf binfmt_misc configfs".split()
-)
+_IGNORED = frozenset((
+    "proc", "sysfs", "devpts", "devtmpfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf",
+    "binfmt_misc", "configfs",
+))  # fmt: skip
 _CHANNEL = b"/" + CHANNEL.encode()
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     device: int
     top: bytes
     """What of its file system is mounted."""
     point: bytes
-    kind: bytes
-
-
-def device_number(text: bytes) -> int:
-    """``major:minor`` as the kernel keeps it."""
-    major, _, minor = text.partition(b":")
-    return int(major) << 20 | int(minor)
+    kind: str
 
 
 def mounts(pid: int | str) -> list[Mount]:
     """The mounts that a process sees, at the paths at which it sees them; empty when it is gone."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines():
-            words = line.split(b" ")
-            kind = words[words.index(b"-") + 1]
-            found.append(Mount(device_number(words[2]), _plain(words[3]), _plain(words[4]), kind))
-    return found
-
-
-def _plain(text: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), text) if b"\\" in text else text
+    try:
+        found = table(Path(f"/proc/{pid}/mountinfo"))
+    except OSError:
+        return []
+    return [Mount(each.device, os.fsencode(each.root), os.fsencode(each.point), each.kind) for each in found]
 
 
 def below(path: bytes, folder: bytes) -> bytes | None:
