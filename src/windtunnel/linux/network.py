@@ -13,8 +13,12 @@ set. Nothing leaves the machine.
 from __future__ import annotations
 
 import errno
+import functools
+import importlib.util
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,9 +93,7 @@ def missing() -> str | None:
     """Why this host cannot emulate networks, in words; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    try:
-        import pyroute2  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("pyroute2") is None:
         return "pyroute2 is not installed (pip install pyroute2)"
     return None
 
@@ -203,15 +205,42 @@ def _free_net(route: Any) -> str:
 def _ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
     """What ``work(route)`` returns, with a pyroute2.IPRoute of a network namespace."""
 
-    def ask() -> T:
-        # a sixth of a second to load, which only those pay who make links
-        from pyroute2 import IPRoute
-        from pyroute2.netlink.exceptions import NetlinkError
+    iproute, refused = _rtnetlink()
 
+    def ask() -> T:
         try:
-            with IPRoute(groups=0) as route:
+            with iproute(groups=0) as route:
                 return work(route)
-        except NetlinkError as error:
+        except refused as error:
             raise LinuxError(os.strerror(error.code), error.code) from error
 
     return namespaces.within(namespace, ask)
+
+
+_loading = threading.Lock()
+
+
+@functools.cache
+def _rtnetlink() -> tuple[Any, Any]:
+    """pyroute2's IPRoute and NetlinkError, which take a tenth of a second to load: only who makes links pays.
+
+    The package itself loads databases, firewalls and wireless cards too, in as long again. So it is entered
+    without being executed, which happens when somebody asks it for a name.
+    """
+    with _loading:
+        spec = importlib.util.find_spec("pyroute2")
+        package: Any = None
+        if "pyroute2" not in sys.modules and spec is not None:
+            sys.modules["pyroute2"] = package = importlib.util.module_from_spec(spec)
+        from pyroute2.iproute.linux import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        if package is not None:
+
+            def execute(name: str) -> Any:
+                del package.__getattr__
+                package.__loader__.exec_module(package)
+                return getattr(package, name)
+
+            package.__getattr__ = execute
+    return IPRoute, NetlinkError
