@@ -77,8 +77,7 @@ def verify(
     Example: windtunnel checkpoint verify s3://bucket/run
     """
     from windtunnel.store.objects import ObjectError
-    from windtunnel.training.checkpoint.live.prune import scrub
-    from windtunnel.training.checkpoint.live.storage import read_shard
+    from windtunnel.training.checkpoint.live.storage import read_shard, scrub
 
     found = [one for one in _there(url) if not one.bad and step in (None, one.step)]
     if not found:
@@ -107,7 +106,7 @@ def prune(
 
     Example: windtunnel checkpoint prune s3://bucket/run --keep 3
     """
-    from windtunnel.training.checkpoint.live.prune import prune as remove
+    from windtunnel.training.checkpoint.live.storage import prune as remove
 
     _there(url)
     with _told():

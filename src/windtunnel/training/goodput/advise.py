@@ -17,10 +17,10 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.traces.failures import Change
 from windtunnel.training.checkpoint.model import Placement
-from windtunnel.training.checkpoint.policy.fit import explain, needed
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import chances, recovery, recovery_given
+from windtunnel.training.checkpoint.policy.slots import explain, needed
 from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
 from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import (

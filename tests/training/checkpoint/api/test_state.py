@@ -19,9 +19,16 @@ from torch import nn
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.checkpoint.live import objects, reshard
-from windtunnel.training.checkpoint.live.layout import Entry, Layout, aligned
-from windtunnel.training.checkpoint.live.state import Want
+from windtunnel.training.checkpoint.live import objects
+from windtunnel.training.checkpoint.live.layout import (
+    Entry,
+    Layout,
+    Want,
+    aligned,
+    choose_moves,
+    copy_overlap,
+    view_of,
+)
 
 
 def through(folder: Path, saved: dict[str, Any], into: dict[str, Any], **options: Any) -> int:
@@ -272,15 +279,15 @@ def test_resharding_puts_any_grid_together_from_any_other(
     for top, bottom in _cuts(shape[0], new[0]):
         for left, right in _cuts(shape[1], new[1]):
             want = Want("t", "float32", shape, (top, left), (bottom - top, right - left))
-            moves = reshard.choose(layouts, [want])
+            moves = choose_moves(layouts, [want])
             target = torch.full(want.shape, -1.0)
             for shard, steps in moves.items():
                 for step in steps:
-                    reshard.move(step, reshard.view(data[shard], step.source), target)
+                    copy_overlap(step, view_of(data[shard], step.source), target)
             assert torch.equal(target, whole[top:bottom, left:right])
     if old != (1, 1) and shape[0] > 1 and old[0] > 1:
         with pytest.raises(UserError, match="of t, from"):
-            reshard.choose(layouts[copies * old[1] :], [Want("t", "float32", shape, (0, 0), shape)])
+            choose_moves(layouts[copies * old[1] :], [Want("t", "float32", shape, (0, 0), shape)])
 
 
 def test_without_a_supervisor_storage_serves(tmp_path: Path, folder: Path) -> None:

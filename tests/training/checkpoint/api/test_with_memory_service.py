@@ -182,10 +182,10 @@ def test_all_copies_lost_falls_to_storage_for_everybody(make: Any, tmp_path: Pat
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.training.checkpoint.live.memory import room
+    from windtunnel.training.checkpoint.live.memory import folder as kept
 
     world = make(2)
-    monkeypatch.setattr(room, "free", lambda folder: (1000, "free in a test"))
+    monkeypatch.setattr(kept, "free", lambda folder: (1000, "free in a test"))
 
     def one(rank: int) -> None:
         ck = PeerCheckpointer(Job(world, rank), rng=False)

@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_refused_with_the_sum(
 ) -> None:
     c = cluster(2)
     monkeypatch.setattr(
-        "windtunnel.training.checkpoint.live.memory.room.free", lambda folder: (50_000, "free here")
+        "windtunnel.training.checkpoint.live.memory.folder.free", lambda folder: (50_000, "free here")
     )
     with pytest.raises(
         UserError, match=r"2 slots x \(20 kB of its own \+ 20 kB held for others\).* 50 kB are"

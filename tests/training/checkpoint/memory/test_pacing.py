@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from windtunnel.training.checkpoint.live.memory.pacing import LONGEST, SMALLEST, Pace, Pacer
+from windtunnel.training.checkpoint.live.memory.replicate import LONGEST, SMALLEST, Pace, Pacer
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
 
 MB = 1 << 20

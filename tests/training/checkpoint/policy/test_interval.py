@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.checkpoint.policy.fit import explain, needed
 from windtunnel.training.checkpoint.policy.interval import (
     best_every,
     best_interval,
@@ -17,6 +16,7 @@ from windtunnel.training.checkpoint.policy.interval import (
     wasted,
     young,
 )
+from windtunnel.training.checkpoint.policy.slots import explain, needed
 
 
 def test_wasted_time() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slot_search import Choose, Rule, lead, search
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint.policy.search import Choose, Rule, lead, search
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
 

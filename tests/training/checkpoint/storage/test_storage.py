@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import ObjectError, chunks
 from windtunnel.store.objects.manifest import seal
-from windtunnel.training.checkpoint.live.prune import prune, scrub
 from windtunnel.training.checkpoint.live.storage import (
     ShardManifest,
     StepManifest,
     complete_step,
     layout,
+    prune,
     read_shard,
+    scrub,
     shard_manifest,
     shards_written,
     steps,

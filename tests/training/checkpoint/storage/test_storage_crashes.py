@@ -13,10 +13,10 @@ import xxhash
 
 from support.disk import Crash, Disk, Killed
 from windtunnel.store.objects import LocalFiles, ObjectError, chunks
-from windtunnel.training.checkpoint.live.prune import prune
 from windtunnel.training.checkpoint.live.storage import (
     complete_step,
     layout,
+    prune,
     read_shard,
     steps,
     write_shard,

@@ -31,11 +31,11 @@ from torch.optim import Optimizer
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
-from windtunnel.training.checkpoint.live.alike import agree_alike
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.slot import checksum_of
+from windtunnel.training.checkpoint.live.snapshot import agree_alike
 from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide

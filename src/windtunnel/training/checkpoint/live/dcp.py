@@ -22,10 +22,17 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint.live import objects, reshard, snapshot, storage
-from windtunnel.training.checkpoint.live.layout import Layout
+from windtunnel.training.checkpoint.live import objects, snapshot, storage
+from windtunnel.training.checkpoint.live.layout import (
+    Layout,
+    Want,
+    choose_moves,
+    copy_overlap,
+    room_for,
+    view_of,
+)
 from windtunnel.training.checkpoint.live.slot import checksum_of
-from windtunnel.training.checkpoint.live.state import RNG, Want
+from windtunnel.training.checkpoint.live.state import RNG
 
 OBJECTS = "windtunnel.objects"
 
@@ -49,15 +56,15 @@ def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[
             if e.name not in wholes and not _own(e.name):
                 want = Want(e.name, e.dtype, e.whole, (0,) * len(e.whole), e.whole)
                 wants.append(want)
-                wholes[e.name] = reshard.empty(want)
-    moves = reshard.choose(layouts, wants)
+                wholes[e.name] = room_for(want)
+    moves = choose_moves(layouts, wants)
     for layout in layouts:
         if layout.shard not in moves and not layout.objects:
             continue
         data = _room(layout.nbytes)
         fetch(layout.shard, data)
         for move in moves.get(layout.shard, []):
-            reshard.move(move, reshard.view(data, move.source), wholes[move.want.name])
+            copy_overlap(move, view_of(data, move.source), wholes[move.want.name])
         for name, value in snapshot.get_objects(layout, data).items():
             if not _own(name):
                 others.setdefault(name, value)

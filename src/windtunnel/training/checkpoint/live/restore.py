@@ -20,8 +20,18 @@ import torch
 
 from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live import reshard, snapshot, state
-from windtunnel.training.checkpoint.live.layout import Entry, Layout, digest
+from windtunnel.training.checkpoint.live import snapshot, state
+from windtunnel.training.checkpoint.live.layout import (
+    Entry,
+    Layout,
+    Move,
+    Want,
+    choose_moves,
+    copy_overlap,
+    digest,
+    room_for,
+    view_of,
+)
 from windtunnel.training.checkpoint.live.slot import CopyError
 from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source, Tier
 from windtunnel.training.checkpoint.policy import Inventory
@@ -109,8 +119,8 @@ class _Loaded:
 class _Needs:
     """What the state wants, the moves that give it, by shard, and the shapes of the wholes."""
 
-    wants: list[state.Want]
-    moves: dict[str, list[reshard.Move]]
+    wants: list[Want]
+    moves: dict[str, list[Move]]
     wholes: dict[str, tuple[int, ...]]
 
 
@@ -237,9 +247,7 @@ class _Load:
             needs = self._choose([*near, *far])
         moves = needs.moves
         # A rank may have nothing of a tensor: no shard has that to give.
-        pieces = {
-            w.name: reshard.empty(w) for w in needs.wants if w.start is not None and not math.prod(w.shape)
-        }
+        pieces = {w.name: room_for(w) for w in needs.wants if w.start is not None and not math.prod(w.shape)}
         objects: dict[str, Any] = {}
         for shard, owed in self._objects([*near, *far], moves, primary):
             data = self._fetch(shard)
@@ -266,10 +274,10 @@ class _Load:
         names = {name for layout in layouts for name in layout.objects}
         wants = state.wants(self._program, saved, names, self._rng)
         wholes = {name: entry.whole for name, entry in saved.items()}
-        return _Needs(wants, reshard.choose(layouts, wants), wholes)
+        return _Needs(wants, choose_moves(layouts, wants), wholes)
 
     def _objects(
-        self, shards: Sequence[str], moves: dict[str, list[reshard.Move]], primary: str
+        self, shards: Sequence[str], moves: dict[str, list[Move]], primary: str
     ) -> list[tuple[str, list[str]]]:
         """Shards to fetch, and the objects to take from each: a name comes from the first that has it."""
         known: set[str] = set()
@@ -285,10 +293,10 @@ class _Load:
                 out.append((shard, owed))
         return out
 
-    def _take(self, moves: Sequence[reshard.Move], pieces: dict[str, torch.Tensor], data: memoryview) -> None:
+    def _take(self, moves: Sequence[Move], pieces: dict[str, torch.Tensor], data: memoryview) -> None:
         inside = sum(move.source.nbytes for move in moves)
         for move in moves:
-            source = reshard.view(data, move.source)
+            source = view_of(data, move.source)
             # A shard that is wanted for its greater part is kept as it came; of others pieces are copied.
             if move.overlap is None and 2 * inside >= len(data):
                 pieces[move.want.name] = source
@@ -297,8 +305,8 @@ class _Load:
                 pieces[move.want.name] = source.clone()
                 continue
             if move.want.name not in pieces:
-                pieces[move.want.name] = reshard.empty(move.want)
-            reshard.move(move, source, pieces[move.want.name])
+                pieces[move.want.name] = room_for(move.want)
+            copy_overlap(move, source, pieces[move.want.name])
 
     def _layout(self, shard: str) -> None:
         for source in self._sources.get(shard, []):

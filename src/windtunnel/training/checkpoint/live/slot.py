@@ -19,10 +19,12 @@ import os
 import re
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import xxhash
+
+from windtunnel.training.checkpoint.model import Copy
 
 HEADER = 4096
 BLOCK = 4 << 20
@@ -63,7 +65,7 @@ class Header:
 
     def packed(self) -> bytes:
         """As the bytes at the start of the file."""
-        fields = _FIELDS.pack(
+        packed = _FIELDS.pack(
             _MAGIC,
             _VERSION,
             _COMPLETE if self.complete else _DIRTY,
@@ -78,18 +80,18 @@ class Header:
             self.layout.encode(),
             self.checksum.encode(),
         )
-        return fields + _CRC.pack(zlib.crc32(fields))
+        return packed + _CRC.pack(zlib.crc32(packed))
 
     @staticmethod
     def unpacked(raw: bytes) -> Header | None:
         """The inverse of `packed`; None where ``raw`` is no whole header of this version."""
         if len(raw) < SIZE:
             return None
-        fields = raw[: _FIELDS.size]
-        if zlib.crc32(fields) != _CRC.unpack_from(raw, _FIELDS.size)[0]:
+        packed = raw[: _FIELDS.size]
+        if zlib.crc32(packed) != _CRC.unpack_from(raw, _FIELDS.size)[0]:
             return None
         (magic, version, state, step, generation, sequence, nbytes, capacity, world, has_shared, *texts) = (
-            _FIELDS.unpack(fields)
+            _FIELDS.unpack(packed)
         )
         if magic != _MAGIC or version != _VERSION:
             return None
@@ -107,6 +109,10 @@ class Header:
             state == _COMPLETE,
             sequence,
         )
+
+    def copy(self, place: int) -> Copy:
+        """As a holder at ``place`` lists it."""
+        return Copy(place, *(getattr(self, one.name) for one in fields(Copy)[1:]))
 
 
 SIZE = _FIELDS.size + _CRC.size

@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import torch
 import xxhash
+from torch import nn
+from torch.optim import Optimizer
 
 from windtunnel.training.checkpoint.live import objects as plain
-from windtunnel.training.checkpoint.live import reshard, state
-from windtunnel.training.checkpoint.live.layout import Layout, arrange, digest
+from windtunnel.training.checkpoint.live import state
+from windtunnel.training.checkpoint.live.layout import Layout, arrange, digest, view_of
 from windtunnel.training.checkpoint.model import SHARED
 
 _LENGTH = struct.Struct("<Q")
@@ -80,7 +82,7 @@ def plan(
 
 def views(layout: Layout, moves: Sequence[tuple[int, int]], data: memoryview) -> list[torch.Tensor]:
     """The places in a slot's memory that the moves write to."""
-    return [reshard.view(data, layout.entries[at]) for _, at in moves]
+    return [view_of(data, layout.entries[at]) for _, at in moves]
 
 
 def copy(tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch.Tensor]) -> None:
@@ -130,3 +132,32 @@ def _identity(tensor: torch.Tensor, number: int) -> Hashable:
     if not here.numel():
         return number
     return here.data_ptr(), here.shape, here.stride(), here.dtype, here.is_conj(), here.is_neg(), here.device
+
+
+def agree_alike(
+    job: Any, program: state.State, tensors: Tensors, before: frozenset[str] | None, key: str
+) -> frozenset[str] | None:
+    """Names of the tensors that are equal on all ranks now. All ranks call it; ``key`` is its own.
+
+    ``before``: what was found last, None for the first time: names only ever leave the set. The first time,
+    None where they make up less than an eighth of the state: a shard of its own is not worth it.
+    """
+    if before is None:
+        kinds = (nn.Module, Optimizer)
+        replicas = tuple(f"{item}/" for item, value in program.items() if isinstance(value, kinds))
+        candidates = [(name, tensor) for name, tensor in tensors if name.startswith(replicas)]
+    else:
+        candidates = [(name, tensor) for name, tensor in tensors if name in before]
+    prints = fingerprints(candidates)
+    said = job.agree(f"alike/{key}", prints)
+    alike = frozenset(n for n, p in prints.items() if all(other.get(n) == p for other in said.values()))
+    if before is not None:
+        left = sorted(before - alike)
+        if left and job.rank == 0:
+            text = f"{left[0]} was equal on all ranks and is not any more ({len(left)} tensors in all)"
+            job.event("note", text=text + "; it is saved for each rank from now on")
+        return alike
+    sizes = {name: state.local(tensor).nbytes for name, tensor in tensors}
+    much = 8 * sum(sizes[name] for name in alike) >= sum(sizes.values())
+    weights = job.agree(f"alike-share/{key}", bool(alike) and much)
+    return alike if all(weights.values()) else None

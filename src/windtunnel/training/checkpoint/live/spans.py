@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from windtunnel.training.checkpoint.live.memory.pacing import LONGEST
+from windtunnel.training.checkpoint.live.memory.replicate import LONGEST
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.policy.spans import plan_chunks
 from windtunnel.training.elastic import group_sockets

@@ -14,7 +14,6 @@ takes no step, so nothing is disturbed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,27 +24,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import objects as plain
-from windtunnel.training.checkpoint.live import values
-from windtunnel.training.checkpoint.live.layout import Entry
+from windtunnel.training.checkpoint.live.layout import Entry, Want
 
 RNG = "_rng"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 State = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Want:
-    """A tensor that the present state needs: piece ``start``, ``shape`` of a tensor of shape ``whole``.
-
-    ``start`` None: whatever the rank's own shard holds under this name.
-    """
-
-    name: str
-    dtype: str = ""
-    whole: tuple[int, ...] = ()
-    start: tuple[int, ...] | None = None
-    shape: tuple[int, ...] = ()
 
 
 def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
@@ -77,11 +61,11 @@ def walk(state: State, rng: bool = True) -> tuple[list[tuple[str, torch.Tensor]]
                     others[name] = plain.skeleton(value.state[parameter], name, found)
             others[f"{item}/groups"] = plain.skeleton(_groups(value, owners), f"{item}/groups", found)
         else:
-            others[item] = plain.skeleton(values.get(value), item, found)
+            others[item] = plain.skeleton(plain.saved_of(value), item, found)
     if rng:
         if RNG in state:
             raise UserError(f"state: the name {RNG} is taken by the generators' states; choose another")
-        others[RNG] = plain.skeleton(values.generators(), RNG, found)
+        others[RNG] = plain.skeleton(plain.generators(), RNG, found)
     return tensors, others
 
 
@@ -182,9 +166,9 @@ def put(
             elif isinstance(value, torch.Tensor):
                 local(value).copy_(tensor(item))
             else:
-                values.put(state, item, value, plain.flesh(others[item], lambda n: tensor(n).clone()))
+                plain.put_saved(state, item, value, plain.flesh(others[item], lambda n: tensor(n).clone()))
         if rng and RNG in others:
-            values.put_generators(plain.flesh(others[RNG], lambda n: tensor(n).clone()), reseed)
+            plain.put_generators(plain.flesh(others[RNG], lambda n: tensor(n).clone()), reseed)
 
 
 def _module(item: str, module: nn.Module) -> Iterator[tuple[str, str, Any]]:

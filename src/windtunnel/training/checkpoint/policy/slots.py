@@ -11,8 +11,8 @@ save of s waits until s-1 is committed; with three it waits for s-2 only, which 
 has long done. With one slot the only copy is destroyed by writing, which is never safe.
 
 That three slots need no rule at all holds only where a rank waits for the end of its own replication before
-it saves again; replication here runs in the background, so it needs the rule. `search.search` finds the
-counterexamples to everything weaker.
+it saves again; replication here runs in the background, so it needs the rule. A search through all states of
+such jobs, beside the tests of this rule, finds the counterexamples to everything weaker.
 
 After a regrouping that restored step R, R need not have all its copies. Taken for committed at once, it lets
 older steps go that have: with groups {0,1} and {2,3} and host 0 just replaced, rank 1 overwrites the last
@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount
 
 EMPTY = -1
 """What ``held`` says of a slot without a complete step: never written, or torn."""
@@ -76,3 +77,22 @@ def require(slots: int) -> None:
             f"slots is {slots}; a checkpoint that is overwritten in place is lost when the writer "
             f"dies, so at least 2 are needed"
         )
+
+
+def needed(own: int, held: int, slots: int, layouts: int = 0) -> int:
+    """Bytes that a host's memory must have free for checkpoints.
+
+    ``own``: bytes of the shards of the host's own ranks. ``held``: of the shards that it holds for others.
+    ``layouts``: of what is kept once for each shard (layouts, headers of slots).
+    """
+    return slots * (own + held) + layouts
+
+
+def explain(own: int, held: int, slots: int, layouts: int = 0, free: int | None = None) -> str:
+    """The sum of `needed` in words; ``free``: bytes that there are."""
+    more = f" + {amount(layouts)} of layouts" if layouts else ""
+    told = (
+        f"{slots} slots x ({amount(own)} of its own + {amount(held)} held for others){more} = "
+        f"{amount(needed(own, held, slots, layouts))}"
+    )
+    return told if free is None else f"{told}; {amount(free)} are free"

@@ -1,8 +1,8 @@
 """Checkpoints in the memory of hosts: the service in each host's agent, and a rank's access to it.
 
 `service` puts it together: `folder` (the slots of a host), `owner` (what local ranks ask), `holder` (what
-peers ask), `replicate` and `pacing` (what is sent, and when), `ledger` (which copies have arrived),
-`persist` (storage). `client` is the rank's side. Nothing here imports torch.
+peers ask), `replicate` (what is sent, and when), `state` (which copies have arrived, what is committed).
+`client` is the rank's side. Nothing here imports torch.
 """
 
 from windtunnel.training.checkpoint.live.memory.client import LocalMemory, StaleGeneration

@@ -22,7 +22,7 @@ from windtunnel.base import wire
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
-from windtunnel.training.checkpoint.live.memory.pacing import Pace
+from windtunnel.training.checkpoint.live.memory.replicate import Pace
 from windtunnel.training.checkpoint.live.memory.state import Board
 from windtunnel.training.checkpoint.live.slot import CopyError, Slot
 from windtunnel.training.checkpoint.model import Copy, Health

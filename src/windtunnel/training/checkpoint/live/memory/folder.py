@@ -7,6 +7,10 @@ still be what the job goes back to, so it stays until a newer step is committed,
 Files tell all there is to know, so a service that starts on a folder of an earlier one takes over what is
 there.
 
+Memory that is not there is refused before it is touched. A tmpfs file takes room of its file system, of the
+host's memory, and of the control group of who touches it. Reaching the first is an error that one can handle,
+the other two end in a killed process: so all are asked (`free`).
+
 Shelves that go are only let go of, never unmapped: a request may still read or fill one of their slots. The
 memory goes back when the last that holds a slot is done with it.
 """
@@ -14,19 +18,20 @@ memory goes back when the last that holds a slot is done with it.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import psutil
 import xxhash
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
-from windtunnel.training.checkpoint.live.memory import room
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
 from windtunnel.training.checkpoint.model import Copy
 from windtunnel.training.checkpoint.policy.slots import EMPTY, may_overwrite, slot_for
@@ -142,20 +147,7 @@ class Folder:
                 key = (header.shard, header.step, header.world)
                 if key not in found or found[key].generation < header.generation:
                     found[key] = header
-        return [
-            Copy(
-                place,
-                h.shard,
-                h.step,
-                h.world,
-                h.has_shared,
-                h.generation,
-                h.layout,
-                h.nbytes,
-                h.checksum,
-            )
-            for h in found.values()
-        ]
+        return [header.copy(place) for header in found.values()]
 
     def ensure(self, shard: str, world: int, nbytes: int, count: int, generation: int, base: int) -> Shelf:
         """The shelf of a shard with ``count`` slots for ``nbytes`` each, made where it is missing.
@@ -255,17 +247,17 @@ class Folder:
         Raises:
             UserError: ``told()``, what is missing and what there is.
         """
-        if more <= room.free(self.path)[0]:
+        if more <= free(self.path)[0]:
             return
         with self._lock:
             # Left over of another size of the job, and older than what all went back to: nobody wants them.
             for other in [shelf for shelf in self.shelves if shelf.world != world]:
                 steps = other.held()
                 self._drop(other, [i for i, s in enumerate(steps) if s < base and i not in other.writing])
-        free, bound = room.free(self.path)
-        if more > free:
+        there, bound = free(self.path)
+        if more > there:
             raise UserError(
-                f"{told()}; {amount(more)} more are needed, and {amount(free)} are {bound}: "
+                f"{told()}; {amount(more)} more are needed, and {amount(there)} are {bound}: "
                 f"use fewer copies or slots, or hosts with more memory"
             )
 
@@ -317,3 +309,37 @@ class Folder:
                     self._shrink(shelf, [])
                 continue
             path.unlink(missing_ok=True)
+
+
+def free(folder: Path) -> tuple[int, str]:
+    """Bytes that slots in ``folder`` may still take, and what bounds them, in words."""
+    return min(_bounds(folder))
+
+
+def _bounds(folder: Path) -> Iterator[tuple[int, str]]:
+    state = os.statvfs(folder)
+    yield state.f_bavail * state.f_frsize, f"free in the file system of {folder}"
+    yield psutil.virtual_memory().available, "MemAvailable of the host"
+    yield from _groups()
+
+
+def _groups() -> Iterator[tuple[int, str]]:
+    """Head room in the control group of this process and those above it (version 2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if not line.startswith("0::"):
+            continue
+        group = Path("/sys/fs/cgroup") / line[3:].strip("/")
+        for at in (group, *group.parents):
+            if at == Path("/sys/fs"):
+                break
+            try:
+                most = (at / "memory.max").read_text().strip()
+                now = int((at / "memory.current").read_text())
+            except (OSError, ValueError):
+                continue
+            if most != "max":
+                yield max(0, int(most) - now), f"left of memory.max of the control group {at}"

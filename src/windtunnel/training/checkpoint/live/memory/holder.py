@@ -16,11 +16,9 @@ from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
-from windtunnel.training.checkpoint.live.memory.serve import Handler, Message
-from windtunnel.training.checkpoint.live.memory.state import Refused, State
+from windtunnel.training.checkpoint.live.memory.state import State
+from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
 from windtunnel.training.checkpoint.live.slot import Slot
-
-LARGEST_LAYOUT = 256 << 20
 
 
 class Holder:
@@ -39,8 +37,7 @@ class Holder:
             "list": self._list,
         }
 
-    def _prepare(self, sock: socket.socket, message: Message, following: int) -> Message:
-        wire.skip(sock, following)
+    def _prepare(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
         state = self._state
         state.require(message["generation"])
         self._ensure(message["shard"], message["world"], message["capacity"], message)
@@ -52,31 +49,24 @@ class Holder:
             shard, world, capacity, message["slots"], message["generation"], state.base
         )
 
-    def _take_layout(self, sock: socket.socket, message: Message, following: int) -> Message:
-        if following > LARGEST_LAYOUT:
-            raise wire.WireError(f"a layout of {following} bytes")
-        blob = bytearray(following)
-        wire.fill(sock, memoryview(blob))
+    def _take_layout(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
         self._state.require(message["generation"])
-        self._state.folder.keep_layout(message["digest"], bytes(blob), message["generation"])
+        self._state.folder.keep_layout(message["digest"], raw, message["generation"])
         return {"answer": "kept"}
 
-    def _give_layout(self, sock: socket.socket, message: Message, following: int) -> None:
-        wire.skip(sock, following)
+    def _give_layout(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         blob = self._state.folder.layout(message["digest"])
         if blob is None:
             raise Refused("copy", f"layout {message['digest']} is not here")
         wire.send(sock, {"answer": "layout"}, blob)
 
-    def _list(self, sock: socket.socket, message: Message, following: int) -> Message:
-        wire.skip(sock, following)
+    def _list(self, sock: socket.socket, message: Message, raw: bytes) -> Message:
         state = self._state
         with state.changed:
             place = -1 if state.place is None else state.place
             return {"copies": [asdict(copy) for copy in state.folder.copies(place)]}
 
-    def _get(self, sock: socket.socket, message: Message, following: int) -> None:
-        wire.skip(sock, following)
+    def _get(self, sock: socket.socket, message: Message, raw: bytes) -> None:
         shard, step, state = message["shard"], message["step"], self._state
         with state.changed:
             found = state.folder.find(shard, step, message.get("world"))
@@ -84,13 +74,11 @@ class Holder:
                 raise Refused("copy", f"{shard} of step {step} is not here")
             file = open(found[0].path, "rb", buffering=0)  # noqa: SIM115 (used after the lock is released)
         with file:
-            header = asdict(found[1])
-            wire.send(sock, header)
+            wire.send(sock, asdict(found[1]))
             # If the slot is overwritten meanwhile the reader's checksum will say so.
             transfer.send_range(sock, file, 0, found[1].nbytes)
 
-    def _put(self, sock: socket.socket, message: Message, following: int) -> Message | None:
-        wire.skip(sock, following)
+    def _put(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
         state, generation = self._state, message["generation"]
         shard, step, world, has_shared, born, layout, nbytes, checksum = message["header"]
         state.require(generation)

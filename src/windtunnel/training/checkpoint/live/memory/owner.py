@@ -11,20 +11,17 @@ import contextlib
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
-from windtunnel.training.checkpoint.live.memory.pacing import Pace, Pacer
-from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Sender
-from windtunnel.training.checkpoint.live.memory.serve import Handler, Message
-from windtunnel.training.checkpoint.live.memory.state import Board, Refused, Spec, State
+from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace, Pacer, Sender
+from windtunnel.training.checkpoint.live.memory.state import Board, Spec, State
+from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
-from windtunnel.training.checkpoint.policy import fit
 from windtunnel.training.checkpoint.policy.placement import Kind, place
-from windtunnel.training.checkpoint.policy.slots import EMPTY, require
+from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
 
 ALLOCATION = 1e8
@@ -40,29 +37,16 @@ class Owner:
         self._senders: dict[int, Sender] = {}
         self._traffic: dict[int, list[int]] = {}
         self.handlers: dict[str, Handler] = {
-            op: self._told(handler)
-            for op, handler in {
-                "hello": self._hello,
-                "saved": self._saved,
-                "wait": self._wait,
-                "restored": self._restored,
-                "window": self._window,
-                "locate": self._locate,
-                "health": self._health,
-                "traffic": self._give_traffic,
-            }.items()
+            "hello": lambda _, message, raw: self._hello(message),
+            "reserve": lambda _, message, raw: self._reserve(message, raw),
+            "saved": lambda _, message, raw: self._saved(message),
+            "wait": lambda _, message, raw: self._wait(message),
+            "restored": lambda _, message, raw: self._restored(message),
+            "window": lambda _, message, raw: self._window(message),
+            "locate": lambda _, message, raw: self._locate(message),
+            "health": lambda *_: asdict(state.health()),
+            "traffic": lambda *_: self._give_traffic(),
         }
-        self.handlers["reserve"] = self._reserve
-
-    @staticmethod
-    def _told(handler: Any) -> Handler:
-        """A handler of requests without raw bytes."""
-
-        def handle(sock: Any, message: Message, following: int) -> Message | None:
-            wire.skip(sock, following)
-            return handler(message)
-
-        return handle
 
     def change(self, hosts: tuple[MemberHost, ...]) -> None:
         """A new generation of these hosts: what was being sent is cancelled."""
@@ -94,9 +78,7 @@ class Owner:
                 state.board.write(state.committed)
         return {"board": str(board)}
 
-    def _reserve(self, sock: Any, message: Message, following: int) -> Message:
-        blob = bytearray(following)
-        wire.fill(sock, memoryview(blob))
+    def _reserve(self, message: Message, layout: bytes) -> Message:
         state, rank, generation = self._state, message["rank"], message["generation"]
         state.require(generation)
         nbytes: dict[str, int] = message["nbytes"]
@@ -115,8 +97,7 @@ class Owner:
             if holders:
                 self._pacer.configure(Pace(**message["pace"]))
         self._require(rank, spec)
-        digest = message["layout"]
-        state.folder.keep_layout(digest, bytes(blob), generation)
+        state.folder.keep_layout(message["layout"], layout, generation)
         paths = {}
         for shard, count in nbytes.items():
             shelf = state.folder.ensure(shard, state.world, count, message["slots"], generation, state.base)
@@ -160,9 +141,9 @@ class Owner:
             n * len(one.holders) for one in specs for shard, n in one.nbytes.items() if shard not in one.alone
         )
         headers = spec.slots * slots.HEADER * sum(len(one.nbytes) * (1 + len(one.holders)) for one in specs)
-        more = fit.needed(own, held, spec.slots, headers) - here
+        more = needed(own, held, spec.slots, headers) - here
         if more > 0:
-            told = fit.explain(own, held, spec.slots, headers)
+            told = explain(own, held, spec.slots, headers)
             state.folder.require(
                 more, lambda: f"checkpoints in memory need {told} on this host", world, state.base
             )
@@ -318,9 +299,6 @@ class Owner:
                 raise CopyError(f"there is no place {wanted!r}")
             return {"address": hosts[wanted].memory, "outgoing": self._outgoing}
 
-    def _health(self, message: Message) -> Message:
-        return asdict(self._state.health())
-
-    def _give_traffic(self, message: Message) -> Message:
+    def _give_traffic(self) -> Message:
         with self._state.changed:
             return {"steps": [[step, *sent] for step, sent in sorted(self._traffic.items())]}

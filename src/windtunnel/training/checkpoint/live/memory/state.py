@@ -1,5 +1,10 @@
-"""What the parts of a memory service share: the membership, the slots, what is committed, and the one
-lock."""
+"""What the parts of a memory service share: the membership, the slots, who holds what of which step, what is
+committed, and the one lock.
+
+A rank's step is *done* when each of its shards has reached all the hosts that are to hold it; that is posted,
+and when every rank has posted, the step is committed. What is posted says which hosts hold each shard, so
+from then on every host can tell how many copies of each are left when hosts are lost.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,77 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.training.checkpoint.live.memory.folder import Folder
-from windtunnel.training.checkpoint.live.memory.ledger import Ledger, merged, replication
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
+from windtunnel.training.checkpoint.live.memory.transfer import Refused
 from windtunnel.training.checkpoint.model import Health
 from windtunnel.training.elastic.model import MemberHost, Membership
+
+Holders = dict[str, list[int]]
+"""Shard: ids of the hosts that hold a verified copy."""
+
+
+@dataclass
+class _Shard:
+    has: set[int]
+    lacks: set[int]
+
+
+@dataclass
+class Ledger:
+    """``steps[rank][step][shard]``: where its copies are and where they are still to go."""
+
+    _steps: dict[tuple[int, int], dict[str, _Shard]] = field(default_factory=dict)
+    _posted: set[tuple[int, int]] = field(default_factory=set)
+
+    def saved(self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int]) -> None:
+        """``host`` (this one) has ``shard``; the hosts ``wanted`` are to get it."""
+        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host})
+        # Only the newest steps of a rank can still be committed.
+        for old in [key for key in self._steps if key[0] == rank and key[1] < step - 8]:
+            del self._steps[old]
+
+    def arrived(self, rank: int, step: int, shard: str, host: int) -> None:
+        """``host`` has verified its copy."""
+        entry = self._steps.get((rank, step), {}).get(shard)
+        if entry is not None:
+            entry.lacks.discard(host)
+            entry.has.add(host)
+
+    def done(self, rank: int, step: int, shards: Collection[str]) -> Holders | None:
+        """Who holds the rank's ``shards``, the first time that all of them are where they are to be; else
+        None."""
+        entries = self._steps.get((rank, step), {})
+        if (rank, step) in self._posted or not set(shards) <= entries.keys():
+            return None
+        if any(entries[shard].lacks for shard in shards):
+            return None
+        self._posted.add((rank, step))
+        return {shard: sorted(entries[shard].has) for shard in shards}
+
+    def missing(self) -> int:
+        """Copies that are still to arrive."""
+        return sum(len(entry.lacks) for shards in self._steps.values() for entry in shards.values())
+
+
+def merged(values: Iterable[Mapping[str, Iterable[int]]]) -> dict[str, frozenset[int]]:
+    """The holders that all ranks posted, together."""
+    found: dict[str, frozenset[int]] = {}
+    for value in values:
+        for shard, hosts in value.items():
+            found[shard] = found.get(shard, frozenset()) | frozenset(hosts)
+    return found
+
+
+def replication(holders: Mapping[str, Collection[int]], alive: Collection[int]) -> int:
+    """Fewest copies that any shard has on the hosts ``alive``; 0 where nothing is known."""
+    return min((len(set(hosts) & set(alive)) for hosts in holders.values()), default=0)
+
 
 _BOARD = struct.Struct("<qq")
 
@@ -29,14 +96,6 @@ class Context(Protocol):
 
     def event(self, kind: str, **fields: Any) -> None:
         """For the run's log."""
-
-
-class Refused(Exception):
-    """A request that is answered with an error. ``kind``: "stale", "late", "copy", "timeout" or "user"."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -117,6 +176,10 @@ class State:
         if self.membership is None or self.place is None:
             raise Refused("stale", "this host has no place in the job")
         return self.membership.hosts[self.place]
+
+    def addresses(self) -> list[str]:
+        """Of all hosts' services."""
+        return [host.memory for host in self.membership.hosts] if self.membership else []
 
     def saves(self, shard: str) -> bool:
         """Whether a rank of this host saves ``shard``."""

@@ -1,23 +1,43 @@
-"""The bytes of a slot on a socket.
+"""What memory services and their clients say on sockets: requests with their answers, and the bytes of slots.
 
 A copy that is pushed (PUT) comes in chunks, each behind its length: a length of 0 says that the sender waits
 for its window and lives. A copy that is read (GET) comes as it lies in the file. Bulk bytes never become
 Python objects: ``sendfile`` on one side, ``recv_into`` the mapped slot on the other, hashed as they arrive.
+`Listener` gives each connection a thread that answers one request after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import xxhash
 
 from windtunnel.base import wire
+from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
 
 LENGTH = struct.Struct("!I")
+LARGEST = 256 << 20
+"""Raw bytes that may follow a request: a layout."""
+
+Message = dict[str, Any]
+Handler = Callable[[socket.socket, Message, bytes], Message | None]
+"""Gets the connection, a request, and the raw bytes that came with it; returns the answer (None: it has
+answered)."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error. ``kind``: "stale", "late", "copy", "timeout" or "user"."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 def connect(address: str, timeout: float, outgoing: str = "") -> socket.socket:
@@ -126,8 +146,97 @@ def layout(sock: socket.socket, digest: str) -> bytes:
     if "error" in answer:
         wire.skip(sock, following)
         raise CopyError(f"{answer['text']}")
-    blob = bytearray(following)
-    wire.fill(sock, memoryview(blob))
+    blob = _raw(sock, following)
     if xxhash.xxh3_128_hexdigest(blob) != digest:
         raise CopyError(f"layout {digest} is not what its digest says")
-    return bytes(blob)
+    return blob
+
+
+class Listener:
+    """``handlers``: by op. ``silence``: seconds without a byte within a request end a connection."""
+
+    def __init__(self, sock: socket.socket, handlers: dict[str, Handler], silence: float) -> None:
+        self._sock, self._handlers, self._silence = sock, handlers, silence
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="memory-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more connections, end those that there are."""
+        with self._lock:
+            self._closed = True
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(2.0)
+        self._sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                self._open.add(sock)
+            threading.Thread(target=self._converse, args=(sock,), name="memory-peer", daemon=True).start()
+
+    def _converse(self, sock: socket.socket) -> None:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A peer that vanished between two requests is noticed by the kernel's probes.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        try:
+            while True:
+                sock.settimeout(None)
+                if not sock.recv(1, socket.MSG_PEEK):
+                    return
+                sock.settimeout(self._silence)
+                answer = self._answer(sock, *_request(sock))
+                if answer is not None:
+                    wire.send(sock, answer)
+        except (OSError, wire.WireError):
+            return
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            sock.close()
+
+    def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
+        op = str(message.get("op"))
+        handler = self._handlers.get(op)
+        if handler is None:
+            return {"error": "user", "text": f"{op!r} is no request of this service"}
+        try:
+            return handler(sock, message, raw)
+        except Refused as error:
+            return {"error": error.kind, "text": str(error)}
+        except CopyError as error:
+            return {"error": "copy", "text": str(error)}
+        except UserError as error:
+            return {"error": "user", "text": str(error)}
+        except (KeyError, ValueError, TypeError) as error:
+            return {"error": "user", "text": f"request {op!r} is malformed: {error!r}"}
+
+
+def _request(sock: socket.socket) -> tuple[Message, bytes]:
+    message, following = wire.receive(sock)
+    if following > LARGEST:
+        raise wire.WireError(f"a request with {following} bytes, more than {LARGEST}")
+    return message, _raw(sock, following)
+
+
+def _raw(sock: socket.socket, count: int) -> bytes:
+    found = bytearray(count)
+    wire.fill(sock, memoryview(found))
+    return bytes(found)
