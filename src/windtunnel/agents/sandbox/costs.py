@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.calibration import profiles
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("costs.json")
@@ -202,3 +205,56 @@ def save_costs(profile: SandboxProfile, path: Path) -> None:
         "costs": {name: float(f"{value:.4g}") for name, value in asdict(profile.costs).items()},
     }
     profiles.save(path, VERSION, content)
+
+
+def cost_table(profile: SandboxProfile) -> Table:
+    """The figures of a profile, with where they come from as the caption."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    costs = profile.costs
+    table = Table(
+        "operation",
+        "seconds",
+        "each MB",
+        "each process",
+        "CPU",
+        box=SIMPLE_HEAD,
+        caption="; ".join(f"{key}: {value}" for key, value in profile.provenance.items()),
+        caption_justify="left",
+    )
+    full_after = costs.full_after_per_byte + costs.full_after_per_new_byte
+    rows: tuple[tuple[str, float, float, float, float], ...] = (
+        ("decide on a turn", costs.decide, 0, 0, 1),
+        ("checkpoint of shells", costs.shell, 0, 0, costs.shell_cpu),
+        ("checkpoint of files, frozen", costs.files_freeze, 0, 0, costs.files_cpu),
+        ("checkpoint of files, after", costs.files_after, 0, 0, costs.files_cpu),
+        (
+            "full checkpoint, frozen",
+            costs.full_freeze,
+            costs.full_freeze_per_byte,
+            costs.full_freeze_per_process,
+            costs.full_cpu,
+        ),
+        (
+            "full checkpoint, after, known pages",
+            costs.full_after,
+            costs.full_after_per_byte,
+            0,
+            costs.full_cpu,
+        ),
+        ("full checkpoint, after, new pages", costs.full_after, full_after, 0, costs.full_cpu),
+        ("restore", costs.restore, costs.restore_per_byte, costs.restore_per_process, costs.restore_cpu),
+        ("lazy restore", costs.lazy, costs.lazy_per_byte, costs.restore_per_process, costs.restore_cpu),
+        ("fork, beyond a restore", costs.fork, 0, 0, costs.restore_cpu),
+        ("create", costs.create, 0, 0, costs.restore_cpu),
+    )
+    for name, seconds, each_byte, each_process, cpu in rows:
+        table.add_row(
+            name,
+            f"{seconds * 1e3:.2f} ms",
+            f"{each_byte * 1e9:.3f} ms" if each_byte else "",
+            f"{each_process * 1e3:.2f} ms" if each_process else "",
+            f"{cpu:.0%}",
+        )
+    return table

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox import bench
-from windtunnel.agents.sandbox.bench import classes, harness, overhead, recovery, sessions, volume
+from windtunnel.agents.sandbox.bench import harness, overhead, recovery, volume
 from windtunnel.agents.sandbox.bench.overhead import Batch, Ran
 from windtunnel.agents.sandbox.bench.recovery import KINDS, Reference
 from windtunnel.agents.sandbox.bench.volume import Bytes
@@ -158,12 +158,12 @@ def test_a_wrong_recovery_is_counted_and_told() -> None:
 
 
 def test_classes_weaker_and_stronger_than_the_truth_are_counted() -> None:
-    def judged(truth: TurnClass | None, decided: TurnClass, objection: str = "") -> classes.Judged:
+    def judged(truth: TurnClass | None, decided: TurnClass, objection: str = "") -> volume.Judged:
         turn = TraceTurn(1, "echo x", true_class=truth)
-        return classes.Judged("t", turn, line(1, decided, "why"), objection)
+        return volume.Judged("t", turn, line(1, decided, "why"), objection)
 
     turns = [judged(NONE, NONE), judged(FULL, FILES, "a process"), judged(None, NONE), judged(SHELL, FULL)]
-    looks, weak, strong = classes.rows(turns)
+    looks, weak, strong = volume.judged_rows(turns)
     assert (looks.measured, looks.met) == (1, False) and "a process" in looks.note
     assert (weak.measured, weak.met) == (1, False) and "files, in truth full" in weak.note
     assert strong.measured == 1 and strong.met is None and "1 × shell as full: why" in strong.note
@@ -184,7 +184,7 @@ def test_without_the_class_shell_such_turns_cost_what_a_full_one_does() -> None:
     trace = generate(3)
     turns = (line(1, NONE), line(2, SHELL), line(3, FILES))
     seen = volume.Session(
-        sessions.Played(trace, turns, ()), {0: Bytes(stored=9), 2: Bytes(manifests=1), 3: Bytes(files=2)}
+        harness.Played(trace, turns, ()), {0: Bytes(stored=9), 2: Bytes(manifests=1), 3: Bytes(files=2)}
     )
     full = volume.Session(seen.played, {n: Bytes(stored=100 + n) for n in range(4)})
     assert volume.without_shell([seen], [full]) == 9 + 102 + 2
@@ -242,7 +242,7 @@ def test_nothing_is_left_when_a_run_is_broken_off() -> None:
     if why := harness.missing():
         pytest.skip(why)
     with pytest.raises(KeyboardInterrupt), harness.own_home() as home, harness.opened(home) as host:
-        seat = sessions.Seat.new(host, harness.new_name("broken"))
+        seat = harness.Seat.new(host, harness.new_name("broken"))
         seat.run("sleep 1000 </dev/null >/dev/null 2>&1 &")
         group = seat.box.machine().cgroup.path
         raise KeyboardInterrupt

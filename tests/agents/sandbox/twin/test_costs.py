@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 from plain_costs import plain_costs
 
-from windtunnel.agents.sandbox.calibrate import calibrate, cost_table
-from windtunnel.agents.sandbox.costs import SHIPPED, SandboxProfile, load_costs, profile_path, save_costs
-from windtunnel.agents.sandbox.costs_fit import Basics, Seen, fitted
+from windtunnel.agents.sandbox.calibrate import Basics, Seen, calibrate, fitted, together
+from windtunnel.agents.sandbox.costs import (
+    SHIPPED,
+    SandboxProfile,
+    cost_table,
+    load_costs,
+    profile_path,
+    save_costs,
+)
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.base.errors import UserError
 
@@ -122,6 +128,12 @@ def test_costs_come_out_of_measurements_that_they_would_give() -> None:
     assert costs.new_per_byte == pytest.approx(0.4)
     assert costs.image_base == pytest.approx(4e6)
     assert "freeze 0%" in errors
+
+
+def test_equal_operations_together_by_hand() -> None:
+    work = plain_costs(files_freeze=1.0, files_after=1.0).checkpoint(TurnClass.FILES)
+    assert together(plain_costs(), work, 3, 8) == 6.0
+    assert together(plain_costs(disk_lanes=3), work, 3, 8) == 2.0
 
 
 def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:

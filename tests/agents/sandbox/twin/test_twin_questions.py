@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import Keep, Look, Occasion, Retention
 from windtunnel.agents.sandbox.twin import questions
-from windtunnel.agents.sandbox.twin.answers import fanout, growth, together
+from windtunnel.agents.sandbox.twin.answers import fanout, growth
 from windtunnel.agents.sandbox.twin.hosts import ARMS, EmulatedHost, Made
 from windtunnel.agents.sandbox.twin.loads import effects_of
 from windtunnel.agents.sandbox.twin.observed import ObservedBox, ObservedRun, ObservedTurn, validate
@@ -98,12 +98,6 @@ def test_forks_by_hand() -> None:
     two = fanout(machine, costs, 4, 2, memory=20, processes=0, lazy=False)
     assert (two.first, two.last) == (2.0, 4.0)
     assert fanout(machine, costs, 1, 1, memory=20, processes=0, lazy=True).last == 1.25
-
-
-def test_equal_operations_together_by_hand() -> None:
-    work = plain_costs(files_freeze=1.0, files_after=1.0).checkpoint(TurnClass.FILES)
-    assert together(plain_costs(), work, 3, 8) == 6.0
-    assert together(plain_costs(disk_lanes=3), work, 3, 8) == 2.0
 
 
 @given(st.integers(1, 300))

@@ -13,13 +13,13 @@ from windtunnel.bench.rows import runner
 SECTIONS = {
     "freeze": "latency.freeze_rows",
     "fork": "latency.fork_rows",
-    "peer": "peer.peer_rows",
+    "peer": "latency.peer_rows",
     "recovery": "recovery.recovery_rows",
-    "false-none": "classes.false_none_rows",
+    "false-none": "volume.false_none_rows",
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",
     "overhead": "overhead.overhead_rows",
-    "twin": "twin.twin_rows",
+    "twin": "overhead.twin_rows",
 }
 
 run = runner(__name__, SECTIONS, missing="harness.missing")

@@ -31,8 +31,15 @@ from typing import Literal
 
 import psutil
 
-from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home, processes_of
-from windtunnel.agents.sandbox.bench.sessions import WAIT, Seat, sessions
+from windtunnel.agents.sandbox.bench.harness import (
+    WAIT,
+    Seat,
+    new_name,
+    opened,
+    own_home,
+    processes_of,
+    sessions,
+)
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.host import Host

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.agents.sandbox.costs import SandboxCosts, Work
+from windtunnel.agents.sandbox.costs import SandboxCosts
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Retention, forgettable
 from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, CheckpointJob, EmulatedHost, Made, Scheduler
@@ -85,22 +85,6 @@ def fanout(
             env.process(host(place, count))
     env.run()
     return Fanout(forks, hosts, lazy, ready[0], ready[(len(ready) - 1) // 2], ready[-1])
-
-
-def together(costs: SandboxCosts, work: Work, count: int, cores: int) -> float:
-    """Seconds until so many equal operations end that start at once, each with a worker of its own."""
-    env = Environment()
-    cpu, disk = Shared(env, cores, 1.0), Shared(env, costs.disk_lanes, 1.0)
-
-    def one() -> ProcessGenerator:
-        for seconds in (work.freeze, work.after):
-            yield cpu.use(seconds * work.cpu)
-            yield disk.use(seconds * (1 - work.cpu))
-
-    for _ in range(count):
-        env.process(one())
-    env.run()
-    return env.now
 
 
 @dataclass(frozen=True)

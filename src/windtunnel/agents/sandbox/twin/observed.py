@@ -1,6 +1,6 @@
 """Runs that were measured, and how close the twin comes to them.
 
-``validate`` gives the twin the turns of a run that was observed (``bench.twin``) on as many cores, and
+``validate`` gives the twin the turns of a run that was observed (``bench.overhead``) on as many cores, and
 compares. The twin gets the commands' own seconds and CPU, the think times and what the inspector saw of each
 turn; what it must find by itself is what is kept, how long checkpoints take when they share the machine, and
 what of that somebody waited for.
