@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +44,34 @@ def where(
     context.obj = str(home) if home is not None and (named or not url) else url
 
 
-for part in (daemon, boxes, commands, checkpoints):
-    part.add_to(sandbox)
-emulate.register(sandbox)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": daemon.doctor,
+    "setup": daemon.setup,
+    "serve": daemon.serve,
+    "down": daemon.down,
+    "create": boxes.create,
+    "ls": boxes.list_all,
+    "ps": boxes.ps,
+    "stop": boxes.stop,
+    "rm": boxes.remove,
+    "put": boxes.put,
+    "get": boxes.get,
+    "exec": commands.execute,
+    "shell": commands.interact,
+    "checkpoint": checkpoints.checkpoint,
+    "restore": checkpoints.restore,
+    "rollback": checkpoints.rollback,
+    "fork": checkpoints.fork,
+    "export": checkpoints.export,
+    "import": checkpoints.import_,
+    "notice": checkpoints.notice,
+    "gc": checkpoints.gc,
+    "log": checkpoints.log,
+    "diff": checkpoints.diff,
+    "emulate": emulate.emulate,
+}
+for name, command in COMMANDS.items():
+    sandbox.command(name)(command)
 
 
 def register(app: typer.Typer) -> None:

@@ -15,11 +15,11 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AsJson,
     Name,
+    amount,
     box,
     bytes_of,
     client,
     moment,
-    number_of,
     pairs,
     print_json,
     show,
@@ -30,16 +30,6 @@ from windtunnel.cli.sandbox.common import (
 STYLES = {"running": "green", "stopped": "yellow", "dead": "red"}
 Inside = Annotated[str, typer.Argument(metavar="PATH", help="An absolute path inside the sandbox.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The sandboxes.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(create)
-    app.command("ls")(list_all)
-    app.command()(ps)
-    app.command()(stop)
-    app.command("rm")(remove)
-    app.command()(put)
-    app.command()(get)
 
 
 def create(
@@ -78,16 +68,16 @@ def create(
         raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")
     if (network == "proxy") != bool(upstream):
         raise UserError("sandbox create: --network proxy and --upstream URL go together")
-    pid_limit = number_of(pids, "--pids", int, "of at least 1")
+    pid_limit = amount(pids, "--pids", "of at least 1", int)
     spec = SandboxSpec(
         name=checked_name(name),
         image=_image(image),
         network=network,  # type: ignore[arg-type]
         limits=Limits(
-            memory=_bytes(memory, "--memory"),
-            cpus=number_of(cpus, "--cpus", float, "above 0"),
+            memory=bytes_of(memory, "--memory"),
+            cpus=amount(cpus, "--cpus", "above 0", float),
             pids=None if pid_limit is None else int(pid_limit),
-            disk=_bytes(disk, "--disk"),
+            disk=bytes_of(disk, "--disk"),
         ),
         environment=pairs(env or [], "--env"),
         services=pairs(service or [], "--service"),
@@ -97,8 +87,7 @@ def create(
     with client(context) as daemon:
         info = daemon.create(spec).info()
     if as_json:
-        print_json(info)
-        return
+        return print_json(info)
     typer.echo(f"{info.name} runs; 'windtunnel sandbox exec {info.name} -- COMMAND' or 'shell {info.name}'")
 
 
@@ -113,16 +102,13 @@ def list_all(
     Example: windtunnel sandbox ls demo /workspace
     """
     if name is not None:
-        _list_files(context, name, path, as_json)
-        return
+        return _list_files(context, name, path, as_json)
     with client(context) as daemon:
         found = daemon.boxes()
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     if not found:
-        typer.echo("No sandboxes yet: start with `windtunnel sandbox create NAME`.")
-        return
+        return typer.echo("No sandboxes yet: start with `windtunnel sandbox create NAME`.")
     shown = table(
         "name", "status", "turns", "newest checkpoint", "image", "network", "made", right=("turns",)
     )
@@ -140,11 +126,9 @@ def ps(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
     """
     info = box(context, name).info()
     if as_json:
-        print_json({"pid": info.pid, "processes": info.processes})
-        return
+        return print_json({"pid": info.pid, "processes": info.processes})
     if info.status != "running":
-        typer.echo(f"sandbox {name} is {info.status}")
-        return
+        return typer.echo(f"sandbox {name} is {info.status}")
     for command in info.processes:
         typer.echo(command)
 
@@ -240,18 +224,13 @@ def get(
 def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:
     found = box(context, name).listdir(path)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     shown = table("name", "kind", "size", "mode", "modified", right=("size",))
     for one in found:
         when = moment(one.modified) if one.modified else ""
         shown_name = escape(one.name + (f" → {one.target}" if one.target else ""))
         shown.add_row(shown_name, one.kind, size(one.size), f"{one.mode & 0o7777:04o}", when)
     show(shown)
-
-
-def _bytes(text: str, option: str) -> int | None:
-    return None if text.lower() == "none" else bytes_of(text, option)
 
 
 def _image(text: str) -> str:

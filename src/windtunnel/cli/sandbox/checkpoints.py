@@ -40,12 +40,6 @@ CHANGES = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (checkpoint, restore, rollback, fork, export, notice, gc, log, diff):
-        app.command()(command)
-    app.command("import")(import_)
-
-
 def checkpoint(
     context: typer.Context,
     name: Name,
@@ -59,8 +53,7 @@ def checkpoint(
     """
     made = box(context, name).checkpoint(label, full=full)
     if as_json:
-        print_json(made)
-        return
+        return print_json(made)
     frozen = f", frozen for {made.freeze_seconds * 1e3:.0f} ms" if made.freeze_seconds else ""
     typer.echo(f"{made.id}  {made.turn_class.word}{frozen}")
     typer.echo(f"  kept: {', '.join(made.covered)}")
@@ -116,8 +109,7 @@ def fork(
     with client(context) as daemon:
         made = daemon.fork(source, count, names=names, lazy=lazy)
         if as_json:
-            print_json([one.info() for one in made])
-            return
+            return print_json([one.info() for one in made])
     for one in made:
         typer.echo(one.name)
 
@@ -168,8 +160,7 @@ def notice(
     with client(context) as daemon:
         outcome = daemon.notice(seconds)
     if as_json:
-        print_json(outcome)
-        return
+        return print_json(outcome)
     for name, told in outcome.items():
         typer.echo(f"{name}: {told}")
 
@@ -186,8 +177,7 @@ def gc(
     with client(context) as daemon:
         report = daemon.gc(dry_run=dry_run)
     if as_json:
-        print_json(report)
-        return
+        return print_json(report)
     would = "would drop" if dry_run else "dropped"
     for one in report.checkpoints:
         typer.echo(f"{would} checkpoint {one}")
@@ -201,8 +191,7 @@ def gc(
 
 def _told(report: RestoreReport, as_json: bool) -> None:
     if as_json:
-        print_json(report)
-        return
+        return print_json(report)
     typer.echo(f"{report.checkpoint} is back, turn {report.turn}, in {report.seconds * 1e3:.0f} ms")
     typer.echo(f"  back: {', '.join(report.restored)}")
     if report.lost:
@@ -247,8 +236,7 @@ def diff(
     """
     found = box(context, name).diff(older, newer)
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     for change in found.files:
         mark = CHANGES.get(change.change, "[dim]m[/]")
         show(f"{mark} {escape(change.path)}" + (f"  [dim]{size(change.size)}[/]" if change.size else ""))

@@ -25,11 +25,6 @@ WHERE = '(status=$?; pwd; exit "$status")'
 """Prints the shell's directory, and leaves the status of the last command as it is."""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("exec")(execute)
-    app.command("shell")(interact)
-
-
 def execute(
     context: typer.Context,
     name: Name,

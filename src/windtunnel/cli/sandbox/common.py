@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,8 +65,8 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(to_plain(value), indent=2, ensure_ascii=False))
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         made.add_column(
             column,
@@ -95,18 +95,10 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def bytes_of(text: str | None, option: str) -> int | None:
-    """``2G``, ``512M``, a number of bytes, or ``none``: None."""
-    if text is None:
+def amount(text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float | None:
+    """A positive number, read by ``kind``, or None for ``none``."""
+    if text.lower() == "none":
         return None
-    return int(
-        _positive(
-            text, option, "such as 512M or 2G", lambda text: units.parse_quantity(text, "bytes of memory")
-        )
-    )
-
-
-def _positive(text: str, option: str, accepted: str, kind: Callable[[str], float]) -> float:
     try:
         value = kind(text)
     except ValueError:
@@ -118,9 +110,12 @@ def _positive(text: str, option: str, accepted: str, kind: Callable[[str], float
     return value
 
 
-def number_of(text: str, option: str, kind: Callable[[str], float], accepted: str) -> float | None:
-    """A positive number, or None for ``none``."""
-    return None if text.lower() == "none" else _positive(text, option, accepted, kind)
+def bytes_of(text: str, option: str) -> int | None:
+    """``2G``, ``512M``, a number of bytes, or ``none``: None."""
+    count = amount(
+        text, option, "such as 512M or 2G", lambda one: units.parse_quantity(one, "bytes of memory")
+    )
+    return None if count is None else int(count)
 
 
 def pairs(given: list[str], option: str) -> dict[str, str]:

@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.sandbox.common import AsJson, client, home_of, needed, print_json, show, table
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(doctor)
-    app.command()(setup)
-    app.command()(serve)
-    app.command()(down)
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
@@ -34,13 +28,12 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     found = examine()
     left = leftovers(Home(home_of(context))) if "://" not in (context.obj or "") else []
     if as_json:
-        print_json({"facilities": found, "leftovers": left})
-        return
+        return print_json({"facilities": found, "leftovers": left})
     shown = table("", "facility", "found", "gives", "to have it")
     for one in found:
         mark = "[green]✓[/]" if one.present else "[red]✗[/]"
         remedy = one.remedy or ("" if one.present else "cannot be had here")
-        shown.add_row(mark, one.name, _plain(one.detail), _plain(one.gives), _plain(remedy))
+        shown.add_row(mark, one.name, escape(one.detail), escape(one.gives), escape(remedy))
     show(shown)
     typer.echo(ladder(found))
     if left:
@@ -143,16 +136,6 @@ def _token(file: Path | None) -> str:
             token = file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"sandbox serve: token file {file} cannot be read: {error}") from error
-    if not token:
-        raise UserError(
-            "sandbox serve: --http needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN"
-        )
     if not token.isascii() or any(one.isspace() for one in token):
         raise UserError("sandbox serve: the token must be ASCII without spaces")
     return token
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

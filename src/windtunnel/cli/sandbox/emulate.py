@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
+from windtunnel.cli.sandbox.common import AsJson, show, table
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.twin.answers import Answers
 
 Number = TypeVar("Number", int, float)
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command to the verb ``sandbox``."""
-    group.command("emulate")(emulate)
 
 
 def emulate(
@@ -50,7 +47,7 @@ def emulate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of sessions, starts and failures.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")] = False,
+    as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
 ) -> None:
     """Emulate hosts full of sandboxes: how many one bears, what a notice saves, how fast forks run.
@@ -70,13 +67,8 @@ def emulate(
     from windtunnel.agents.sandbox.twin.page import write_page
     from windtunnel.agents.sandbox.twin.questions import Setting
 
-    for name, value in (
-        ("memory", memory),
-        ("disk", disk),
-        ("network", network),
-        ("session-memory", session_memory),
-        ("run", run),
-    ):
+    sizes = {"memory": memory, "disk": disk, "network": network, "session-memory": session_memory, "run": run}
+    for name, value in sizes.items():
         if not 0 < value < 1e18:
             raise UserError(f"sandbox emulate: {name} {value:g} is not accepted; use a positive number")
     names = policy or list(ARMS)
@@ -129,104 +121,85 @@ def _numbers(name: str, text: str, kind: type[Number], least: float, most: float
 
 
 def _show(found: Answers) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-
-    def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(
-            title=f"{title} (emulated)", box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0)
-        )
-        for place, column in enumerate(columns):
-            table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    def tell(title: str, rows: Iterable[Any], columns: dict[str, Callable[[Any], str]]) -> None:
+        first, *rest = columns
+        made = table(first, *rest, right=rest, title=f"{title} (emulated)")
         for row in rows:
-            table.add_row(*row)
-        console.print(table)
+            made.add_row(*(cell(row) for cell in columns.values()))
+        show(made)
 
-    console.print(f"Emulated, not measured. {found.setting}.", highlight=False)
+    second = units.seconds
+    policy = {"policy": lambda row: row.policy}
+    placed = {**policy, "sandboxes": lambda row: str(row.density)}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.classes.items())
-    console.print(f"Turns: {shares}. {found.assumed}.", highlight=False)
-    console.print(f"Costs: {found.origin}.", highlight=False)
-    show(
+    show(f"Emulated, not measured. {found.setting}.")
+    show(f"Turns: {shares}. {found.assumed}.")
+    show(f"Costs: {found.origin}.")
+    tell(
         "Density",
-        ("policy", "sandboxes", "overhead", "gate p95", "p99", "hidden", "freeze", "CPU", "fits"),
-        [
-            (
-                row.policy,
-                str(row.density),
-                f"{max(0.0, row.overhead):.2%}",
-                *(units.seconds(value) for value in (row.gate_p95, row.gate_p99)),
-                f"{row.hidden:.1%}",
-                units.seconds(row.freeze_p95),
-                f"{row.cpu_busy:.0%}",
-                "yes" if row.fits else "no",
-            )
-            for row in found.densities
-        ],
+        found.densities,
+        placed
+        | {
+            "overhead": lambda row: f"{max(0.0, row.overhead):.2%}",
+            "gate p95": lambda row: second(row.gate_p95),
+            "p99": lambda row: second(row.gate_p99),
+            "hidden": lambda row: f"{row.hidden:.1%}",
+            "freeze": lambda row: second(row.freeze_p95),
+            "CPU": lambda row: f"{row.cpu_busy:.0%}",
+            "fits": lambda row: "yes" if row.fits else "no",
+        },
     )
-    show(
+    tell(
         "Where policies break: overhead above 1.9 %, or p95 of gate waits above 1 ms",
-        ("policy", "bears", "breaks at", "memory holds"),
-        [
-            (
-                row.policy,
-                str(row.bears),
-                str(row.breaks) if row.breaks is not None else f"none up to {row.searched}",
-                str(row.fits),
-            )
-            for row in found.breaks
-        ],
+        found.breaks,
+        policy
+        | {
+            "bears": lambda row: str(row.bears),
+            "breaks at": lambda row: f"none up to {row.searched}" if row.breaks is None else str(row.breaks),
+            "memory holds": lambda row: str(row.fits),
+        },
     )
-    show(
+    tell(
         "A host goes",
-        ("policy", "notice", "turns lost", "work again", "whole"),
-        [
-            (
-                row.policy,
-                units.seconds(row.notice),
-                f"{row.turns_lost:.2f}",
-                units.seconds(row.seconds_lost),
-                f"{row.saved:.0%}",
-            )
-            for row in found.spots
-        ],
+        found.spots,
+        policy
+        | {
+            "notice": lambda row: second(row.notice),
+            "turns lost": lambda row: f"{row.turns_lost:.2f}",
+            "work again": lambda row: second(row.seconds_lost),
+            "whole": lambda row: f"{row.saved:.0%}",
+        },
     )
-    show(
+    tell(
         "Forks of one checkpoint",
-        ("forks", "hosts", "lazy", "first", "median", "last"),
-        [
-            (
-                str(row.forks),
-                str(row.hosts),
-                "yes" if row.lazy else "no",
-                *(units.seconds(value) for value in (row.first, row.median, row.last)),
-            )
-            for row in found.fanouts
-        ],
+        found.fanouts,
+        {
+            "forks": lambda row: str(row.forks),
+            "hosts": lambda row: str(row.hosts),
+            "lazy": lambda row: "yes" if row.lazy else "no",
+            "first": lambda row: second(row.first),
+            "median": lambda row: second(row.median),
+            "last": lambda row: second(row.last),
+        },
     )
-    show(
+    tell(
         "The urgent queue: gate waits with it / without",
-        ("policy", "sandboxes", "workers", "mean", "p95", "p99"),
-        [
-            (
-                row.policy,
-                str(row.density),
-                str(row.workers),
-                f"{units.seconds(row.mean)} / {units.seconds(row.mean_fifo)}",
-                f"{units.seconds(row.p95)} / {units.seconds(row.p95_fifo)}",
-                f"{units.seconds(row.p99)} / {units.seconds(row.p99_fifo)}",
-            )
-            for row in found.urgents
-        ],
+        found.urgents,
+        placed
+        | {
+            "workers": lambda row: str(row.workers),
+            "mean": lambda row: f"{second(row.mean)} / {second(row.mean_fifo)}",
+            "p95": lambda row: f"{second(row.p95)} / {second(row.p95_fifo)}",
+            "p99": lambda row: f"{second(row.p99)} / {second(row.p99_fifo)}",
+        },
     )
-    last = {row.policy: row for row in found.growths}
-    show(
+    tell(
         "The store of one host at the end",
-        ("policy", "checkpoints", "stored", "written"),
-        [
-            (row.policy, str(row.checkpoints), f"{row.stored / 1e6:.1f} MB", f"{row.written / 1e6:.1f} MB")
-            for row in last.values()
-        ],
+        {row.policy: row for row in found.growths}.values(),
+        policy
+        | {
+            "checkpoints": lambda row: str(row.checkpoints),
+            "stored": lambda row: f"{row.stored / 1e6:.1f} MB",
+            "written": lambda row: f"{row.written / 1e6:.1f} MB",
+        },
     )

@@ -38,7 +38,7 @@ from windtunnel.agents.sandbox.twin.questions import (
     spot,
 )
 from windtunnel.base.errors import UserError
-from windtunnel.cli.sandbox.emulate import register
+from windtunnel.cli.sandbox.emulate import emulate
 
 
 def row(number: int, breaks_at: int) -> Density:
@@ -180,7 +180,7 @@ def test_a_run_that_went_otherwise_is_told(costs: SandboxCosts) -> None:
 def command(*arguments: str) -> Any:
     group = typer.Typer()
     group.callback()(lambda: None)
-    register(group)
+    group.command("emulate")(emulate)
     return CliRunner().invoke(group, ["emulate", *arguments])
 
 

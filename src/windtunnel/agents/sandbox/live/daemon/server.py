@@ -61,6 +61,7 @@ def run(
 
     ``open_host`` and ``doctor`` stand in for the real host and its report.
     """
+    check(http, token, allow_remote)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     events = Events()
@@ -149,14 +150,7 @@ def serve(
     only, unless ``allow_remote``. ``ready`` is told each address as soon as it answers. ``grace_seconds``:
     how long commands may go on after the daemon is told to end, before they are cancelled.
     """
-    if http is not None:
-        if not token:
-            raise UserError("serve: HTTP needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
-        if not allow_remote and not is_loopback(http[0]):
-            raise UserError(
-                f"serve: address {http[0]!r} can be reached from other machines, and the token would travel "
-                "unencrypted; use 127.0.0.1, or say --allow-remote"
-            )
+    check(http, token, allow_remote)
     with contextlib.ExitStack() as closing:
         local = closing.enter_context(_unix(socket_path))
         remote = closing.enter_context(_tcp(*http)) if http is not None else None
@@ -175,6 +169,17 @@ def serve(
             await _until_stopped(service, servers, idle_seconds, grace_seconds)
 
         asyncio.run(life())
+
+
+def check(http: tuple[str, int] | None, token: str, allow_remote: bool) -> None:
+    """Raise UserError where HTTP would be open to whoever asks, or its token to whoever listens."""
+    if http is not None and not token:
+        raise UserError("serve: HTTP needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+    if http is not None and not allow_remote and not is_loopback(http[0]):
+        raise UserError(
+            f"serve: address {http[0]!r} can be reached from other machines, and the token would travel "
+            "unencrypted; use 127.0.0.1, or say --allow-remote"
+        )
 
 
 def guarded(app: ASGIApp, *, token: str, host: str) -> ASGIApp:
