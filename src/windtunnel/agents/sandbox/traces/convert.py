@@ -1,6 +1,11 @@
-r"""Asciicasts (version 2 and 3): recordings of a terminal, as lines ``[seconds, kind, text]``.
+"""Recordings of other projects as traces: SWE-agent, mini-SWE-agent (both in ``trajectories``), asciicast.
 
-A terminal recording does not say what a command is; it is guessed:
+What a recording says is kept; what had to be guessed or left out is told in ``Converted.notes``. Expected
+outputs are *not* taken over: they are those of another machine. ``replay.recorded`` fills in those of a
+fault-free run here.
+
+An asciicast (version 2 or 3) records a terminal, as lines ``[seconds, kind, text]``. It does not say what a
+command is; it is guessed:
 
 - Where keys were recorded (kind ``i``): what was typed up to Enter, with backspace and Ctrl-U applied. A line
   typed with arrows or Tab cannot be known and is left out. A line typed while no prompt was seen is input of
@@ -16,13 +21,79 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.traces.convert.parts import Converted, name_from
+from windtunnel.agents.sandbox.traces.generate import Think
 from windtunnel.agents.sandbox.traces.schema import FIXED_ENVIRONMENT, Trace, TraceTurn
+from windtunnel.agents.sandbox.traces.trajectories import Converted, from_mini, from_sweagent, name_from
 from windtunnel.base.errors import UserError
+from windtunnel.traces.header import SURROGATE
+
+MOST_BYTES = 256 * 2**20
+
+
+def convert(
+    path: Path,
+    *,
+    name: str = "",
+    source: str = "",
+    licence: str = "unknown",
+    workdir: str = "/workspace",
+    seed: int = 0,
+    think: Think | None = None,
+) -> Converted:
+    """The trace that a recording holds. ``think`` and ``seed``: for recordings without times."""
+    text = _read(path)
+    think = think or Think()
+    try:
+        data: Any = json.loads(text)
+    except json.JSONDecodeError as fault:
+        data = None
+        first = text.split("\n", 1)[0]
+        if '"version"' not in first:
+            raise UserError(
+                f"{path}: not JSON ({fault}); accepted are a SWE-agent .traj, a mini-SWE-agent "
+                "trajectory, and an asciicast of version 2 or 3"
+            ) from fault
+    except RecursionError as fault:
+        raise UserError(f"{path}: the JSON is nested too deeply to be a recording") from fault
+    if data is None or (isinstance(data, dict) and "version" in data and "width" in data):
+        found = from_cast(path, text, workdir)
+    elif isinstance(data, dict) and ("trajectory" in data or "history" in data):
+        found = from_sweagent(path, data, workdir, seed, think)
+    elif isinstance(data, list) or (isinstance(data, dict) and "messages" in data):
+        found = from_mini(path, data, workdir, seed, think)
+    else:
+        raise UserError(
+            f"{path}: no recording that is known; a SWE-agent file has the field trajectory or history, a "
+            "mini-SWE-agent file is a list of messages or has the field messages"
+        )
+    if not found.trace.turns:
+        raise UserError(f"{path}: the recording holds no command that could be taken over")
+    # JSON can hold halves of characters, and bytes that are no UTF-8 are read as such; no shell text can
+    trace = replace(
+        found.trace,
+        prelude=SURROGATE.sub("\ufffd", found.trace.prelude),
+        turns=tuple(
+            replace(turn, command=SURROGATE.sub("\ufffd", turn.command)) for turn in found.trace.turns
+        ),
+    )
+    named = replace(trace, name=name or trace.name, source=source or trace.source, licence=licence)
+    return replace(found, trace=named)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as fault:
+        raise UserError(f"{path}: the recording cannot be read: {fault.strerror}") from fault
+    if len(data) > MOST_BYTES:
+        raise UserError(f"{path}: the recording is larger than {MOST_BYTES >> 20} MiB")
+    return data.decode("utf-8", "surrogateescape")
+
 
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>]|[()][0-9A-B])")
 PROMPT = re.compile(r"^(?:\([\w.-]+\) )?[^\n$#%❯]{0,120}[$#%❯] ")
