@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -42,6 +43,20 @@ def test_the_rest_of_a_cut_command_is_not_run(box: Machine) -> None:
         assert box.run(command, timeout=0.2).ended == "timeout"
     assert box.run("ls").stdout == b""
     assert not running(box, "sleep")
+
+
+def test_a_host_that_ignores_interrupts_has_commands_that_do_not(start: Callable[..., Machine]) -> None:
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        box = start()
+        box.run("x=1")  # its shell is there
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    shells = box.shells()
+    assert box.run("sleep 1000", timeout=0.5).ended == "timeout"
+    assert box.shells() == shells
+    assert box.run("sleep 1000 & kill $!; wait $!; echo $?").stdout == b"143\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@
 
 #define SHELLS 64
 #define NAME_ROOM 64
+#define SIGNALS 64
 
 struct shell {
     char name[NAME_ROOM];
@@ -20,6 +21,13 @@ struct shell {
 };
 
 static struct shell shells[SHELLS];
+
+struct kernel_action {
+    void (*handler)(int);
+    unsigned long flags;
+    void (*restorer)(void);
+    uint64_t mask;
+};
 
 static void on_child(int signal) { (void)signal; }
 
@@ -74,6 +82,10 @@ static void start_shell(const char *name, const char *workdir, char **environmen
     if (child == 0) {
         uint64_t none = 0;
         CALL(rt_sigprocmask, 2, &none, 0, 8);
+        /* What is ignored stays so over an exec, and a shell cannot undo it: who started the host by nohup or in the
+         * background of a script would have commands that no SIGINT interrupts. */
+        static const struct kernel_action usual;
+        for (word one = 1; one <= SIGNALS; one++) CALL(rt_sigaction, one, &usual, 0, 8);
         CALL(setsid);
         if (CALL(chdir, workdir) < 0) CALL(chdir, "/");
         CALL(execve, program, program[5] == 'b' ? bash : sh, environment);
@@ -104,13 +116,6 @@ static void obey(char *line, const char *workdir, char **environment) {
         if (*at == '/' || *at == '.') return;
     if (*name && length(name) < NAME_ROOM) start_shell(name, workdir, environment);
 }
-
-struct kernel_action {
-    void (*handler)(int);
-    unsigned long flags;
-    void (*restorer)(void);
-    uint64_t mask;
-};
 
 static int run_init(const char *workdir, char **environment) {
     uint64_t child_signal = 1ull << (SIGCHLD_ - 1), none = 0;
