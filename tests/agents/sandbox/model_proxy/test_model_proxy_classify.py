@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.model_proxy import AGENTS
-from windtunnel.agents.sandbox.live.model_proxy.canonical import Asked, Unreadable, read
-from windtunnel.agents.sandbox.live.model_proxy.classify import Known, classify
+from windtunnel.agents.sandbox.live.model_proxy.classify import Asked, Known, Unreadable, classify, read
 
 CHAT, MESSAGES, RESPONSES, COMPLETIONS = (
     "/v1/chat/completions",

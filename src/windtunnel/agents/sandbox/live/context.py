@@ -1,21 +1,32 @@
-"""The parts that a host puts together."""
+"""The parts that a host puts together, and what is weaker of them than it could be, in words.
+
+Snapshots or copies of files, process images or none, and three ways to look at a turn: whatever is missing to
+root, a host opens with what is next below, and says so once. An ordinary user's host copies, compares, and
+has no process images.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
-from windtunnel.agents.sandbox.live.files import Pool
+from windtunnel.agents.sandbox.live.files import Pool, loop
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
-from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
+from windtunnel.agents.sandbox.live.machine import rootless
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
 from windtunnel.agents.sandbox.views import Event
+from windtunnel.base.errors import UserError
+
+NO_IMAGES = "they are not kept without root"
+"""Why an ordinary user's host keeps no processes."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +53,55 @@ class Context:
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""
         return SandboxLog(box, self.policy, self.home.box(box) if box else self.home.path, self.report)
+
+
+def inspector_for(kind: str, pool: Pool) -> Inspector:
+    """The strongest inspector that can look at roots of this pool, or the one of that kind."""
+    found = open_inspector(kind)
+    if kind == "auto" and found.kind == "fanotify" and pool.kind == "copy":
+        # an overlay has no handles of files that fanotify could report
+        found.close()
+        return open_inspector("activity")
+    return found
+
+
+def lacking(
+    home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, asked: tuple[bool, bool, bool]
+) -> list[str]:
+    """What is weaker here than it could be, and why. ``asked``: whether the best pool, process images and
+    the best inspector were asked for."""
+    best_pool, images, best_inspector = asked
+    words = []
+    if best_pool and pool.kind == "copy":
+        why = loop.usable(home.pool) or "the pool was made so"
+        words.append(f"files are kept by copies instead of snapshots: {why}")
+    if images and criu is None:
+        words.append(
+            "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"
+        )
+    if best_inspector and inspector is not None and inspector.kind != "ebpf":
+        words.append(f"turns are looked at by {inspector.kind}, which misses {'; '.join(inspector.misses)}")
+    return words
+
+
+def admit(home: Home, pool_kind: str, inspector_kind: str) -> None:
+    """Raises UserError where this user cannot have a host of sandboxes in ``home``, or not of these kinds."""
+    rootless.demand()
+    for what, kind, accepted in (
+        ("pool", pool_kind, ("auto", "copy")),
+        ("inspector", inspector_kind, ("auto",)),
+    ):
+        if kind not in accepted:
+            raise UserError(
+                f"sandbox: {what} kind {kind!r} is not accepted without root; use {' or '.join(accepted)}"
+            )
+    nearest = home.path
+    while not os.path.exists(nearest):  # false, too, where this user may not look
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK | os.X_OK) or (
+        nearest == home.path and nearest.stat().st_uid != os.geteuid()
+    ):
+        raise UserError(
+            f"sandbox: home {home.path} cannot be used by user {os.geteuid()}; name a folder of your own "
+            "(WINDTUNNEL_SANDBOX_HOME)"
+        )

@@ -22,13 +22,11 @@ from typing import IO, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
-from windtunnel.agents.sandbox.live import capabilities_probe
-from windtunnel.agents.sandbox.live import guard as guards
 from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Context
+from windtunnel.agents.sandbox.live.context import NO_IMAGES, Context, admit, inspector_for, lacking
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
@@ -88,12 +86,12 @@ class Host:
         self.home = Home((home or default_home()).absolute())
         self._rootless = rootless.rootless()
         if self._rootless:
-            capabilities_probe.admit(self.home, pool_kind, inspector_kind)
+            admit(self.home, pool_kind, inspector_kind)
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
         self._lock_file = _locked(self.home)
-        guards.wait_for_last(self.home.path)
+        machines.wait_for_guard(self.home)
         _clear_dumps(self.home)
         self._on_event = on_event
         self._checkpoints_made = 0
@@ -104,9 +102,9 @@ class Host:
             pool = open_pool(self.home.pool, kind=pool_kind, size=pool_size)
             if policy in READS_EFFECTS:
                 inspector = (
-                    capabilities_probe.diff_inspector(self.home, self._changed)
+                    DiffInspector(lambda box: machines.Group(self.home, box).pids(), self._changed)
                     if self._rootless
-                    else capabilities_probe.inspector_for(inspector_kind, pool)
+                    else inspector_for(inspector_kind, pool)
                 )
             self.context = Context(
                 home=self.home,
@@ -122,20 +120,19 @@ class Host:
                 in_use=[],
                 proxy=HostProxy(self.home, on_request),
                 report=self._report,
-                no_images=capabilities_probe.NO_IMAGES if self._rootless else "CRIU is missing",
+                no_images=NO_IMAGES if self._rootless else "CRIU is missing",
             )
         except BaseException:
             self._lock_file.close()
             raise
-        self._guard = guards.guard_of(self.home)
-        guards.note(self.home.path, self._guard.pid)
+        self._guard = machines.Guard(self.home)
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
         self._lock = threading.RLock()
         if not self._rootless:
             seen = inspector if isinstance(inspector, Inspector) else None
             asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
-            for words in capabilities_probe.lacking(self.home, pool, self.context.criu, seen, asked=asked):
+            for words in lacking(self.home, pool, self.context.criu, seen, asked=asked):
                 self._report(Event("weaker", "", words))
         self._recover()
 

@@ -10,13 +10,13 @@ Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system call
 
 from windtunnel.agents.sandbox.live.machine import rootless
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
-from windtunnel.agents.sandbox.live.machine.leftovers import collect, leftovers
+from windtunnel.agents.sandbox.live.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.live.machine.machine import Machine
 from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file
 from windtunnel.agents.sandbox.live.machine.state import shell_effect
 from windtunnel.agents.sandbox.views import Entry
 
 __all__ = [
-    "Cgroup", "Entry", "Group", "Machine", "addresses", "collect", "leftovers",
-    "listen_inside", "netns_file", "rootless", "shell_effect",
+    "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "leftovers",
+    "listen_inside", "netns_file", "rootless", "shell_effect", "wait_for_guard",
 ]  # fmt: skip

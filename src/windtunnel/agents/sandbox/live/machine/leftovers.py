@@ -1,10 +1,19 @@
-"""What sandboxes have left on the host that no sandbox owns any more: after a kill -9 of the daemon, or a
-fault."""
+"""What a crash of the host leaves: parts that no sandbox owns any more, and sandboxes that stand still.
+
+A sandbox must not stay frozen because its host's process was killed in the middle of a checkpoint. A shell
+waits for the end of its input, which comes when the process that holds the other end dies, however it dies;
+then it thaws every sandbox of the home. One shell serves a whole host and ends with it.
+
+A CRIU that was at work goes on without its host, and at its end it puts the freezer back as it found it:
+frozen. So the shell thaws until there is none any more, and the next host waits for the shell.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -87,3 +96,62 @@ def _devices(home: Home, boxes: set[str]) -> set[str]:
     own = {network.device_name(home, name) for name in boxes}
     prefix = f"wt{home.tag[:5]}"
     return {name for name in psutil.net_if_addrs() if name.startswith(prefix)} - own
+
+
+CONTINUE = (
+    'read -r _; for note in "$1"/*/stopped; do '
+    'if [ -f "$note" ]; then kill -CONT $(cat "$note"); rm -f "$note"; fi; done 2>/dev/null'
+)
+"""What the shell does where processes are stopped one by one (``group``)."""
+THAW = """exec 2>/dev/null
+thaw() { for file in "$1"/*/cgroup.freeze; do echo 0 > "$file"; done; }
+busy() {
+  for file in /proc/[0-9]*/cmdline; do
+    line=; IFS= read -r line < "$file"
+    case "$line" in *--freeze-cgroup"$1"/*) return 0; esac
+  done
+  return 1
+}
+read -r _
+for _ in $(seq 600); do
+  thaw "$1"
+  busy "$1" || break
+  sleep 0.1
+done
+thaw "$1"
+"""
+"""The same where control groups are frozen."""
+PATIENCE = 70.0
+"""Seconds; longer than the shell goes on."""
+
+
+class Guard:
+    """Lets the sandboxes of ``home`` go on once this process is gone, as this user can."""
+
+    def __init__(self, home: Home) -> None:
+        rootless = os.geteuid() != 0
+        groups = home.boxes if rootless else Cgroup(home.tag, "any").path.parent
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", CONTINUE if rootless else THAW, "windtunnel-guard", str(groups)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # for the next host of the home
+        (home.path / "guard").write_text(str(self._shell.pid))
+
+    def close(self) -> None:
+        """End it; what it does then is harmless, since nothing is frozen."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        self._shell.wait()
+
+
+def wait_for_guard(home: Home) -> None:
+    """Until the guard of the host before, which may have been killed just now, has done its work."""
+    deadline = time.monotonic() + PATIENCE
+    with contextlib.suppress(OSError):
+        command = Path("/proc", (home.path / "guard").read_text(), "cmdline")
+        while b"windtunnel-guard" in command.read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.01)

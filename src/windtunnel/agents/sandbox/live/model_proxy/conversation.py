@@ -29,8 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.model_proxy.canonical import Asked
-from windtunnel.agents.sandbox.live.model_proxy.classify import Known, Loop
+from windtunnel.agents.sandbox.live.model_proxy.classify import Asked, Known, Loop
 
 Headers = tuple[tuple[str, str], ...]
 

@@ -10,7 +10,7 @@ Two doubts remain: equal requests at the same time count as one, and an answer i
 of a checkpoint may count as received. An ``Idempotency-Key`` of the agent's own settles both.
 
 What the service's status says: 2xx and 3xx, it happened. 4xx, it did not, and may be tried again. 5xx or no
-answer: in doubt, see ``journal`` for what follows.
+answer: in doubt, see ``live.effects`` for what follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import httpx
 from windtunnel.agents.sandbox.live.effects import EffectError, EffectInDoubt, Journal, NotDone
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation, Reply
 from windtunnel.agents.sandbox.live.model_proxy.events import Bounds, Upstream
-from windtunnel.agents.sandbox.live.model_proxy.forward import (
+from windtunnel.agents.sandbox.live.model_proxy.upstream import (
     Asking,
     UpstreamFault,
     address,

@@ -33,8 +33,8 @@ from windtunnel.agents.sandbox.live.model_proxy.events import (
     Turning,
     Upstream,
 )
-from windtunnel.agents.sandbox.live.model_proxy.forward import timeouts
 from windtunnel.agents.sandbox.live.model_proxy.session import AgentSession
+from windtunnel.agents.sandbox.live.model_proxy.upstream import timeouts
 from windtunnel.agents.sandbox.live.model_proxy.wire import Gone, Refused, read_asking, send_fault
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.base.errors import UserError

@@ -20,9 +20,16 @@ from uuid import uuid4
 import httpx
 from starlette.types import Receive, Send
 
-from windtunnel.agents.sandbox.live.model_proxy import canonical
-from windtunnel.agents.sandbox.live.model_proxy.canonical import Asked
-from windtunnel.agents.sandbox.live.model_proxy.classify import AgentRules, Kind, classify
+from windtunnel.agents.sandbox.live.model_proxy.classify import (
+    AgentRules,
+    Asked,
+    Kind,
+    Unreadable,
+    classify,
+    counts_tokens,
+    read,
+    shape_of,
+)
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Conversation, Entry, Headers, Reply
 from windtunnel.agents.sandbox.live.model_proxy.effect_gate import HARMLESS, PREFIX, EffectGate, EffectService
 from windtunnel.agents.sandbox.live.model_proxy.events import (
@@ -36,14 +43,15 @@ from windtunnel.agents.sandbox.live.model_proxy.events import (
     TurnServed,
     Upstream,
 )
-from windtunnel.agents.sandbox.live.model_proxy.exchange import BrokeOff, Exchange
-from windtunnel.agents.sandbox.live.model_proxy.forward import (
+from windtunnel.agents.sandbox.live.model_proxy.gate import Gate, Window
+from windtunnel.agents.sandbox.live.model_proxy.upstream import (
     Asking,
+    BrokeOff,
+    Exchange,
     UpstreamFault,
     asked_upstream,
     reply_headers,
 )
-from windtunnel.agents.sandbox.live.model_proxy.gate import Gate, Window
 from windtunnel.agents.sandbox.live.model_proxy.wire import (
     Refused,
     send_fault,
@@ -110,13 +118,13 @@ class AgentSession:
             await self._serve(receive, self._through(asking, send, self._upstream))
 
     async def _judge(self, asking: Asking) -> tuple[Kind, Asked | None]:
-        if asking.method != "POST" or canonical.shape_of(asking.route) is None:
-            kind: Kind = "count-tokens" if canonical.counts_tokens(asking.route) else "other"
+        if asking.method != "POST" or shape_of(asking.route) is None:
+            kind: Kind = "count-tokens" if counts_tokens(asking.route) else "other"
             self._tell(Classified(self.name, "", kind, "its path"))
             return kind, None
         try:
             asked = await self._understood(asking)
-        except canonical.Unreadable as error:
+        except Unreadable as error:
             self._tell(Classified(self.name, "", "other", f"not understood: {error}"))
             return "other", None
         verdict = classify(asked.outline, self._conversation.known, self._rules)
@@ -129,10 +137,10 @@ class AgentSession:
     async def _understood(self, asking: Asking) -> Asked:
         headers = dict(asking.headers)
 
-        def read() -> Asked:
-            return canonical.read(asking.route, headers, asking.body, limit=self._bounds.body)
+        def understood() -> Asked:
+            return read(asking.route, headers, asking.body, limit=self._bounds.body)
 
-        return read() if len(asking.body) <= READ_ON_LOOP else await asyncio.to_thread(read)
+        return understood() if len(asking.body) <= READ_ON_LOOP else await asyncio.to_thread(understood)
 
     async def _through(self, asking: Asking, send: Send, upstream: Upstream) -> None:
         """Pass a request on, and its reply back, without looking at either."""

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Headers
 from windtunnel.agents.sandbox.live.model_proxy.events import Bounds
-from windtunnel.agents.sandbox.live.model_proxy.forward import Asking, fault_body
+from windtunnel.agents.sandbox.live.model_proxy.upstream import Asking, fault_body
 
 
 class Refused(Exception):

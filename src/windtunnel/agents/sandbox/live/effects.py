@@ -24,7 +24,9 @@ Source: the write-ahead rule of databases; Crab (arXiv 2604.28138) names such ef
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from windtunnel.agents.sandbox.live.effects.ledger import Ledger, held, identity
+from windtunnel.agents.sandbox.live.effects_ledger import Ledger, held, identity
 from windtunnel.base.errors import UserError
 
 State = Literal["planned", "done", "failed", "unknown"]
@@ -235,3 +237,53 @@ def _token(box: str, key: str) -> str:
     """The idempotency key: new for each effect, so that a name used again cannot meet an old one."""
     seed = f"{box}\0{key}\0{time.time_ns()}"
     return "windtunnel-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
+
+
+TOKEN = "idempotency_key"
+
+
+def at_most_once(
+    journal: Journal,
+    *,
+    box: str | Callable[[], str],
+    turn: int | Callable[[], int],
+    intent: str = "",
+    check: Check | None = None,
+    idempotent: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that acts on the world outside: the module says what is guaranteed.
+
+    Its arguments, which JSON must be able to hold, are the payload; ``box`` and ``turn`` may be functions
+    that say who acts, and when. A parameter named ``idempotency_key`` gets the key for the service; it is
+    not for the caller to give. ``intent``: the function's own name where it is empty.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+        takes_token = TOKEN in signature.parameters
+        named = intent or function.__qualname__
+
+        @functools.wraps(function)
+        def performed(*args: Any, **kwargs: Any) -> Any:
+            if TOKEN in kwargs:
+                raise UserError(f"effects: {named}: {TOKEN} is given by the journal, not by the caller")
+            bound = signature.bind_partial(*args, **kwargs)
+            bound.apply_defaults()
+            payload = {name: value for name, value in bound.arguments.items() if name != TOKEN}
+
+            def call(token: str) -> Any:
+                return function(*args, **kwargs, **({TOKEN: token} if takes_token else {}))
+
+            return journal.perform(
+                box() if callable(box) else box,
+                turn() if callable(turn) else turn,
+                named,
+                call,
+                payload=payload,
+                check=check,
+                idempotent=idempotent,
+            )
+
+        return performed
+
+    return decorate
