@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.adapters.ray import OF_BOX, SandboxActor, pool
+from windtunnel.agents.sandbox.adapters.ray import OF_BOX, OF_HOST, SandboxActor, pool
 from windtunnel.agents.sandbox.client import Client, RemoteBox
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -24,21 +24,23 @@ def test_without_ray_the_sentence_says_what_to_install() -> None:
 
 def test_an_actor_serves_its_node(client: Client) -> None:
     actor = SandboxActor(str(client.place.home))
-    assert actor.ping() == str(client.place.home)
-    assert actor.create(SandboxSpec("a")).name == "a"
-    assert actor.call("a", "run", ("echo hi",), {"timeout": 20}).stdout == b"hi\n"
-    actor.end_turn("a", "r")
-    made = actor.call("a", "checkpoint", (), {})
-    assert actor.fork(made.id, 2, None, False) == ["a-1", "a-2"]
-    assert set(actor.notice(9)) == {"a", "a-1", "a-2"}
-    actor.remove("a")
-    assert [one.name for one in actor.boxes()] == ["a-1", "a-2"]
-    with pytest.raises(UserError, match="no method"):
-        actor.call("a-1", "_execute", (), {})
+    assert actor.call(None, "health").home == str(client.place.home)
+    assert actor.call(None, "create", SandboxSpec("a")) == "a"
+    assert actor.call("a", "run", "echo hi", timeout=20).stdout == b"hi\n"
+    assert actor.call("a", "end_turn", "r") is None
+    made = actor.call("a", "checkpoint")
+    assert actor.call(None, "fork", made.id, 2) == ["a-1", "a-2"]
+    assert set(actor.call(None, "notice", 9)) == {"a", "a-1", "a-2"}
+    actor.call(None, "remove", "a")
+    assert [one.name for one in actor.call(None, "boxes")] == ["a-1", "a-2"]
+    for name, method in (("a-1", "_execute"), ("a-1", "fork"), (None, "down")):
+        with pytest.raises(UserError, match="no method"):
+            actor.call(name, method)
 
 
 def test_every_method_that_travels_exists() -> None:
-    assert all(callable(getattr(RemoteBox, name)) for name in OF_BOX)
+    for kind, names in ((RemoteBox, OF_BOX), (Client, OF_HOST)):
+        assert all(callable(getattr(kind, name)) for name in names)
 
 
 @pytest.fixture

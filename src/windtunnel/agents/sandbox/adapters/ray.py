@@ -18,24 +18,11 @@ from windtunnel.base.errors import UserError
 
 CONCURRENT = 256
 """Calls that one actor takes at a time: a command occupies one until it ends."""
-OF_BOX = frozenset(
-    {
-        "checkpoint",
-        "diff",
-        "get",
-        "info",
-        "listdir",
-        "log",
-        "put",
-        "restore",
-        "rollback",
-        "run",
-        "shells",
-        "stop",
-        "wait",
-    }
-)
-"""Methods of a sandbox whose arguments and answers are plain data, so that they can travel."""
+OF_HOST = frozenset(["boxes", "create", "export", "fork", "health", "import_", "notice", "remove"])
+OF_BOX = frozenset(["checkpoint", "diff", "end_turn", "get", "info", "listdir", "log", "put"]) | {
+    *("restore", "rollback", "run", "shells", "stop", "wait")
+}
+"""Methods of a host and of a sandbox whose arguments are plain data, so that they can travel."""
 
 
 class SandboxActor:
@@ -46,39 +33,20 @@ class SandboxActor:
 
         self._client = connect(home)
 
-    def ping(self) -> str:
-        """The home that is served; answers when the daemon does."""
-        return self._client.health().home
+    def call(self, name: str | None, method: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the sandbox ``name``, or of the host where that is None.
 
-    def create(self, spec: SandboxSpec) -> BoxInfo:
-        return self._client.create(spec).info()
-
-    def boxes(self) -> list[BoxInfo]:
-        return self._client.boxes()
-
-    def fork(self, checkpoint: str, count: int, names: list[str] | None, lazy: bool) -> list[str]:
-        return [one.name for one in self._client.fork(checkpoint, count, names=names, lazy=lazy)]
-
-    def remove(self, name: str) -> None:
-        self._client.remove(name)
-
-    def export(self, checkpoint: str, url: str) -> Manifest:
-        return self._client.export(checkpoint, url)
-
-    def import_(self, url: str, name: str) -> BoxInfo:
-        return self._client.import_(url, name).info()
-
-    def notice(self, seconds: float) -> dict[str, str]:
-        return self._client.notice(seconds)
-
-    def end_turn(self, name: str, request: str) -> None:
-        self._client.get(name).end_turn(request)
-
-    def call(self, name: str, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A method of one sandbox."""
-        if method not in OF_BOX:
+        A sandbox is answered by its name; of a checkpoint under way nothing is told.
+        """
+        if method not in (OF_HOST if name is None else OF_BOX):
             raise UserError(f"sandbox: {method!r} is no method of a sandbox in a pool")
-        return getattr(self._client.get(name), method)(*arguments, **options)
+        at: Any = self._client if name is None else self._client.get(name)
+        answer = getattr(at, method)(*arguments, **options)
+        if name is None and method in ("create", "import_"):
+            return answer.name
+        if name is None and method == "fork":
+            return [one.name for one in answer]
+        return None if method == "end_turn" else answer
 
 
 def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool:
@@ -107,7 +75,7 @@ def pool(hosts: Sequence[str] | None = None, *, home: str | None = None) -> Pool
         for node in chosen
     }
     try:
-        ray.get([actor.ping.remote() for actor in actors.values()])
+        ray.get([actor.call.remote(None, "health") for actor in actors.values()])
     except BaseException:
         for actor in actors.values():
             ray.kill(actor)
@@ -127,7 +95,7 @@ class Pool:
 
     def boxes(self) -> dict[str, list[BoxInfo]]:
         """The sandboxes of each node."""
-        asked = {node: actor.boxes.remote() for node, actor in self._actors.items()}
+        asked = {node: actor.call.remote(None, "boxes") for node, actor in self._actors.items()}
         return {node: _got(answer) for node, answer in asked.items()}
 
     def create(self, spec: SandboxSpec, *, node: str | None = None) -> PooledBox:
@@ -138,11 +106,7 @@ class Pool:
                 raise UserError(f"sandbox: {spec.name!r} exists already, on node {at}")
         if node is None:
             node = min(known, key=lambda at: sum(one.status == "running" for one in known[at]))
-        elif node not in self._actors:
-            raise UserError(
-                f"sandbox: node {node!r} is not in the pool; there are: {', '.join(self._actors)}"
-            )
-        _got(self._actors[node].create.remote(spec))
+        self._host(node, "create", spec)
         return PooledBox(self._actors[node], spec.name, node)
 
     def get(self, name: str) -> PooledBox:
@@ -157,21 +121,18 @@ class Pool:
 
     def move(self, name: str, node: str, url: str) -> PooledBox:
         """Take a sandbox to another node through ``url``, which both reach; it is removed where it was."""
-        if node not in self._actors:
-            raise UserError(
-                f"sandbox: node {node!r} is not in the pool; there are: {', '.join(self._actors)}"
-            )
+        self._known(node)
         source = self.get(name)
         if source.node == node:
             return source
-        _got(self._actors[source.node].export.remote(name, url))
-        _got(self._actors[node].import_.remote(url, name))
+        self._host(source.node, "export", name, url)
+        self._host(node, "import_", url, name)
         source.remove()
         return PooledBox(self._actors[node], name, node)
 
     def notice(self, node: str, seconds: float) -> dict[str, str]:
         """A node will be taken: checkpoint all that runs there."""
-        return dict(_got(self._actors[node].notice.remote(seconds)))
+        return dict(self._host(node, "notice", seconds))
 
     def close(self) -> None:
         """End the actors; daemons and sandboxes run on."""
@@ -179,6 +140,16 @@ class Pool:
 
         for actor in self._actors.values():
             ray.kill(actor)
+
+    def _host(self, node: str, method: str, *arguments: Any) -> Any:
+        """A method of a node's host, and its answer."""
+        self._known(node)
+        return _got(self._actors[node].call.remote(None, method, *arguments))
+
+    def _known(self, node: str) -> None:
+        if node not in self._actors:
+            known = ", ".join(self._actors)
+            raise UserError(f"sandbox: node {node!r} is not in the pool; there are: {known}")
 
 
 class PooledBox:
@@ -189,7 +160,7 @@ class PooledBox:
 
     def start(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method without waiting: a Ray object reference."""
-        return self._actor.call.remote(self.name, method, arguments, options)
+        return self._actor.call.remote(self.name, method, *arguments, **options)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the sandbox (one of ``OF_BOX``) and wait for its answer."""
@@ -203,7 +174,7 @@ class PooledBox:
 
     def end_turn(self, request: str = "") -> None:
         """End the turn; its checkpoint goes on while the model thinks."""
-        _got(self._actor.end_turn.remote(self.name, request))
+        self.call("end_turn", request)
 
     def checkpoint(self, label: str = "", *, full: bool = False) -> Manifest:
         made: Manifest = self.call("checkpoint", label, full=full)
@@ -211,11 +182,11 @@ class PooledBox:
 
     def fork(self, count: int = 1, *, names: list[str] | None = None, lazy: bool = False) -> list[PooledBox]:
         """Sandboxes that go on from its state now, on the same node."""
-        made = _got(self._actor.fork.remote(self.name, count, names, lazy))
+        made = _got(self._actor.call.remote(None, "fork", self.name, count, names=names, lazy=lazy))
         return [PooledBox(self._actor, name, self.node) for name in made]
 
     def remove(self) -> None:
-        _got(self._actor.remove.remote(self.name))
+        _got(self._actor.call.remote(None, "remove", self.name))
 
 
 def _node(alive: list[dict[str, Any]], host: str) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, CompletedProcess, TimeoutExpired
-from typing import Any, Protocol
+from typing import Any
 
 from windtunnel.agents.sandbox.model import TurnResult
+from windtunnel.agents.sandbox.protocol import AnySandbox
 from windtunnel.base.errors import UserError
 
 SHELL = "subprocess"
@@ -31,7 +32,6 @@ __all__ = [
     "CalledProcessError",
     "CompletedProcess",
     "Popen",
-    "Runs",
     "TimeoutExpired",
     "check_call",
     "check_output",
@@ -40,22 +40,8 @@ __all__ = [
 ]
 
 
-class Runs(Protocol):
-    """What is needed of a sandbox."""
-
-    def run(
-        self,
-        command: str,
-        *,
-        shell: str = ...,
-        timeout: float | None = ...,
-        cancel: threading.Event | None = ...,
-        on_output: Callable[[str, bytes], None] | None = ...,
-    ) -> TurnResult: ...
-
-
 def run(
-    box: Runs,
+    box: AnySandbox,
     args: Argv,
     *,
     input: bytes | str | None = None,
@@ -98,11 +84,11 @@ def run(
     return completed
 
 
-def check_call(box: Runs, args: Argv, **options: Any) -> int:
+def check_call(box: AnySandbox, args: Argv, **options: Any) -> int:
     return run(box, args, check=True, **options).returncode
 
 
-def check_output(box: Runs, args: Argv, **options: Any) -> Any:
+def check_output(box: AnySandbox, args: Argv, **options: Any) -> Any:
     return run(box, args, check=True, stdout=PIPE, **options).stdout
 
 
@@ -111,7 +97,7 @@ class Popen:
 
     def __init__(
         self,
-        box: Runs,
+        box: AnySandbox,
         args: Argv,
         *,
         stdin: int | None = None,
@@ -186,7 +172,7 @@ class Popen:
     def __exit__(self, *_: object) -> None:
         self.wait()
 
-    def _work(self, box: Runs, line: str) -> None:
+    def _work(self, box: AnySandbox, line: str) -> None:
         def on_output(stream: str, data: bytes) -> None:
             if stream in self._pipes:
                 self._pipes[stream].feed(data)

@@ -19,7 +19,7 @@ import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.adapters import subprocess as commands
 from windtunnel.agents.sandbox.adapters import swerex_types as own
@@ -42,7 +42,6 @@ else:
         rex = faults = own
         Runtime, Deployment = own.AbstractRuntime, own.AbstractDeployment
 
-T = TypeVar("T")
 LOG = logging.getLogger("windtunnel.sandbox.swerex")
 
 
@@ -71,7 +70,6 @@ class SandboxRuntime(Runtime):
         """Start a persistent shell, and source what is asked for in it."""
         if request.session in self._sessions:
             raise faults.SessionExistsError(f"session {request.session} already exists")
-        output = ""
         script = "; ".join(f"source {shlex.quote(path)}" for path in request.startup_source) or "true"
         timeout = max(request.startup_timeout, 10.0)  # a sandbox on a busy host is slow, not broken
         result = await self._act(request.session, script, timeout)
@@ -113,11 +111,7 @@ class SandboxRuntime(Runtime):
         if result.exit_code is None and action.check == "raise":
             raise faults.NoExitCodeError(f"command {action.command!r} ended without a status: {result.ended}")
         if result.exit_code != 0 and action.check == "raise":
-            sentence = f"Command {action.command!r} failed with exit code {result.exit_code}. "
-            sentence += f"Here is the output:\n{output!r}"
-            if action.error_msg:
-                sentence = f"{action.error_msg}: {sentence}"
-            raise faults.NonZeroExitCodeError(sentence)
+            raise _failed(action, result.exit_code, f"Here is the output:\n{output!r}")
         return rex.BashObservation(output=output, exit_code=result.exit_code)
 
     async def close_session(self, request: own.CloseBashSessionRequest) -> own.CloseBashSessionResponse:
@@ -151,11 +145,7 @@ class SandboxRuntime(Runtime):
         await self._end_turn()
         stdout, stderr = _text(done.stdout), _text(done.stderr or b"")
         if command.check and done.returncode != 0:
-            sentence = f"Command {command.command!r} failed with exit code {done.returncode}. "
-            sentence += f"Stdout:\n{stdout!r}\nStderr:\n{stderr!r}"
-            if command.error_msg:
-                sentence = f"{command.error_msg}: {sentence}"
-            raise faults.NonZeroExitCodeError(sentence)
+            raise _failed(command, done.returncode, f"Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
         return rex.CommandResponse(stdout=stdout, stderr=stderr, exit_code=done.returncode)
 
     async def read_file(self, request: own.ReadFileRequest) -> own.ReadFileResponse:
@@ -305,6 +295,14 @@ class SandboxDeployment(Deployment):
         if found.status != "running":
             box.restore()
         return box
+
+
+def _failed(asked: own.BashAction | own.Command, status: int | None, said: str) -> Exception:
+    sentence = f"Command {asked.command!r} failed with exit code {status}. {said}"
+    failed: Exception = faults.NonZeroExitCodeError(
+        f"{asked.error_msg}: {sentence}" if asked.error_msg else sentence
+    )
+    return failed
 
 
 def _text(data: bytes) -> str:
