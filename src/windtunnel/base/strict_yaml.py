@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from windtunnel.base.errors import UserError
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -21,3 +24,25 @@ class StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, what: str, accepted: str) -> Any:
+    """The document in ``path``, which should be ``what``; ``accepted`` where there is no file.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, or it is no YAML.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file, accepted is {accepted}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read ({reason}), accepted is a readable {what}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{path}{at}: not valid YAML ({error.problem}), accepted is a {what}") from None
+    except yaml.YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not valid YAML ({reason}), accepted is a {what}") from None

@@ -42,13 +42,9 @@ UNITS: dict[str, dict[str, float]] = {
     "watts": {f"{prefix}W": factor for prefix, factor in PREFIX.items()},
 }
 EXAMPLES = {
-    "bytes": "80 GB",
-    "bytes of memory": "512M",
-    "bytes/s": "400 Gb/s",
-    "seconds": "2 us",
-    "FLOP/s": "989 TFLOP/s",
-    "watts": "700 W",
-}
+    "bytes": "80 GB", "bytes of memory": "512M", "bytes/s": "400 Gb/s", "seconds": "2 us",
+    "FLOP/s": "989 TFLOP/s", "watts": "700 W",
+}  # fmt: skip
 
 
 def parse_quantity(value: object, unit: str, *, zero: bool = False) -> float:

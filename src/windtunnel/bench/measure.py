@@ -102,15 +102,10 @@ def host_facts() -> dict[str, Any]:
     from windtunnel.store.table import versions
 
     return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "processor": processor_name(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(),
-        "kernel": platform.release(),
-        "load_average": os.getloadavg()[0],
-        "versions": versions(),
-    }
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "processor": processor_name(),
+        "cpus": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total, "gpus": _gpus(),
+        "kernel": platform.release(), "load_average": os.getloadavg()[0], "versions": versions(),
+    }  # fmt: skip
 
 
 def _gpus() -> list[str]:

@@ -46,14 +46,11 @@ def list_catalogue(as_json: bool = typer.Option(False, "--json", help="Print pla
         device, host = kind.host.device, kind.host
         fp8 = device.peak_flops.get("float8_e4m3fn")
         devices.add_row(
-            name,
-            si(device.memory_bytes, "B"),
-            si(device.memory_bandwidth, "B/s"),
-            f"{device.peak('bfloat16') / 1e12:.4g}",
-            f"{fp8 / 1e12:.5g}" if fp8 else "-",
+            name, si(device.memory_bytes, "B"), si(device.memory_bandwidth, "B/s"),
+            f"{device.peak('bfloat16') / 1e12:.4g}", f"{fp8 / 1e12:.5g}" if fp8 else "-",
             f"{device.peak('float32') / 1e12:.4g}",
             si(device.power_watts, "W") if device.power_watts else "-",
-        )
+        )  # fmt: skip
         nics = f"{host.nics} x {host.nic.name}"
         most = f"1 to {host.devices}"
         hosts_table.add_row(name, most, host.intra.name, nics, kind.topology.kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,41 +58,24 @@ def emulate(
 
     Example: windtunnel emulate --cluster h100-sxm:16x8 train.py --batch 2
     """
+    from rich.console import Console
+
     from windtunnel import api
     from windtunnel.cli.progress import shown_progress
     from windtunnel.cluster.load import load_cluster
+    from windtunnel.report.terminal import print_summary
 
     where = load_cluster(cluster)
     with shown_progress(f"{script.name} on {where.name}") as progress:
         run = api.emulate(
-            script,
-            *(arguments or ()),
-            cluster=where,
-            ranks=ranks,
-            slow=slow or (),
-            jitter=jitter,
-            seed=seed,
-            alloc_conf=alloc_conf,
-            max_split_size=max_split_size,
-            tokens=tokens,
-            timeline=timeline,
-            jobs=jobs,
-            timeout=timeout,
-            reserve=None if reserve is None else reserve * 2**20,
-            profile=profile,
-            report=report,
-            progress=progress,
-        )
-    _show(run.summary.to_json(), as_json)
-
-
-def _show(summary: dict[str, Any], as_json: bool) -> None:
+            script, *(arguments or ()), cluster=where, ranks=ranks, slow=slow or (), jitter=jitter, seed=seed,
+            alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens, timeline=timeline, jobs=jobs,
+            timeout=timeout, reserve=None if reserve is None else reserve * 2**20, profile=profile,
+            report=report, progress=progress,
+        )  # fmt: skip
+    summary = run.summary.to_json()
     if as_json:
         typer.echo(json.dumps(summary))
         return
-    from rich.console import Console
-
-    from windtunnel.report.terminal import print_summary
-
-    report = Path(summary["directory"]) / "report.html"
-    print_summary(summary, Console(), report if report.exists() else None)
+    page = run.directory / "report.html"
+    print_summary(summary, Console(), page if page.exists() else None)

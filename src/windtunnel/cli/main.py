@@ -15,14 +15,9 @@ from windtunnel.capabilities import CAPABILITIES
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
 # imports what is heavy (torch, plotly) only when it runs. First those of the capabilities, then of all runs.
 VERBS = (
-    *(verb for capability in CAPABILITIES for verb in capability.verbs),
-    "replay",
-    "runs",
-    "graph",
-    "cluster",
-    "calibrate",
-    "bench",
-)
+    *(verb for capability in CAPABILITIES for verb in capability.verbs), "replay", "runs", "graph", "cluster",
+    "calibrate", "bench",
+)  # fmt: skip
 
 app = typer.Typer(
     name="windtunnel",

@@ -14,28 +14,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import StrictLoader
+from windtunnel.base.strict_yaml import read_yaml
 from windtunnel.cluster import catalogue
 from windtunnel.cluster.model import Cluster, Device, Host, Link, Topology, TopologyKind
 from windtunnel.cluster.schema import ClusterSpec, DeviceSpec, LinkSpec, TopologySpec, check, suggest
 
 # What may stand behind a comma, and where it belongs in a file.
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "nic": ("host", "nic"),
-    "nics": ("host", "nics"),
-    "intra": ("host", "intra"),
-    "topology": ("topology", "kind"),
-    "oversubscription": ("topology", "oversubscription"),
-    "hosts_per_leaf": ("topology", "hosts_per_leaf"),
-    "leaves_per_pod": ("topology", "leaves_per_pod"),
-    "dims": ("topology", "dims"),
-    "hop_latency": ("topology", "hop_latency"),
+    "nic": ("host", "nic"), "nics": ("host", "nics"), "intra": ("host", "intra"),
+    "topology": ("topology", "kind"), "oversubscription": ("topology", "oversubscription"),
+    "hosts_per_leaf": ("topology", "hosts_per_leaf"), "leaves_per_pod": ("topology", "leaves_per_pod"),
+    "dims": ("topology", "dims"), "hop_latency": ("topology", "hop_latency"),
     "price": ("price_per_device_hour",),
-}
+}  # fmt: skip
 
 
 def load_cluster(spec: str | Path) -> Cluster:
@@ -48,7 +42,7 @@ def load_cluster(spec: str | Path) -> Cluster:
         raise UserError(f"the cluster is empty, accepted is a YAML file or a name like {EXAMPLE}")
     head, *options = spec.split(",")
     if _is_file(head):
-        document = _read_yaml(Path(head))
+        document = read_yaml(Path(head), "cluster file", f"a YAML file or a name like {EXAMPLE}")
         name = check(document, head).name  # alone first: a what-if is not merged into what is malformed
         name = name or head
     else:
@@ -84,26 +78,6 @@ def _apply(document: dict[str, Any], option: str, spec: str) -> str:
         document = document[part]
     document[last] = value.strip()
     return key
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file, accepted is a YAML file or a name like {EXAMPLE}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason}), accepted is a readable YAML file") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{at}: not valid YAML ({error.problem}), accepted is a cluster file") from None
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"{path}: not valid YAML ({str(error).splitlines()[0]}), accepted is a cluster file"
-        ) from None
 
 
 # The NVLink generations whose switches reduce in the network.
@@ -197,13 +171,9 @@ def _host(spec: ClusterSpec, usual: Host | None, devices: int, where: str) -> Ho
     for field in ("intra", "nic", "pcie"):
         values[field] = _link(getattr(given, field), getattr(usual, field, None), f"host.{field}", where)
     defaults = {
-        "intra_switched": False,
-        "nvls": False,
-        "intra_hosts": 1,
-        "nics": devices,
-        "cpu_cores": 8 * devices,
+        "intra_switched": False, "nvls": False, "intra_hosts": 1, "nics": devices, "cpu_cores": 8 * devices,
         "source": where,
-    }
+    }  # fmt: skip
     for field, default in defaults.items():
         value = getattr(given, field)
         values[field] = getattr(usual, field, default) if value is None else value

@@ -185,11 +185,9 @@ class Cluster:
         """Leaf switches (rail-optimised: sets of rail switches); 1 for a single switch, 0 for a torus."""
         if self.topology.kind == "torus":
             return 0
-        return (
-            1
-            if self.topology.kind == "single-switch"
-            else math.ceil(self.hosts / self.topology.hosts_per_leaf)
-        )
+        if self.topology.kind == "single-switch":
+            return 1
+        return math.ceil(self.hosts / self.topology.hosts_per_leaf)
 
     def host_of(self, rank: int) -> int:
         return rank // self.host.devices
@@ -202,11 +200,7 @@ class Cluster:
         return place(self, ranks)
 
 
-SWITCHES = {
-    1: 1,
-    2: 3,
-    3: 5,
-}  # switches that a message passes at each tier: leaf; + spine, leaf; + core, spine
+SWITCHES = {1: 1, 2: 3, 3: 5}  # that a message passes at each tier: leaf; + spine, leaf; + core, spine
 
 
 def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
@@ -238,19 +232,8 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
 
     if len(by_domain) == 1:
         latency = host.intra.latency if intra else 0.0
-        return Placement(
-            len(ranks),
-            1,
-            most,
-            0,
-            intra,
-            None,
-            0.0,
-            intra_bandwidth,
-            intra_bandwidth,
-            intra_bandwidth,
-            latency,
-        )
+        rates = (intra_bandwidth, intra_bandwidth, intra_bandwidth)
+        return Placement(len(ranks), 1, most, 0, intra, None, 0.0, *rates, latency)
 
     nics_per_rank = min(_nics_used(host, members) / len(members) for members in by_host.values())
     line_rate = nics_per_rank * host.nic_bandwidth
@@ -267,18 +250,10 @@ def place(cluster: Cluster, ranks: Sequence[int]) -> Placement:
             crossing = _ring_crossing(cluster.topology, order)
             ring /= max(1.0, cluster.topology.oversubscription * crossing)
     return Placement(
-        ranks=len(ranks),
-        hosts=len(by_domain),
-        ranks_per_host=most,
-        tier=tier,
-        intra=intra,
-        inter=host.nic,
-        nics_per_rank=nics_per_rank,
-        intra_bandwidth=intra_bandwidth,
-        inter_bandwidth=worst,
-        ring_bandwidth=ring,
-        latency=host.nic.latency + hops * cluster.topology.hop_latency,
-    )
+        ranks=len(ranks), hosts=len(by_domain), ranks_per_host=most, tier=tier, intra=intra, inter=host.nic,
+        nics_per_rank=nics_per_rank, intra_bandwidth=intra_bandwidth, inter_bandwidth=worst,
+        ring_bandwidth=ring, latency=host.nic.latency + hops * cluster.topology.hop_latency,
+    )  # fmt: skip
 
 
 def _intra_bandwidth(host: Host, members: int) -> float:

@@ -121,14 +121,9 @@ class ClusterSpec(_Strict):
 
 
 MODELS: Mapping[tuple[str, ...], type[BaseModel]] = {
-    (): ClusterSpec,
-    ("host",): HostSpec,
-    ("topology",): TopologySpec,
-    ("host", "device"): DeviceSpec,
-    ("host", "intra"): LinkSpec,
-    ("host", "nic"): LinkSpec,
-    ("host", "pcie"): LinkSpec,
-}
+    (): ClusterSpec, ("host",): HostSpec, ("topology",): TopologySpec, ("host", "device"): DeviceSpec,
+    ("host", "intra"): LinkSpec, ("host", "nic"): LinkSpec, ("host", "pcie"): LinkSpec,
+}  # fmt: skip
 
 
 def check(document: Any, where: str) -> ClusterSpec:
@@ -165,16 +160,11 @@ def _sentence(error: ValidationError) -> str:
     if kind == "literal_error":
         return f"{shown}, accepted is {context['expected']}"
     accepted_types = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "string": "text",
-        "tuple": "a list, such as [9, 0]",
-        "too": "a list of two whole numbers, such as [9, 0]",
-        "missing": "a list of two whole numbers, such as [9, 0]",
-        "dict": "a mapping of dtypes to FLOP/s",
+        "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
+        "tuple": "a list, such as [9, 0]", "too": "a list of two whole numbers, such as [9, 0]",
+        "missing": "a list of two whole numbers, such as [9, 0]", "dict": "a mapping of dtypes to FLOP/s",
         "model": "a mapping of fields",
-    }
+    }  # fmt: skip
     return f"{shown}, accepted is {accepted_types.get(kind.split('_')[0], first['msg'])}"
 
 

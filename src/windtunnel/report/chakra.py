@@ -31,44 +31,23 @@ from numpy.typing import NDArray
 from windtunnel.base.errors import UserError
 
 NODE_TYPES = (
-    "INVALID_NODE",
-    "METADATA_NODE",
-    "MEM_LOAD_NODE",
-    "MEM_STORE_NODE",
-    "COMP_NODE",
-    "COMM_SEND_NODE",
-    "COMM_RECV_NODE",
-    "COMM_COLL_NODE",
-)
+    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
+    "COMM_RECV_NODE", "COMM_COLL_NODE",
+)  # fmt: skip
 INVALID, METADATA, MEM_LOAD, MEM_STORE, COMP, COMM_SEND, COMM_RECV, COMM_COLL = range(8)
 
 COMM_TYPES = (
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "gather",
-    "scatter",
-    "broadcast",
-    "all_to_all",
-    "reduce_scatter",
-    "reduce_scatter_block",
-    "barrier",
-)
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter_block", "barrier",
+)  # fmt: skip
 """The collective of each value of the attribute ``comm_type``."""
 
 # The value's wire type of an attribute that ASTRA-sim's feeder reads; any other has that of its Python type.
 ATTRIBUTE_FIELDS = {
-    "is_cpu_op": "bool_val",
-    "num_ops": "int64_val",
-    "tensor_size": "uint64_val",
-    "comm_type": "int64_val",
-    "comm_priority": "int32_val",
-    "comm_size": "int64_val",
-    "comm_src": "int32_val",
-    "comm_dst": "int32_val",
-    "comm_tag": "int32_val",
-    "pg_name": "string_val",
-}
+    "is_cpu_op": "bool_val", "num_ops": "int64_val", "tensor_size": "uint64_val", "comm_type": "int64_val",
+    "comm_priority": "int32_val", "comm_size": "int64_val", "comm_src": "int32_val", "comm_dst": "int32_val",
+    "comm_tag": "int32_val", "pg_name": "string_val",
+}  # fmt: skip
 
 _SCALARS = [
     *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
@@ -79,14 +58,9 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def _field(
-    message: descriptor_pb2.DescriptorProto,
-    number: int,
-    name: str,
-    kind: str,
-    *,
-    repeated: bool = False,
+    message: descriptor_pb2.DescriptorProto, number: int, name: str, kind: str, *, repeated: bool = False,
     oneof: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     added = message.field.add(name=name, number=number)
     added.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
     if kind in _SCALARS:
@@ -264,19 +238,12 @@ def read_graph(path: Path) -> GraphNodes:
         data_ptr.append(len(data_deps))
         ctrl_ptr.append(len(ctrl_deps))
     return GraphNodes(
-        id=_longs(path, ids),
-        name=np.array(name_of, np.int32),
-        names=list(names),
-        type=np.array(kinds, np.int32),
-        duration=np.array(durations, np.float64),
-        data_ptr=np.array(data_ptr, np.int64),
-        data_deps=_longs(path, data_deps),
-        ctrl_ptr=np.array(ctrl_ptr, np.int64),
-        ctrl_deps=_longs(path, ctrl_deps),
-        attribute=np.array(attribute_of, np.int32),
-        attributes=attributes or [{}],
-        metadata=metadata,
-    )
+        id=_longs(path, ids), name=np.array(name_of, np.int32), names=list(names),
+        type=np.array(kinds, np.int32), duration=np.array(durations, np.float64),
+        data_ptr=np.array(data_ptr, np.int64), data_deps=_longs(path, data_deps),
+        ctrl_ptr=np.array(ctrl_ptr, np.int64), ctrl_deps=_longs(path, ctrl_deps),
+        attribute=np.array(attribute_of, np.int32), attributes=attributes or [{}], metadata=metadata,
+    )  # fmt: skip
 
 
 def _head(path: Path, message: bytes) -> dict[str, Any]:

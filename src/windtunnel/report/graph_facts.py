@@ -66,16 +66,11 @@ def facts(path: Path, nodes: GraphNodes) -> GraphFacts:
             node = int(before[node])
     types = Counter(NODE_TYPES[kind] for kind in nodes.type.tolist())
     return GraphFacts(
-        nodes=len(nodes),
-        dependencies=len(nodes.data_deps) + len(nodes.ctrl_deps),
-        absent=absent,
-        types=dict(types.most_common()),
-        communication=_communication(nodes),
-        depth=int(depth.max(initial=0)),
-        chain_seconds=float(seconds.max(initial=0.0)),
-        chain=chain[::-1],
+        nodes=len(nodes), dependencies=len(nodes.data_deps) + len(nodes.ctrl_deps), absent=absent,
+        types=dict(types.most_common()), communication=_communication(nodes), depth=int(depth.max(initial=0)),
+        chain_seconds=float(seconds.max(initial=0.0)), chain=chain[::-1],
         busy_seconds=float(nodes.duration.sum()),
-    )
+    )  # fmt: skip
 
 
 def attributes(nodes: GraphNodes, node: int) -> dict[str, Any]:

@@ -43,14 +43,9 @@ SCRIPTS = ("common.js", "timeline.js", "charts.js")
 
 
 def write_report(
-    path: Path,
-    summary: Summary,
-    timeline: Timeline | None = None,
-    memory_curves: list[MemoryCurve] | None = None,
-    heat_map: HeatMap | None = None,
-    *,
-    picture: str = "",
-) -> None:
+    path: Path, summary: Summary, timeline: Timeline | None = None,
+    memory_curves: list[MemoryCurve] | None = None, heat_map: HeatMap | None = None, *, picture: str = "",
+) -> None:  # fmt: skip
     """Write the page of a run to ``path`` (folders are made).
 
     ``summary`` has the form of docs/summary.md; ``picture`` is the cluster as text. Parts that are not given
@@ -78,19 +73,15 @@ def write_report(
     }
     scripts = "".join(resource(name) for name in SCRIPTS)
     whole = page(
-        text.command_line(summary),
-        [text.cluster_line(summary)],
-        sections,
-        note=_stamp(summary),
-        cards=cards(summary),
-        footer=text.provenance_sentence(summary),
+        text.command_line(summary), [text.cluster_line(summary)], sections, note=_stamp(summary),
+        cards=cards(summary), footer=text.provenance_sentence(summary),
         tail=f"""<div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_json(data)}</script>
 <script>
 {scripts}</script>
 """,
         code=True,
-    )
+    )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(whole, encoding="utf-8")
 
@@ -164,13 +155,9 @@ def pack_heat(heat: HeatMap) -> dict[str, Any]:
     # Differences of less than one in a thousand are not shown as a full range of colours.
     spread = max(high - low, 1e-3 * abs(high))
     return {
-        "hosts": heat.value.shape[0],
-        "devices": heat.value.shape[1],
-        "low": low,
-        "high": low + spread,
-        "unit": heat.unit,
-        "value": _base64(heat.value.ravel(), np.float32),
-    }
+        "hosts": heat.value.shape[0], "devices": heat.value.shape[1], "low": low, "high": low + spread,
+        "unit": heat.unit, "value": _base64(heat.value.ravel(), np.float32),
+    }  # fmt: skip
 
 
 def _chosen(timeline: Timeline) -> tuple[list[tuple[int, Track, NDArray[np.int64]]], str]:

@@ -21,17 +21,9 @@ Section = tuple[str, str, str]
 
 
 def page(
-    title: str,
-    lead: Sequence[str],
-    sections: Sequence[Section],
-    *,
-    note: str = "",
-    cards: str = "",
-    footer: str = "",
-    tail: str = "",
-    code: bool = False,
-    plots: bool = False,
-) -> str:
+    title: str, lead: Sequence[str], sections: Sequence[Section], *, note: str = "", cards: str = "",
+    footer: str = "", tail: str = "", code: bool = False, plots: bool = False,
+) -> str:  # fmt: skip
     """The whole page. ``title``, ``lead`` (paragraphs), ``note`` and ``footer`` are text and are escaped.
 
     ``cards``: HTML above the sections. ``tail``: HTML at the end of the body, such as scripts. ``code``: the
@@ -83,15 +75,11 @@ def figure(x: str, y: str, *, height: int = 380, **layout: Any) -> Any:
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID}
     made = plotly.Figure()
     made.update_layout(
-        height=height,
-        margin={"l": 70, "r": 20, "t": 30, "b": 50},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
-        xaxis={"title": {"text": x}, **axis},
-        yaxis={"title": {"text": y}, **axis},
+        height=height, margin={"l": 70, "r": 20, "t": 30, "b": 50}, paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)", font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        xaxis={"title": {"text": x}, **axis}, yaxis={"title": {"text": y}, **axis},
         legend={"orientation": "h", "y": 1.08, "x": 0},
-    )
+    )  # fmt: skip
     made.update_layout(**layout)
     return made
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.programs import train
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store.eventlog import NAME, decisions
@@ -17,23 +18,6 @@ from windtunnel.training.emulate.policy import POLICIES, Capture, Decision, Know
 from windtunnel.training.emulate.run import Emulation, emulate
 from windtunnel.training.emulate.summary import Summary
 from windtunnel.training.emulate.twin import cost
-
-
-def train(width: int, *, steps: int = 3) -> None:
-    """What a user would write in a notebook."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("nccl")
-    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    model = DistributedDataParallel(torch.nn.Linear(width, width, device=device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(torch.randn(8, width, device=device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +35,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
 def test_a_function_is_emulated_as_a_script_is(done: Emulation) -> None:
     summary = done.summary
     assert summary.world_size == 4
-    assert summary.command.script.endswith("test_emulate_run.train")
+    assert summary.command.script.endswith("support.programs.train")
     assert summary.command.args == ("256",)
     assert summary.iteration_time_s > 0
     assert summary.peak_reserved_bytes >= 256 * 256 * 4

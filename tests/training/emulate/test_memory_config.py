@@ -3,7 +3,7 @@
 import pytest
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.twin.memory import AllocatorConfig
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MIB = 1 << 20
 ACCEPTED = [

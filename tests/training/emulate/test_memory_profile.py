@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from windtunnel.training.emulate.graph import EVENT, Category, EventKind, Slice
-from windtunnel.training.emulate.twin.memory import AllocatorConfig, emulate_memory
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
+from windtunnel.training.emulate.twin.memory.profile import emulate_memory
 
 MIB = 1 << 20
 EXPANDABLE = AllocatorConfig(expandable_segments=True)

@@ -77,25 +77,13 @@ def device(name: str) -> Device:
         f"peak_flops.{dtype}": cited[source]
         for dtype, (_, source) in document["devices"][name]["peak_flops"].items()
     }
-    vendor, kind = entry.pop("vendor"), entry.pop("kind")
-    values = {key: value for key, (value, _) in entry.items()}
+    given = {"name": name, "vendor": entry.pop("vendor"), "kind": entry.pop("kind"), "peak_flops": peaks}
     sources = {key: cited[source] for key, (_, source) in entry.items()} | sources
-    major, minor = values["capability"]
-    return Device(
-        name=name,
-        vendor=vendor,
-        kind=kind,
-        torch_name=values["torch_name"],
-        capability=(major, minor),
-        sm_count=int(values["sm_count"]),
-        memory_bytes=float(values["memory_bytes"]),
-        memory_bandwidth=float(values["memory_bandwidth"]),
-        l2_bytes=int(values["l2_bytes"]),
-        power_watts=float(values["power_watts"]),
-        sustained=float(values["sustained"]),
-        peak_flops=peaks,
-        sources=sources,
-    )
+    values = {key: value for key, (value, _) in entry.items()}
+    for key in ("memory_bytes", "memory_bandwidth", "power_watts", "sustained"):
+        values[key] = float(values[key])  # YAML takes 0.9e12 for text
+    values["capability"] = tuple(values["capability"])
+    return Device(**given, **values, sources=sources)
 
 
 @cache
@@ -105,13 +93,9 @@ def link(name: str) -> Link:
     entry = document["links"][name]
     cited = document["sources"]
     figures = ("bandwidth", "latency", "efficiency")
-    return Link(
-        name=name,
-        bandwidth=float(entry["bandwidth"][0]),
-        latency=float(entry["latency"][0]),
-        efficiency=float(entry["efficiency"][0]),
-        source="; ".join(f"{figure}: {cited[entry[figure][1]]}" for figure in figures),
-    )
+    bandwidth, latency, efficiency = (float(entry[figure][0]) for figure in figures)
+    source = "; ".join(f"{figure}: {cited[entry[figure][1]]}" for figure in figures)
+    return Link(name, bandwidth, latency, efficiency, source)
 
 
 def hop_latency(nic: str) -> float | None:
@@ -128,17 +112,10 @@ def host_kind(name: str) -> HostKind:
     kind: TopologyKind = entry["topology"]
     source = document["sources"][entry["source"]]
     host = Host(
-        device=device(name),
-        devices=entry["devices"],
-        intra=link(entry["intra"]),
-        intra_switched=entry["intra_switched"],
-        nvls=entry["nvls"],
-        nic=link(entry["nic"]),
-        nics=entry["nics"],
-        pcie=link(entry["pcie"]),
-        cpu_cores=entry["cpu_cores"],
-        source=source,
-    )
+        device=device(name), devices=entry["devices"], intra=link(entry["intra"]),
+        intra_switched=entry["intra_switched"], nvls=entry["nvls"], nic=link(entry["nic"]),
+        nics=entry["nics"], pcie=link(entry["pcie"]), cpu_cores=entry["cpu_cores"], source=source,
+    )  # fmt: skip
     topology = Topology(
         kind=kind,
         hosts_per_leaf=entry["hosts_per_leaf"],
@@ -188,17 +165,9 @@ def measured_cpu() -> Device:
     measured = f"measured on this machine ({processor_name()}), one thread, NumPy"
     lacking = "inference, the measured float32 rate"
     return Device(
-        name="cpu",
-        vendor=platform.machine(),
-        kind="cpu",
-        torch_name=processor_name(),
-        capability=(0, 0),
-        sm_count=1,
-        memory_bytes=float(psutil.virtual_memory().total),
-        memory_bandwidth=figures["copy"],
-        l2_bytes=_last_level_cache(),
-        power_watts=0.0,
-        sustained=1.0,
+        name="cpu", vendor=platform.machine(), kind="cpu", torch_name=processor_name(), capability=(0, 0),
+        sm_count=1, memory_bytes=float(psutil.virtual_memory().total), memory_bandwidth=figures["copy"],
+        l2_bytes=_last_level_cache(), power_watts=0.0, sustained=1.0,
         peak_flops={
             "float64": figures["float64"],
             "float32": figures["float32"],
@@ -219,7 +188,7 @@ def measured_cpu() -> Device:
             "peak_flops.bfloat16": lacking,
             "peak_flops.float16": lacking,
         },
-    )
+    )  # fmt: skip
 
 
 def cache_file() -> Path:

@@ -12,17 +12,6 @@ from windtunnel.engines.replay.path import ISSUE, RUN, TRANSFER, Path, critical_
 from windtunnel.engines.replay.symmetry import colour, job_colours, quotient
 
 __all__ = [
-    "ISSUE",
-    "RUN",
-    "TRANSFER",
-    "Path",
-    "Program",
-    "ReplayJob",
-    "ReplayResult",
-    "Stalled",
-    "colour",
-    "critical_path",
-    "job_colours",
-    "quotient",
-    "replay",
-]
+    "ISSUE", "RUN", "TRANSFER", "Path", "Program", "ReplayJob", "ReplayResult", "Stalled", "colour",
+    "critical_path", "job_colours", "quotient", "replay",
+]  # fmt: skip

@@ -227,16 +227,11 @@ def replay(job: ReplayJob, *, keep_times: bool = True) -> ReplayResult:
     rank_end = np.maximum(ranks["clock"], tail.max(axis=1, initial=0.0))
     nothing = np.zeros(0)
     return ReplayResult(
-        rank_ptr=job.rank_ptr,
-        start=data.start if keep_times else nothing,
-        end=data.end if keep_times else nothing,
-        rank_end=rank_end,
-        queue_busy=busy,
-        makespan=float(rank_end.max(initial=0.0)),
-        events=int(job.rank_ptr[-1]),
-        join_ready=data.join_ready,
+        rank_ptr=job.rank_ptr, start=data.start if keep_times else nothing,
+        end=data.end if keep_times else nothing, rank_end=rank_end, queue_busy=busy,
+        makespan=float(rank_end.max(initial=0.0)), events=int(job.rank_ptr[-1]), join_ready=data.join_ready,
         join_position=_join_positions(job) if keep_times else np.zeros(0, np.int64),
-    )
+    )  # fmt: skip
 
 
 def _queue_places(data: Packed) -> tuple[Longs, Longs]:
@@ -274,12 +269,8 @@ def _stalled(job: ReplayJob, data: Packed) -> Stalled:
     late = np.searchsorted(job.rank_join_ptr, never_came, side="right") - 1
     members = np.bincount(job.rank_join, minlength=len(job.join_size))[pending]
     return Stalled(
-        rank=rank.astype(np.int32),
-        node=node,
-        join=join,
-        pending=pending,
-        missing_ptr=starts(per_join),
+        rank=rank.astype(np.int32), node=node, join=join, pending=pending, missing_ptr=starts(per_join),
         missing_rank=late.astype(np.int32),
         missing_node=data.join_node[ranks["join_node_base"][late] + never_came - ranks["member_base"][late]],
         absent=(job.join_size[pending] - members).astype(np.int32),
-    )
+    )  # fmt: skip

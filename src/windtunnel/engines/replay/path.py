@@ -74,17 +74,9 @@ def critical_path(job: ReplayJob, result: ReplayResult) -> Path:
     rank = int(np.searchsorted(job.rank_ptr, last, side="right")) - 1
     before = [_before(data, program, job) for program in range(len(job.programs))]
     ranks, nodes, reasons, begins, ends = _walk(
-        data,
-        np.concatenate([np.zeros(0, np.int32), *before]),
-        order,
-        member_ptr,
-        owner,
-        result.start,
-        result.end,
-        result.join_ready,
-        rank,
-        last - int(job.rank_ptr[rank]),
-    )
+        data, np.concatenate([np.zeros(0, np.int32), *before]), order, member_ptr, owner, result.start,
+        result.end, result.join_ready, rank, last - int(job.rank_ptr[rank]),
+    )  # fmt: skip
     return Path(ranks[::-1], nodes[::-1], reasons[::-1], begins[::-1], ends[::-1])
 
 
@@ -100,17 +92,9 @@ def _before(data: Packed, program: int, job: ReplayJob) -> Ints:
 
 @jit
 def _walk(
-    data: Packed,
-    before: Ints,
-    order: Longs,
-    member_ptr: Longs,
-    owner: Longs,
-    start: Floats,
-    end: Floats,
-    join_ready: Floats,
-    r: int,
-    i: int,
-) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+    data: Packed, before: Ints, order: Longs, member_ptr: Longs, owner: Longs, start: Floats, end: Floats,
+    join_ready: Floats, r: int, i: int,
+) -> tuple[Ints, Ints, Ints, Floats, Floats]:  # fmt: skip
     size = 1024
     ranks = np.empty(size, np.int32)
     nodes = np.empty(size, np.int32)

@@ -92,16 +92,12 @@ def quotient(job: ReplayJob, colours: Ints) -> ReplayJob:
     original = kept[one]
     absent = job.join_size[original] - counts[original]
     return ReplayJob(
-        programs=job.programs,
-        rank_program=job.rank_program[first],
-        compute_scale=job.compute_scale[first],
-        issue_scale=job.issue_scale[first],
-        rank_join_ptr=starts(np.diff(ptr)[first]),
+        programs=job.programs, rank_program=job.rank_program[first], compute_scale=job.compute_scale[first],
+        issue_scale=job.issue_scale[first], rank_join_ptr=starts(np.diff(ptr)[first]),
         rank_join=join.reshape(-1).astype(np.int64),
         join_size=(np.bincount(join.reshape(-1), minlength=len(original)) + absent).astype(np.int32),
-        join_duration=job.join_duration[original],
-        seed=job.seed,
-    )
+        join_duration=job.join_duration[original], seed=job.seed,
+    )  # fmt: skip
 
 
 def _member_counts(job: ReplayJob) -> Longs:

@@ -31,12 +31,8 @@ from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_p
 from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, first_tensor
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
 from windtunnel.training.emulate.twin.job import parse_slow
-from windtunnel.training.emulate.twin.memory import (
-    CONTEXT_RESERVE,
-    AllocatorConfig,
-    MemoryProfile,
-    emulate_memory,
-)
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
+from windtunnel.training.emulate.twin.memory.profile import CONTEXT_RESERVE, MemoryProfile, emulate_memory
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -93,13 +89,9 @@ class EmulationResult:
 
 
 def simulate(
-    program: Program,
-    cluster: Cluster,
-    options: Options,
-    progress: Progress = no_progress,
-    log: EventLog | None = None,
-    take: Capturing | None = None,
-) -> EmulationResult:
+    program: Program, cluster: Cluster, options: Options, progress: Progress = no_progress,
+    log: EventLog | None = None, take: Capturing | None = None,
+) -> EmulationResult:  # fmt: skip
     """Emulate ``program`` on ``cluster``.
 
     ``log``: gets the decisions which ranks to capture. ``take`` may give an earlier capture again instead of
@@ -132,29 +124,17 @@ def simulate(
     work = measure(classes, options.tokens)
     notes = [note for cls in classes.classes for note in cls.slice.notes]
     return EmulationResult(
-        program=program,
-        cluster=cluster,
-        options=options,
-        profile=profile,
-        classes=classes,
-        world=world,
-        timing=timing,
-        first_iteration_s=first_iteration(classes, cluster, costs),
-        memory=memory,
-        work=work,
-        wall_time_s=time.monotonic() - began,
-        capture_time_s=captured,
+        program=program, cluster=cluster, options=options, profile=profile, classes=classes, world=world,
+        timing=timing, first_iteration_s=first_iteration(classes, cluster, costs), memory=memory, work=work,
+        wall_time_s=time.monotonic() - began, capture_time_s=captured,
         notes=list(dict.fromkeys([*classes.notes, *timing.notes, *notes])),
-    )
+    )  # fmt: skip
 
 
 def capture(
-    program: Program,
-    cluster: Cluster,
-    options: Options,
-    progress: Progress = no_progress,
+    program: Program, cluster: Cluster, options: Options, progress: Progress = no_progress,
     log: EventLog | None = None,
-) -> Classes:
+) -> Classes:  # fmt: skip
     """Run the program as the ranks that are needed, and sort all ranks into classes."""
 
     def tell(done: int, of: int) -> None:
@@ -187,10 +167,7 @@ def costs_of(classes: Classes, cluster: Cluster, profile: DeviceProfile | None) 
         if call.kind in ("send", "recv"):
             sender, receiver = group.ranks
             issuer, peer = (sender, receiver) if call.kind == "send" else (receiver, sender)
-            call = Collective(
-                call.kind, call.group, call.in_bytes, call.out_bytes, call.dtype, peer, call.backend
-            )
-            return collective_seconds(call, group, cluster, profile, rank=issuer)
+            return collective_seconds(replace(call, peer=peer), group, cluster, profile, rank=issuer)
         return collective_seconds(call, group, cluster, profile)
 
     return WorldCosts(operators, host_operators, host_events, seconds)

@@ -93,7 +93,7 @@ def _name(timing: Timing, colour: int, node: int) -> str:
     if program.is_join[node]:
         calls = timing.job.world.calls[row]
         call = int(program.program.join[node]) % len(calls.event)
-        family = timing.job.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
+        family = timing.job.world.classes.families.families[calls.channel(call)[0]]
         return f"{calls.collective(call).kind} {family.name}"
     event = program.slice.events[program.event[node % program.nodes]]
     if event["kind"] == EventKind.OP:
@@ -136,13 +136,9 @@ def write_pictures(
         name = re.sub(r"[^A-Za-z0-9=.-]+", "_", cls.name).strip("_") or "all"
         write_graph(directory / "graph" / f"{name}.et", graph_nodes(result, row))
     write_report(
-        directory / "report.html",
-        summary,
-        spans,
-        memory_curves(result),
-        heat_map(result),
+        directory / "report.html", summary, spans, memory_curves(result), heat_map(result),
         picture=picture(result.cluster),
-    )
+    )  # fmt: skip
 
 
 def shown_ranks(result: EmulationResult) -> list[int]:
@@ -207,15 +203,10 @@ def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
     cls = result.classes.classes[row]
     return GraphNodes(
         id=np.arange(step.nodes, dtype=np.int64),
-        name=np.array([name for name, _, _ in described], np.int32)[which],
-        names=list(names),
-        type=np.array([kind for _, kind, _ in described], np.int32)[which],
-        duration=_durations(result, row),
-        data_ptr=pointer,
-        data_deps=dependencies,
-        ctrl_ptr=np.zeros(step.nodes + 1, np.int64),
-        ctrl_deps=np.zeros(0, np.int64),
-        attribute=which.astype(np.int32),
+        name=np.array([name for name, _, _ in described], np.int32)[which], names=list(names),
+        type=np.array([kind for _, kind, _ in described], np.int32)[which], duration=_durations(result, row),
+        data_ptr=pointer, data_deps=dependencies, ctrl_ptr=np.zeros(step.nodes + 1, np.int64),
+        ctrl_deps=np.zeros(0, np.int64), attribute=which.astype(np.int32),
         attributes=[attributes for _, _, attributes in described],
         metadata={
             "rank_class": cls.name,
@@ -225,7 +216,7 @@ def graph_nodes(result: EmulationResult, row: int) -> GraphNodes:
             "cluster": result.cluster.name,
             "durations": "emulated",
         },
-    )
+    )  # fmt: skip
 
 
 def _describe(

@@ -72,15 +72,10 @@ def emulate(
         cluster = load_cluster(cluster)
     store = store or Store.open()
     inputs = {
-        "script": program.name,
-        "args": [str(one) for one in program.arguments],
-        "cluster": cluster.name,
-        "world_size": cluster.world_size,
-        "ranks": options.ranks,
-        "slow": list(options.slow),
-        "jitter": options.jitter,
-        "allocator": options.allocator,
-    }
+        "script": program.name, "args": [str(one) for one in program.arguments], "cluster": cluster.name,
+        "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
+        "jitter": options.jitter, "allocator": options.allocator,
+    }  # fmt: skip
     run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     try:

@@ -17,13 +17,15 @@ import numpy as np
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
-from windtunnel.training.emulate.emulation import EmulationResult, Options, utilisation
+from windtunnel.training.emulate.emulation import EmulationResult, utilisation
 from windtunnel.training.emulate.graph import Category, EventKind, NoteKind
 from windtunnel.training.emulate.twin.costs.collectives import collective_cost, full_bytes, sharing_of
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
 SCHEMA = "windtunnel.emulate/1"
+OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
+"""Those that decide the figures."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,9 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         versions={name: version(name) for name in ("windtunnel", "torch")}
         | {"python": platform.python_version()},
         command=Command(
-            result.program.name, tuple(str(one) for one in result.program.arguments), _options(result.options)
+            script=result.program.name,
+            args=tuple(str(one) for one in result.program.arguments),
+            options={name: to_plain(getattr(result.options, name)) for name in OPTIONS},
         ),
         cluster=ClusterFacts(
             name=cluster.name,
@@ -287,18 +291,6 @@ def peak_rss_bytes() -> int:
     )
 
 
-def _options(options: Options) -> dict[str, Any]:
-    return {
-        "ranks": options.ranks,
-        "slow": list(options.slow),
-        "jitter": options.jitter,
-        "seed": options.seed,
-        "allocator": options.allocator,
-        "tokens": options.tokens,
-        "reserve_bytes": options.reserve_bytes,
-    }
-
-
 def _price(result: EmulationResult) -> float | None:
     hourly = result.cluster.price_per_device_hour
     return (
@@ -347,30 +339,16 @@ def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:
     placement = cluster.placement(use.ranks)
     nbytes = full_bytes(call, use.group_size)
     cost = collective_cost(
-        call.kind,
-        nbytes,
-        placement,
-        cluster,
-        backend=call.backend,
-        sharing=sharing_of(cluster, placement),
+        call.kind, nbytes, placement, cluster, backend=call.backend, sharing=sharing_of(cluster, placement),
         profile=result.profile,
-    )
+    )  # fmt: skip
     return CollectiveFacts(
-        kind=call.kind,
-        group=use.label,
-        group_size=use.group_size,
-        hosts=placement.hosts,
-        backend=call.backend,
-        dtype=call.dtype,
-        algorithm=cost.algorithm,
-        protocol=cost.protocol,
-        count=use.count,
-        bytes=nbytes,
-        seconds_each=use.seconds_each,
-        seconds_total=use.seconds_each * use.count,
-        exposed_seconds=use.exposed_seconds,
+        kind=call.kind, group=use.label, group_size=use.group_size, hosts=placement.hosts,
+        backend=call.backend, dtype=call.dtype, algorithm=cost.algorithm, protocol=cost.protocol,
+        count=use.count, bytes=nbytes, seconds_each=use.seconds_each,
+        seconds_total=use.seconds_each * use.count, exposed_seconds=use.exposed_seconds,
         bus_bandwidth=cost.bus_bandwidth,
-    )
+    )  # fmt: skip
 
 
 def operator_table(result: EmulationResult, most: int = 60) -> list[OperatorFacts]:

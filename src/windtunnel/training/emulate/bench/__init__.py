@@ -9,13 +9,9 @@ from __future__ import annotations
 from windtunnel.bench.rows import runner
 
 SECTIONS = {
-    "time": "truth.time_rows",
-    "memory": "truth.memory_rows",
-    "speed": "speed.speed_rows",
-    "engine": "speed.engine_rows",
-    "published": "speed.published_rows",
-    "peers": "peers.peers_rows",
+    "time": "truth.time_rows", "memory": "truth.memory_rows", "speed": "speed.speed_rows",
+    "engine": "speed.engine_rows", "published": "speed.published_rows", "peers": "peers.peers_rows",
     "gpu": "truth.gpu_rows",
-}
+}  # fmt: skip
 
 run = runner(__name__, SECTIONS)

@@ -27,13 +27,9 @@ from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, decode, read_profile, save_profile
 
 __all__ = [
-    "calibrate",
-    "measure_gloo",
-    "measure_operators",
-    "measure_overhead",
-    "measure_sharding",
+    "calibrate", "measure_gloo", "measure_operators", "measure_overhead", "measure_sharding",
     "read_operators",
-]
+]  # fmt: skip
 
 # What must agree for measurements to belong together.
 SAME = ("machine", "torch", "threads", "grid")
@@ -74,15 +70,9 @@ def _torch_device(device: Device) -> str:
 
 
 def calibrate(
-    name: str,
-    torch_device: str,
-    path: Path,
-    *,
-    threads: int = 1,
-    quick: bool = False,
-    operators: Sequence[Operator] = (),
-    progress: Progress | None = None,
-) -> DeviceProfile:
+    name: str, torch_device: str, path: Path, *, threads: int = 1, quick: bool = False,
+    operators: Sequence[Operator] = (), progress: Progress | None = None,
+) -> DeviceProfile:  # fmt: skip
     """Measure this machine's ``torch_device`` (``"cpu"`` or ``"cuda"``) as device ``name`` and save it at
     ``path``.
 
@@ -136,14 +126,9 @@ def _unfinished(name: str, path: Path, provenance: dict[str, str]) -> DeviceProf
 def _provenance(torch_device: str, threads: int, quick: bool) -> dict[str, str]:
     machine = torch.cuda.get_device_name() if torch_device == "cuda" else processor_name()
     return {
-        "machine": machine,
-        "date": today(),
-        "torch": torch.__version__,
-        "threads": str(threads),
-        "grid": "quick" if quick else "full",
-        "measured": "yes",
-        "state": "partial",
-    }
+        "machine": machine, "date": today(), "torch": torch.__version__, "threads": str(threads),
+        "grid": "quick" if quick else "full", "measured": "yes", "state": "partial",
+    }  # fmt: skip
 
 
 def read_operators(path: Path) -> list[Operator]:

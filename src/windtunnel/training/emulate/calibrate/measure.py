@@ -30,14 +30,9 @@ Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def measure_operators(
-    ops: Sequence[Operator],
-    device: str = "cpu",
-    threads: int = 1,
-    *,
-    order: Sequence[int] | None = None,
-    seconds: float = 20.0,
-    progress: Callable[[float], None] | None = None,
-) -> DeviceProfile:
+    ops: Sequence[Operator], device: str = "cpu", threads: int = 1, *, order: Sequence[int] | None = None,
+    seconds: float = 20.0, progress: Callable[[float], None] | None = None,
+) -> DeviceProfile:  # fmt: skip
     """Run every operator of ``ops`` on ``device`` and tell its time.
 
     ``order``: indices into ``ops`` in the order of the job's step (each at least once to be measured;

@@ -7,6 +7,7 @@ slow); index tensors are filled with indices that their table has.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -16,6 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.live.host import describe
+from windtunnel.training.emulate.live.observe import read_operator
 from windtunnel.training.emulate.twin.costs.profile import contiguous
 from windtunnel.training.emulate.twin.costs.work import base_name
 
@@ -316,18 +319,6 @@ def map_tensors(value: Any, make: Callable[[TensorMeta], torch.Tensor]) -> Any:
     return value
 
 
-def describe(value: Any) -> Any:
-    """A tensor as its `TensorMeta`, a list as a tuple, a plain value as it is, anything else as None."""
-    if isinstance(value, torch.Tensor):
-        device = "cpu" if value.device.type == "cpu" else "cuda"
-        return TensorMeta(
-            tuple(value.shape), str(value.dtype).removeprefix("torch."), tuple(value.stride()), device
-        )
-    if isinstance(value, (list, tuple)):
-        return tuple(describe(item) for item in value)
-    return value if isinstance(value, (int, float, bool, str)) else None
-
-
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects every operator dispatched while it is entered, in ``operators``, below autograd."""
 
@@ -338,25 +329,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        inputs: list[Any] = []
-        for position, argument in enumerate(func._schema.arguments):
-            given = (
-                args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            )
-            # PyTorch's own numbers for dtypes are not visible from Python; the output tells the dtype.
-            inputs.append(0 if isinstance(given, torch.dtype) else describe(given))
-        outputs = describe(result if isinstance(result, (tuple, list)) else (result,))
-        tensors = tuple(out for out in outputs if isinstance(out, TensorMeta))
-        if not tensors:  # foreach and fused operators return nothing and write their lists
-            written = [
-                inputs[position]
-                for position, argument in enumerate(func._schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-            tensors = tuple(
-                item for group in written for item in (group if isinstance(group, tuple) else (group,))
-            )
-        self.operators.append(Operator(str(func), tuple(inputs), tensors))
+        result = func(*args, **(kwargs or {}))
+        row = describe(func, args, kwargs or {}, result)
+        self.operators.append(read_operator(json.dumps(row)))
         return result

@@ -55,7 +55,7 @@ def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        model = _model()
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         x = torch.rand(1, ROWS, WIDTH)
         state: dict[str, Any] = {}

@@ -216,12 +216,12 @@ def describe(
         if number and met and str(argument.type) in ("number", "Tensor"):
             value = type(value)(1)
         values.append(value)
-        given.append(_plain(value))
-    results = [_plain(tensor) for tensor in tensors_of(out)]
+        given.append(plain(value))
+    results = [plain(tensor) for tensor in tensors_of(out)]
     if not results:
         written = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         results = [
-            _plain(tensor)
+            plain(tensor)
             for value, is_written in zip(values, written, strict=False) if is_written
             for tensor in tensors_of(value)
         ]  # fmt: skip
@@ -235,14 +235,15 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value among the arguments or results of an operator, as JSON."""
     if isinstance(value, torch.Tensor):
-        return {
-            "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape),
-            "d": list(value.stride()), "c": 1,
+        told = {
+            "t": str(value.dtype).removeprefix("torch."), "s": list(value.shape), "d": list(value.stride()),
         }  # fmt: skip
+        return {**told, "c": 1} if value.device.type == "cpu" else told
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, torch.dtype):
         return 0  # PyTorch's own number, which Python does not see; the output tells the dtype
     if isinstance(value, float) and not np.isfinite(value):

@@ -361,7 +361,7 @@ class Collector:
             gc.collect()
 
 
-def read_operator(text: bytes) -> Operator:
+def read_operator(text: bytes | str) -> Operator:
     """A row of the operator table."""
     row = json.loads(text)
     return Operator(

@@ -40,6 +40,7 @@ from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import EventKind, NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
+from windtunnel.training.emulate.live.host import plain
 from windtunnel.training.emulate.live.observe import Observer
 
 
@@ -130,15 +131,9 @@ def install_shapes(note: Any) -> None:
         return torch.empty_like(input)
 
     def backward_reduce(
-        grad: Any,
-        input: Any,
-        mean: Any,
-        invstd: Any,
-        weight: Any,
-        to_input: bool,
-        to_weight: bool,
+        grad: Any, input: Any, mean: Any, invstd: Any, weight: Any, to_input: bool, to_weight: bool,
         to_bias: bool,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         sums = (channels(input), channels(input)) if to_input else (None, None)
         like = weight if weight is not None else mean
         return (
@@ -278,8 +273,8 @@ def install_operators(native: ctypes.CDLL) -> None:
     rows: dict[str, int] = {}
 
     def record(name: str, args: Any, kwargs: Any, out: Any) -> None:
-        inputs = [_describe(value) for value in (*args, *kwargs.values())]
-        outputs = [_describe(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        inputs = [plain(value) for value in (*args, *kwargs.values())]
+        outputs = [plain(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         text = json.dumps({"n": name, "i": inputs, "o": outputs, "r": 0})
         if text not in rows:
             rows[text] = int(native.wt_add_operator(text.encode()))
@@ -316,19 +311,6 @@ def install_operators(native: ctypes.CDLL) -> None:
         return result
 
     definition.register_fake, definition.register_kernel = fake, kernel
-
-
-def _describe(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        told = {
-            "t": str(value.dtype).removeprefix("torch."),
-            "s": list(value.shape),
-            "d": list(value.stride()),
-        }
-        return told if value.is_cuda else {**told, "c": 1}
-    if isinstance(value, list | tuple):
-        return [_describe(item) for item in value]
-    return value if isinstance(value, int | float | bool | str | type(None)) else None
 
 
 def install_saving(note: Callable[[str], None]) -> None:

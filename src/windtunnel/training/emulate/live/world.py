@@ -190,13 +190,9 @@ def _carry_objects(world: WorldView) -> None:
                 object_gather_list[index] = hear(rank, "gather_object", group, obj)
 
     def broadcast_object_list(
-        object_list: list[Any],
-        src: Any = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: Any = None,
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
         **_: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         sender = source(src, group, group_src)
         if sender == world.rank:
             world.mailbox.post(topic("broadcast_object_list", group), list(object_list))
@@ -204,12 +200,9 @@ def _carry_objects(world: WorldView) -> None:
             object_list[:] = hear(sender, "broadcast_object_list", group, list(object_list))
 
     def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: Any = None,
-        src: Any = None,
-        group: Any = None,
-        group_src: Any = None,
-    ) -> None:
+        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
+        group: Any = None, group_src: Any = None,
+    ) -> None:  # fmt: skip
         output, input_list = scatter_object_output_list, scatter_object_input_list
         sender = source(src, group, group_src)
         if sender == world.rank:
@@ -218,23 +211,15 @@ def _carry_objects(world: WorldView) -> None:
         output[0] = everything[ranks_of(group).index(world.rank)] if everything else None
 
     def send_object_list(
-        object_list: list[Any],
-        dst: Any = None,
-        group: Any = None,
-        device: Any = None,
-        group_dst: Any = None,
+        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
         **_: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         world.mailbox.post(f"object {source(dst, group, group_dst)} {ranks_of(group)}", list(object_list))
 
     def recv_object_list(
-        object_list: list[Any],
-        src: Any = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: Any = None,
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
         **_: Any,
-    ) -> int:
+    ) -> int:  # fmt: skip
         sender = source(src, group, group_src)
         known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
         if not known:
@@ -246,14 +231,8 @@ def _carry_objects(world: WorldView) -> None:
         object_list[:] = content
         return sender
 
-    for function in (
-        all_gather_object,
-        gather_object,
-        broadcast_object_list,
-        scatter_object_list,
-        send_object_list,
-        recv_object_list,
-    ):
+    objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
+    for function in (*objects, send_object_list, recv_object_list):
         for module in (dist, c10d):
             setattr(module, function.__name__, function)
 

@@ -30,6 +30,9 @@ from windtunnel.base.errors import ScriptError
 from windtunnel.training.emulate.graph import Collective, EventKind, Group, Slice
 
 Index = NDArray[np.int32]
+COLLECTIVE, SEND, RECV = 0, 1, 2
+Channel = tuple[int, int, int]
+"""Family, direction (one of the three above), distance of the peer (0 for none)."""
 Point = tuple[int, ...]
 POINT_TO_POINT = ("send", "recv")
 
@@ -62,6 +65,12 @@ class Families:
     world_size: int
     families: list[Family]
     family_of: Index
+
+    def sent(self, channel: Channel) -> Channel:
+        """The sender's channel of the messages of ``channel``: a receive at distance d is a send at distance
+        -d of the other side."""
+        family, direction, distance = channel
+        return (family, SEND, distance if direction == SEND else -distance % self.families[family].size)
 
     def of_slice(self, slice_: Slice) -> list[int]:
         """For each of the slice's groups, its family.
@@ -235,12 +244,6 @@ def _place_in_cell(cell: NDArray[np.int64]) -> NDArray[np.int32]:
     return place
 
 
-COLLECTIVE, SEND, RECV = 0, 1, 2
-Channel = tuple[
-    int, int, int
-]  # family, direction (one of the three above), distance of the peer (0 for none)
-
-
 @dataclass(frozen=True)
 class CallRow:
     """A row of a slice's collective table: where it goes, and what both sides must agree on."""
@@ -274,6 +277,9 @@ class Calls:
     def agreed(self, channel: Channel) -> tuple[tuple[str | int, ...], ...]:
         """What each call of ``channel`` must agree on with its counterparts, in order."""
         return tuple(self.rows[self.row[position]].agreed for position in self.channels.get(channel, ()))
+
+    def channel(self, position: int) -> Channel:
+        return self.rows[int(self.row[position])].channel
 
     def collective(self, position: int) -> Collective:
         return self.slice.collectives[int(self.row[position])]

@@ -23,7 +23,6 @@ from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.policy.groups import (
     COLLECTIVE,
     RECV,
-    SEND,
     Calls,
     Channel,
     Deadlock,
@@ -87,17 +86,10 @@ def _first_break(classes: Classes, calls: list[Calls]) -> _Break | None:
     channels = sorted({channel for call in calls for channel in call.channels})
     breaks = [_outsiders(classes, calls, channel) for channel in channels]
     breaks += [_collectives(classes, calls, channel) for channel in channels if channel[1] == COLLECTIVE]
-    # A receive at distance d is a send at distance -d of the other side, so both give one set of sends.
-    sends = {_sender_side(channel, classes) for channel in channels if channel[1] != COLLECTIVE}
+    sends = {classes.families.sent(channel) for channel in channels if channel[1] != COLLECTIVE}
     breaks += [_messages(classes, calls, channel) for channel in sorted(sends)]
     found = [broken for broken in breaks if broken]
     return min(found, key=lambda broken: broken.event) if found else None
-
-
-def _sender_side(channel: Channel, classes: Classes) -> Channel:
-    family, direction, distance = channel
-    size = classes.families.families[family].size
-    return (family, SEND, distance if direction == SEND else -distance % size)
 
 
 def _numbers(keys: list[Hashable], numbers: dict[Hashable, int]) -> NDArray[np.int64]:
@@ -130,13 +122,9 @@ def _collectives(classes: Classes, calls: list[Calls], channel: Channel) -> _Bre
 
 
 def _mismatch(
-    classes: Classes,
-    calls: list[Calls],
-    channel: Channel,
-    family: Family,
-    members: NDArray[np.int32],
+    classes: Classes, calls: list[Calls], channel: Channel, family: Family, members: NDArray[np.int32],
     groups: int,
-) -> _Break:
+) -> _Break:  # fmt: skip
     sequences = {rank: calls[classes.rank_class[rank]].agreed(channel) for rank in members.tolist()}
     lengths = [len(sequence) for sequence in sequences.values()]
     # The first call on which not all agree; None stands for a rank that makes no more calls.

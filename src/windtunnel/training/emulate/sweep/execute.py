@@ -33,10 +33,7 @@ from typing import Any
 from windtunnel.base import atomic
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
-from windtunnel.cluster.model import Cluster
-from windtunnel.store.eventlog import EventLog
-from windtunnel.training.emulate.emulation import Options, Progress, capture, no_progress
-from windtunnel.training.emulate.live.session import Program
+from windtunnel.training.emulate.emulation import Capturing, Progress, capture, no_progress
 from windtunnel.training.emulate.policy.classes import Classes
 from windtunnel.training.emulate.run import emulate
 from windtunnel.training.emulate.summary import Summary
@@ -156,7 +153,7 @@ def emulate_group(
 
     A script that fails is an outcome too, with the sentence that says why.
     """
-    once = _Once()
+    once = _once()
     for point in points:
         options = replace(point.options, jobs=capture_jobs)
         try:
@@ -169,30 +166,21 @@ def emulate_group(
             yield _head(point) | {"status": "done"} | _figures(done.summary)
 
 
-class _Once:
+def _once() -> Capturing:
     """Captures at the first call, and gives the same classes, or the same failure, at every later one."""
+    known: list[Classes | ScriptError] = []
 
-    def __init__(self) -> None:
-        self.classes: Classes | None = None
-        self.failure: ScriptError | None = None
-
-    def __call__(
-        self,
-        program: Program,
-        cluster: Cluster,
-        options: Options,
-        progress: Progress,
-        log: EventLog | None = None,
-    ) -> Classes:
-        if self.failure is not None:
-            raise self.failure
-        if self.classes is None:
+    def take(*given: Any) -> Classes:
+        if not known:
             try:
-                self.classes = capture(program, cluster, options, progress, log)
+                known.append(capture(*given))
             except ScriptError as error:
-                self.failure = error
-                raise
-        return self.classes
+                known.append(error)
+        if isinstance(known[0], ScriptError):
+            raise known[0]
+        return known[0]
+
+    return take
 
 
 def _head(point: Point) -> Row:
@@ -264,13 +252,9 @@ def forget_rows(folder: Path) -> None:
 
 
 def emulate_on_ray(
-    address: str,
-    todo: list[list[Point]],
-    folder: Path,
-    capture_jobs: int,
-    pictures: bool,
+    address: str, todo: list[list[Point]], folder: Path, capture_jobs: int, pictures: bool,
     count: Callable[[], None],
-) -> None:
+) -> None:  # fmt: skip
     """Emulate ``todo`` on the Ray cluster at ``address`` (``local``: one of this machine alone).
 
     Raises:

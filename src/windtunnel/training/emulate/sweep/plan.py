@@ -39,7 +39,7 @@ from windtunnel.training.emulate.sweep.spec import (
 )
 from windtunnel.training.emulate.twin.costs.profile import find_profile
 from windtunnel.training.emulate.twin.job import parse_slow
-from windtunnel.training.emulate.twin.memory import AllocatorConfig
+from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
 
 MOST_POINTS = 10_000
 

@@ -196,13 +196,9 @@ def write_page(path: Path, found: SweepResult, title: str) -> None:
 
 def _chart(found: SweepResult) -> Any:
     chart = figure(
-        found.time_title,
-        "worst peak reserved memory, GiB",
-        height=560,
-        hovermode="closest",
-        xaxis_type=_scale([found.time(row) for row in found.done]),
-        yaxis_rangemode="tozero",
-    )
+        found.time_title, "worst peak reserved memory, GiB", height=560, hovermode="closest",
+        xaxis_type=_scale([found.time(row) for row in found.done]), yaxis_rangemode="tozero",
+    )  # fmt: skip
     costs = [found.cost(row) for row in found.done]
     scale = {"cmin": min(costs), "cmax": max(costs), "colorscale": "Viridis", "reversescale": True}
     bar = {"title": {"text": found.cost_title, "side": "right"}, "thickness": 14}

@@ -19,13 +19,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.strict_yaml import StrictLoader
+from windtunnel.base.strict_yaml import read_yaml
 from windtunnel.cluster.schema import suggest
 
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -117,13 +116,9 @@ LONGEST = 500
 CONDITION = "accepted are names, numbers, text, + - * / // %, comparisons, in, and, or, not"
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 _COMPARISON: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -306,7 +301,7 @@ ACCEPTED = {
 
 def read_spec(path: Path) -> SweepSpec:
     """The sweep that the file describes. Raises `UserError` for the first thing in it that is wrong."""
-    document = _read_yaml(path)
+    document = read_yaml(path, "sweep file (YAML)", "a sweep file (YAML)")
     if not isinstance(document, dict):
         raise UserError(f"{path}: a sweep file holds {document!r}, accepted is a mapping of fields")
     try:
@@ -330,22 +325,3 @@ def _sentence(error: ValidationError) -> str:
     if field[0] == "grid" and len(field) == 2:
         return f"{shown}, accepted is a list of numbers, words, or true and false"
     return f"{shown}, accepted is {ACCEPTED[field[-1]]}"
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file, accepted is a sweep file (YAML)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(
-            f"{path}: cannot be read ({reason}), accepted is a readable sweep file (YAML)"
-        ) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{at}: not valid YAML ({error.problem}), accepted is a sweep file") from None
-    except yaml.YAMLError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: not valid YAML ({reason}), accepted is a sweep file") from None

@@ -78,15 +78,9 @@ class Timing:
 
 
 def replay_world(
-    world: StitchedWorld,
-    cluster: Cluster,
-    costs: WorldCosts,
-    *,
-    slow: Sequence[Slow] = (),
-    jitter: float = 0.0,
-    seed: int = 0,
-    every_rank: bool = False,
-) -> Timing:
+    world: StitchedWorld, cluster: Cluster, costs: WorldCosts, *, slow: Sequence[Slow] = (),
+    jitter: float = 0.0, seed: int = 0, every_rank: bool = False,
+) -> Timing:  # fmt: skip
     """Replay the steady step of all ranks of ``world`` on ``cluster``.
 
     ``jitter``: sigma of a lognormal factor (mean one) on every operator, drawn for each rank by itself from
@@ -126,21 +120,12 @@ def replay_world(
     critical = int(last[np.argmax(busy[last])])
     split = walker.split(critical, begin, end)
     return Timing(
-        iteration_time_s=end - begin,
-        rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour],
-        rank_busy_s=busy[job.colour],
-        critical_rank=split.rank,
-        critical_path=dict(split.seconds),
+        iteration_time_s=end - begin, rank_iteration_s=(ends[:, -1] - ends[:, -2])[job.colour],
+        rank_busy_s=busy[job.colour], critical_rank=split.rank, critical_path=dict(split.seconds),
         collectives=collective_table(job, result, split),
-        waits=largest_waits(job, cluster, split, end - begin),
-        simulated=job.replay.ranks,
-        events=result.events,
-        job=job,
-        result=result,
-        split=split,
-        window=(begin, end),
-        notes=notes,
-    )
+        waits=largest_waits(job, cluster, split, end - begin), simulated=job.replay.ranks,
+        events=result.events, job=job, result=result, split=split, window=(begin, end), notes=notes,
+    )  # fmt: skip
 
 
 def compile_steps(world: StitchedWorld, cluster: Cluster, costs: WorldCosts) -> list[StepProgram]:
@@ -216,7 +201,7 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     join = int(job.programs[row].program.join[stalled.node[k]])
     call = join % len(calls.event)
     one = calls.collective(call)
-    number, direction, distance = calls.rows[int(calls.row[call])].channel
+    number, direction, distance = calls.channel(call)
     family = job.world.classes.families.families[number]
     rank = int(job.leader[colour])
     alike = int((job.colour == colour).sum()) - 1

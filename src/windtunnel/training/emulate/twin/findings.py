@@ -74,7 +74,7 @@ def _key(job: WorldJob, row: int, call: int) -> tuple[object, ...]:
     """Calls of one kind: same family, direction, sizes, dtype, backend."""
     calls = job.world.calls[row]
     one = calls.collective(call)
-    family = calls.rows[int(calls.row[call])].channel[0]
+    family = calls.channel(call)[0]
     return (family, one.kind, one.in_bytes, one.out_bytes, one.dtype, one.backend)
 
 
@@ -82,7 +82,7 @@ def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: flo
     calls = job.world.calls[job.class_of(c)]
     one = calls.collective(call)
     rank = int(job.leader[c])
-    number, direction, distance = calls.rows[int(calls.row[call])].channel
+    number, direction, distance = calls.channel(call)
     family = job.world.classes.families.families[number]
     ranks = tuple(family.members[family.group_of[rank]].tolist())
     if direction != COLLECTIVE:
@@ -167,7 +167,7 @@ def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tupl
     calls = job.world.calls[row]
     call = int(program.program.join[node])
     one = calls.collective(call)
-    family = job.world.classes.families.families[calls.rows[int(calls.row[call])].channel[0]]
+    family = job.world.classes.families.families[calls.channel(call)[0]]
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
     members = family.members[family.group_of[job.world.classes.classes[row].members[0]]]
     crosses = cluster.placement(tuple(members.tolist())).hosts > 1

@@ -28,7 +28,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Placement
 from windtunnel.engines.replay import ReplayJob, colour
 from windtunnel.training.emulate.graph import Collective, Group
-from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, SEND, Calls, Channel
+from windtunnel.training.emulate.policy.groups import COLLECTIVE, RECV, Calls, Channel
 from windtunnel.training.emulate.policy.stitch import StitchedWorld
 from windtunnel.training.emulate.twin.program import StepProgram
 
@@ -82,16 +82,10 @@ class WorldJob:
 
 
 def build(
-    world: StitchedWorld,
-    cluster: Cluster,
-    programs: list[StepProgram],
-    collective_seconds: CollectiveSeconds,
-    slow: Slowness,
-    *,
-    jitter: float = 0.0,
-    seed: int = 0,
+    world: StitchedWorld, cluster: Cluster, programs: list[StepProgram],
+    collective_seconds: CollectiveSeconds, slow: Slowness, *, jitter: float = 0.0, seed: int = 0,
     every_rank: bool = False,
-) -> WorldJob:
+) -> WorldJob:  # fmt: skip
     """Make the job of ``world`` on ``cluster``.
 
     ``collective_seconds(row, group)``: seconds of a collective of ``group``; of a message, ``group`` is the
@@ -100,7 +94,7 @@ def build(
     classes = world.classes
     channels = sorted({channel for calls in world.calls for channel in calls.channels})
     shared = [channel for channel in channels if channel[1] == COLLECTIVE]
-    sends = sorted({_as_send(world, channel) for channel in channels if channel[1] != COLLECTIVE})
+    sends = sorted({classes.families.sent(channel) for channel in channels if channel[1] != COLLECTIVE})
     crossings = _crossings(world, cluster, [*shared, *sends], slow)
     if every_rank:
         colours = np.arange(world.size)
@@ -132,12 +126,6 @@ def build(
         join_call=np.concatenate([np.zeros((0, 2), np.int64), *joins.call]),
         pipelined=any(_between_parts(world, send) for send in sends),
     )
-
-
-def _as_send(world: StitchedWorld, channel: Channel) -> Channel:
-    family, direction, distance = channel
-    size = world.classes.families.families[family].size
-    return (family, SEND, distance if direction == SEND else -distance % size)
 
 
 def _between_parts(world: StitchedWorld, send: Channel) -> bool:
@@ -211,14 +199,9 @@ class _Joins:
     """Numbers the joins: the same channel in groups where the same colours meet is one row of joins."""
 
     def __init__(
-        self,
-        world: StitchedWorld,
-        colours: Longs,
-        leader: Longs,
-        crossings: dict[Channel, Crossing],
-        collective_seconds: CollectiveSeconds,
-        copies: int,
-    ) -> None:
+        self, world: StitchedWorld, colours: Longs, leader: Longs, crossings: dict[Channel, Crossing],
+        collective_seconds: CollectiveSeconds, copies: int,
+    ) -> None:  # fmt: skip
         self.world, self.colours, self.leader = world, colours, leader
         self.crossings, self.collective_seconds, self.copies = crossings, collective_seconds, copies
         self.of_rank: list[Longs] = []
@@ -235,7 +218,8 @@ class _Joins:
         calls = self.world.calls[row]
         joins = np.empty((self.copies, len(calls.event)), np.int64)
         for channel, positions in calls.channels.items():
-            send = _as_send(self.world, channel) if channel[1] != COLLECTIVE else channel
+            families = self.world.classes.families
+            send = families.sent(channel) if channel[1] != COLLECTIVE else channel
             meeting, other, size = self._meeting(rank, channel)
             duration = self._durations(row, calls, positions, send, other)
             key = (send, meeting)

@@ -88,13 +88,9 @@ class StepProgram:
 
 
 def step_program(
-    slice_: Slice,
-    op_seconds: Floats,
-    host_seconds: Floats,
-    on_host: bool = False,
-    copies: int = COPIES,
+    slice_: Slice, op_seconds: Floats, host_seconds: Floats, on_host: bool = False, copies: int = COPIES,
     spare_cores: bool = True,
-) -> StepProgram:
+) -> StepProgram:  # fmt: skip
     """Compile the steady step.
 
     Args:
@@ -154,14 +150,9 @@ def _host_streams(slice_: Slice, on_host: bool) -> Longs:
 
 
 def _repeat(
-    queue: NDArray[np.int32],
-    duration: Floats,
-    issue: Floats,
-    join: Longs,
-    targets: Longs,
-    sources: Longs,
+    queue: NDArray[np.int32], duration: Floats, issue: Floats, join: Longs, targets: Longs, sources: Longs,
     copies: int,
-) -> Program:
+) -> Program:  # fmt: skip
     n, joins = len(queue), int(join.max(initial=-1)) + 1
     order = np.argsort(targets, kind="stable")
     shift = np.arange(copies)[:, None]

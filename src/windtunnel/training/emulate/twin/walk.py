@@ -225,7 +225,7 @@ class _Walk:
     def transfer_kind(self, node: int) -> str:
         job = self.walker.job
         calls = job.world.calls[self.row]
-        family = calls.rows[int(calls.row[self._call(node)])].channel[0]
+        family = calls.channel(self._call(node))[0]
         return f"communication:{job.world.classes.families.families[family].name}"
 
     def _call(self, node: int) -> int:

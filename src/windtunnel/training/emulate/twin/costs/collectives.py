@@ -90,16 +90,9 @@ def sharing_of(cluster: Cluster, placement: Placement) -> float:
 
 
 def collective_cost(
-    kind: str,
-    nbytes: int,
-    placement: Placement,
-    cluster: Cluster,
-    *,
-    backend: str = "nccl",
-    sharing: float = 1.0,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-) -> CollectiveCost:
+    kind: str, nbytes: int, placement: Placement, cluster: Cluster, *, backend: str = "nccl",
+    sharing: float = 1.0, profile: DeviceProfile | None = None, params: CostParameters = DEFAULT,
+) -> CollectiveCost:  # fmt: skip
     """The cost of one collective of ``kind`` over ``nbytes`` (see the module) by the ranks of ``placement``.
 
     ``sharing``: how many such groups cross the same NICs at once (`sharing_of`). ``profile``: measured gloo
@@ -254,16 +247,11 @@ def _direct(kind: str, protocol: int, net: _Network, nccl: NcclParameters) -> tu
 
 Predict = Callable[[str, int, _Network, NcclParameters], tuple[float, float] | None]
 _ALGORITHMS: dict[str, dict[str, Predict]] = {
-    "all_reduce": {"ring": _ring, "tree": _tree, "nvls": _nvls},
-    "barrier": {"ring": _ring, "tree": _tree},
-    "all_gather": {"ring": _ring, "pat": _pat},
-    "reduce_scatter": {"ring": _ring, "pat": _pat},
-    "broadcast": {"ring": _ring},
-    "reduce": {"ring": _ring},
-    "all_to_all": {"direct": _direct},
-    "gather": {"direct": _direct},
-    "scatter": {"direct": _direct},
-}
+    "all_reduce": {"ring": _ring, "tree": _tree, "nvls": _nvls}, "barrier": {"ring": _ring, "tree": _tree},
+    "all_gather": {"ring": _ring, "pat": _pat}, "reduce_scatter": {"ring": _ring, "pat": _pat},
+    "broadcast": {"ring": _ring}, "reduce": {"ring": _ring}, "all_to_all": {"direct": _direct},
+    "gather": {"direct": _direct}, "scatter": {"direct": _direct},
+}  # fmt: skip
 
 
 def _message(
@@ -298,13 +286,9 @@ def full_bytes(collective: Collective, ranks: int) -> int:
 
 
 def collective_seconds(
-    collective: Collective,
-    group: Group,
-    cluster: Cluster,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-    rank: int = -1,
-) -> float:
+    collective: Collective, group: Group, cluster: Cluster, profile: DeviceProfile | None = None,
+    params: CostParameters = DEFAULT, rank: int = -1,
+) -> float:  # fmt: skip
     """Seconds of ``collective`` by ``group`` on ``cluster`` from the moment that all members are ready.
 
     A send or recv is between ``rank`` (the one that issues it) and the collective's peer. Raises `UserError`

@@ -88,12 +88,9 @@ def _is_empty(op: Operator) -> bool:
 
 
 def fuse(
-    ops: Sequence[Operator],
-    device: Device,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-    regions: Sequence[int] | None = None,
-) -> list[OpCost]:
+    ops: Sequence[Operator], device: Device, profile: DeviceProfile | None = None,
+    params: CostParameters = DEFAULT, regions: Sequence[int] | None = None,
+) -> list[OpCost]:  # fmt: skip
     """Costs of a sequence of operators, those inside ``torch.compile`` regions as the compiler would join
     them.
 
@@ -209,15 +206,9 @@ def regions_of(slice_: Slice, events: np.ndarray[tuple[int], np.dtype[np.void]])
 
 
 def host_seconds(
-    kind: EventKind,
-    phase: Phase,
-    device: Device,
-    profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT,
-    *,
-    view: bool = False,
-    dtensor: bool = False,
-) -> float:
+    kind: EventKind, phase: Phase, device: Device, profile: DeviceProfile | None = None,
+    params: CostParameters = DEFAULT, *, view: bool = False, dtensor: bool = False,
+) -> float:  # fmt: skip
     """Host seconds of one event of ``kind`` issued in ``phase``.
 
     ``view``: the operator is free on the device. ``dtensor``: it was dispatched by DTensor. On a CPU device

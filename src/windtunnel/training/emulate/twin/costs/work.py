@@ -150,14 +150,11 @@ Shape = tuple[int, ...]
 
 # Positions of (query, key, value) and of is_causal in the arguments of each attention operator.
 _FORWARD_CAUSAL = {
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6,
-    "_scaled_dot_product_flash_attention_for_cpu": 4,
-    "_scaled_dot_product_fused_attention_overrideable": 5,
-    "scaled_dot_product_attention": 5,
+    "_scaled_dot_product_flash_attention": 4, "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6, "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_fused_attention_overrideable": 5, "scaled_dot_product_attention": 5,
     "_flash_attention_forward": 8,
-}
+}  # fmt: skip
 _BACKWARD_CAUSAL = {
     "_scaled_dot_product_flash_attention_backward": 11,
     "_scaled_dot_product_efficient_attention_backward": 10,

@@ -253,20 +253,10 @@ class Trajectory:
 # Numba's cache notices changes of this file alone: touch it after changing what is called from here.
 @njit(cache=True)
 def _run(
-    heap: Heap,
-    rules: Rules,
-    waiting: Waiting,
-    kind: np.ndarray[Any, np.dtype[np.uint8]],
-    stream: Int64,
-    ref: Int64,
-    value: Int64,
-    records: tuple[Int64, Int64],
-    uses: tuple[Int64, Int64],
-    heads: Int64,
-    place: Int64,
-    life: tuple[Int64, Int64, Int64],
-    curve: tuple[Int64, Int64],
-) -> tuple[int, int, int]:
+    heap: Heap, rules: Rules, waiting: Waiting, kind: np.ndarray[Any, np.dtype[np.uint8]], stream: Int64,
+    ref: Int64, value: Int64, records: tuple[Int64, Int64], uses: tuple[Int64, Int64], heads: Int64,
+    place: Int64, life: tuple[Int64, Int64, Int64], curve: tuple[Int64, Int64],
+) -> tuple[int, int, int]:  # fmt: skip
     """Status, the event at which it stopped, and the first event that was out of memory."""
     record_stream, record_event = records
     use_stream, use_link = uses
@@ -346,14 +336,10 @@ def simulate(
     record_ids, ref[of_record] = _dense(ref[of_record])
     limit = UNLIMITED if math.isinf(capacity) else int(capacity)
     rules = Rules(
-        config.expandable_segments,
-        config.max_split_size,
-        config.max_non_split_rounding,
-        config.large_segment_size,
-        int(config.garbage_collection_threshold * limit),
-        lag,
+        config.expandable_segments, config.max_split_size, config.max_non_split_rounding,
+        config.large_segment_size, int(config.garbage_collection_threshold * limit), lag,
         np.array(config.roundup_power2_divisions, np.int64),
-    )
+    )  # fmt: skip
     use_count = int((kind == STREAM_USE).sum())
     nodes = 4096
     while True:
@@ -366,20 +352,9 @@ def simulate(
         curve = (np.zeros(len(events), np.int64), np.zeros(len(events), np.int64))
         value = events["value"].astype(np.int64)
         status, event, out_of_memory = _run(
-            heap,
-            rules,
-            waiting,
-            kind,
-            stream,
-            ref,
-            value,
-            records,
-            uses,
-            heads,
-            place,
-            (size, born, died),
+            heap, rules, waiting, kind, stream, ref, value, records, uses, heads, place, (size, born, died),
             curve,
-        )
+        )  # fmt: skip
         if status != NO_ROOM:
             break
         nodes *= 4

@@ -17,26 +17,15 @@ UNLIMITED = 1 << 62
 INTERVALS = 16
 
 _EFFECTIVE = (
-    "expandable_segments",
-    "max_split_size_mb",
-    "max_non_split_rounding_mb",
-    "large_segment_size_mb",
-    "roundup_power2_divisions",
-    "garbage_collection_threshold",
-    "backend",
-)
+    "expandable_segments", "max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
+    "roundup_power2_divisions", "garbage_collection_threshold", "backend",
+)  # fmt: skip
 _HOST_ONLY = (
-    "release_lock_on_cudamalloc",
-    "graph_capture_record_stream_reuse",
-    "throw_on_cudamalloc_oom",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_free_catch_all",
-    "pinned_max_round_threshold_mb",
+    "release_lock_on_cudamalloc", "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
+    "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb", "pinned_free_catch_all", "pinned_max_round_threshold_mb",
     "pinned_max_cached_size_mb",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
