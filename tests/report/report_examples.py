@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.report.timeline import Flows, HeatMap, MemoryCurve, Timeline, Track
+from windtunnel.report.timeline import HeatMap, MemoryCurve, Timeline, Track
 
 GIB = float(2**30)
 CATEGORIES = ("parameter", "gradient", "optimizer", "activation", "communication", "temporary")
@@ -192,8 +192,7 @@ def _collective(
 
 
 def timeline(ranks: int = 4, spans: int = 600, seed: int = 0) -> Timeline:
-    """``ranks`` ranks with a host, a compute and a communication queue of ``spans`` spans each, and messages
-    from each rank's communication to the next one's."""
+    """``ranks`` ranks with a host, a compute and a communication queue of ``spans`` spans each."""
     names = [
         *(f"layers.{i}.{part}: aten.mm" for i in range(16) for part in ("attention", "feed_forward")),
         *("aten._scaled_dot_product_flash_attention", "all_gather dp", "reduce_scatter dp", "issue", "idle"),
@@ -216,10 +215,7 @@ def timeline(ranks: int = 4, spans: int = 600, seed: int = 0) -> Timeline:
                     kind=np.full(spans, kind, np.int32),
                 )
             )
-    every = np.arange(0, spans, max(1, spans // 20), dtype=np.int32)
-    sender = np.repeat(np.arange(ranks - 1, dtype=np.int32) * 3 + 2, len(every))
-    span = np.tile(every, ranks - 1)
-    return Timeline(tracks, names, flows=Flows(sender, span, sender + np.int32(3), span))
+    return Timeline(tracks, names)
 
 
 def memory_curves(points: int = 2000) -> list[MemoryCurve]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from report_examples import timeline
 
 from windtunnel.report.timeline import Timeline, Track, read_trace, write_trace
@@ -60,20 +59,6 @@ def test_spans_that_touch_do_not_overlap(tmp_path: Path) -> None:
     spans = [(e["ts"], e["dur"]) for e in _events(tmp_path / "x.json.gz") if e["ph"] == "X"]
     for (start, lasting), (following, _) in pairwise(spans):
         assert round((start + lasting) * 1000) == round(following * 1000)
-
-
-def test_arrows_join_the_right_spans(tmp_path: Path) -> None:
-    given = timeline(ranks=2, spans=40)
-    write_trace(tmp_path / "x.json.gz", given)
-    events = _events(tmp_path / "x.json.gz")
-    begins = {e["id"]: e for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e for e in events if e["ph"] == "f"}
-    flows = given.flows
-    assert flows is not None and len(begins) == len(ends) == len(flows) > 0
-    for i in range(len(flows)):
-        assert begins[i]["pid"] == 0 and ends[i]["pid"] == 16 and ends[i]["bp"] == "e"
-        start = given.tracks[flows.from_track[i]].start[flows.from_span[i]]
-        assert begins[i]["ts"] * 1e-6 == pytest.approx(start, abs=1e-9)
 
 
 def test_equal_timelines_give_equal_bytes_and_nothing_is_a_trace_too(tmp_path: Path) -> None:

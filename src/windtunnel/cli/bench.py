@@ -38,7 +38,7 @@ def bench(
     from windtunnel.bench import show
     from windtunnel.bench.measure import host_facts
     from windtunnel.capabilities import find
-    from windtunnel.cli.progress import shown_progress
+    from windtunnel.cli import shown_progress
 
     if as_json and as_markdown:
         raise UserError("bench: --json and --markdown are given; accepted is one of them")

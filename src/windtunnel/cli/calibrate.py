@@ -13,7 +13,7 @@ from rich.table import Table
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.profiles import Calibrated
 from windtunnel.capabilities import CAPABILITIES
-from windtunnel.cli.progress import shown_progress
+from windtunnel.cli import shown_progress
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Device
 

@@ -61,7 +61,7 @@ def emulate(
     from rich.console import Console
 
     from windtunnel import api
-    from windtunnel.cli.progress import shown_progress
+    from windtunnel.cli import shown_progress
     from windtunnel.cluster.load import load_cluster
     from windtunnel.report.terminal import print_summary
 

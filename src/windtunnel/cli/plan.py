@@ -102,7 +102,7 @@ def resilience(
 
     import numpy as np
 
-    from windtunnel.cli.progress import shown_progress
+    from windtunnel.cli import shown_progress
     from windtunnel.cluster.load import load_cluster
     from windtunnel.traces.failures import Trace, load, poisson
     from windtunnel.training.goodput.advise import Question, advise

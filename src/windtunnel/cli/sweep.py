@@ -32,7 +32,7 @@ def sweep(
 
     from windtunnel import api
     from windtunnel.base.errors import ScriptError
-    from windtunnel.cli.progress import shown_progress
+    from windtunnel.cli import shown_progress
     from windtunnel.training.emulate.sweep import print_sweep
     from windtunnel.training.emulate.sweep.result import as_json as json_of
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,6 @@ def _json(data: object) -> str:
 
 
 MOST_SPANS = 250_000  # about 4 MB of page
-MOST_ARROWS = 20_000
 MOST_POINTS = 40_000  # of all memory curves together
 CURVE_POINTS = 600
 
@@ -106,19 +104,18 @@ CURVE_POINTS = 600
 def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
     """The timeline for the page's script, and a sentence on what had to be left out ("": nothing)."""
     tracks, note = _chosen(timeline)
-    if not any(len(track) for _, track, _ in tracks):
+    if not any(len(track) for track, _ in tracks):
         return None, note
-    begin = min(float(track.start.min()) for _, track, _ in tracks if len(track))
-    span = max(float(track.end.max()) for _, track, _ in tracks if len(track)) - begin
+    begin = min(float(track.start.min()) for track, _ in tracks if len(track))
+    span = max(float(track.end.max()) for track, _ in tracks if len(track)) - begin
     tick = max(span, 1e-9) / (2**32 - 1)
-    starts, widths, rows, place = [], [], [], {}
+    starts, widths, rows = [], [], []
     offset = 0
-    for number, track, kept in tracks:
+    for track, kept in tracks:
         first = np.round((track.start[kept] - begin) / tick)
         starts.append(first)
         widths.append(np.maximum(np.round((track.end[kept] - begin) / tick) - first, 0))
         rows.append({"rank": track.rank, "queue": track.queue, "begin": offset, "end": offset + len(kept)})
-        place[number] = (offset, kept)
         offset += len(kept)
     wide = len(timeline.names) > 2**16
     kinds = _column(tracks, "kind")
@@ -136,9 +133,6 @@ def pack_timeline(timeline: Timeline) -> tuple[dict[str, Any] | None, str]:
         "name": _base64(_column(tracks, "name"), np.uint32 if wide else np.uint16),
         "kind": _base64(kinds, np.uint8),
     }
-    arrows = _arrows(timeline, place)
-    if len(arrows):
-        packed["flows"] = _base64(arrows, np.uint32)
     return packed, note
 
 
@@ -160,8 +154,8 @@ def pack_heat(heat: HeatMap) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _chosen(timeline: Timeline) -> tuple[list[tuple[int, Track, NDArray[np.int64]]], str]:
-    """The tracks that fit into the page: (number, track, spans kept), whole ranks as far as they go."""
+def _chosen(timeline: Timeline) -> tuple[list[tuple[Track, NDArray[np.int64]]], str]:
+    """The tracks that fit into the page: (track, spans kept), whole ranks as far as they go."""
     sizes: dict[int, int] = {}
     for track in timeline.tracks:
         sizes[track.rank] = sizes.get(track.rank, 0) + len(track)
@@ -170,10 +164,10 @@ def _chosen(timeline: Timeline) -> tuple[list[tuple[int, Track, NDArray[np.int64
         if ranks and sum(sizes[one] for one in ranks) + sizes[rank] > MOST_SPANS:
             break
         ranks.append(rank)
-    chosen = [(i, track) for i, track in enumerate(timeline.tracks) if track.rank in ranks]
+    chosen = [track for track in timeline.tracks if track.rank in ranks]
     shortest = 0.0
-    if sum(len(track) for _, track in chosen) > MOST_SPANS:
-        every = np.concatenate([track.end - track.start for _, track in chosen])
+    if sum(len(track) for track in chosen) > MOST_SPANS:
+        every = np.concatenate([track.end - track.start for track in chosen])
         shortest = float(np.partition(every, len(every) - MOST_SPANS)[len(every) - MOST_SPANS])
     notes = []
     if len(ranks) < len(sizes):
@@ -181,36 +175,11 @@ def _chosen(timeline: Timeline) -> tuple[list[tuple[int, Track, NDArray[np.int64
     if shortest:
         notes.append(f"spans of less than {shortest * 1e6:.3g} µs are left out")
     note = f"{' and '.join(notes)}; timeline.json.gz has all." if notes else ""
-    return [(i, track, np.flatnonzero(track.end - track.start >= shortest)) for i, track in chosen], note
+    return [(track, np.flatnonzero(track.end - track.start >= shortest)) for track in chosen], note
 
 
-def _column(tracks: list[tuple[int, Track, NDArray[np.int64]]], name: str) -> NDArray[np.int32]:
-    return np.concatenate([getattr(track, name)[kept] for _, track, kept in tracks])
-
-
-def _arrows(timeline: Timeline, place: dict[int, tuple[int, NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """Pairs of span numbers of the page, of the arrows whose two ends are both there."""
-    flows = timeline.flows
-    if flows is None:
-        return np.zeros(0, np.int64)
-
-    def ends() -> Iterator[tuple[int, int]]:
-        columns = (flows.from_track, flows.from_span, flows.to_track, flows.to_span)
-        for a, i, b, j in zip(*(column.tolist() for column in columns), strict=True):
-            pair = [_place(place, track, span) for track, span in ((a, i), (b, j))]
-            if pair[0] is not None and pair[1] is not None:
-                yield pair[0], pair[1]
-
-    found = [pair for pair, _ in zip(ends(), range(MOST_ARROWS), strict=False)]
-    return np.array(found, np.int64).ravel()
-
-
-def _place(place: dict[int, tuple[int, NDArray[np.int64]]], track: int, span: int) -> int | None:
-    if track not in place:
-        return None
-    offset, kept = place[track]
-    found = int(np.searchsorted(kept, span))
-    return offset + found if found < len(kept) and kept[found] == span else None
+def _column(tracks: list[tuple[Track, NDArray[np.int64]]], name: str) -> NDArray[np.int32]:
+    return np.concatenate([getattr(track, name)[kept] for track, kept in tracks])
 
 
 def _curve(curve: MemoryCurve, most: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 Plain arrays that a capability fills in; times are seconds, memory is bytes.
 
 `write_trace` makes a file that https://ui.perfetto.dev opens: Chrome's trace events as JSON, gzipped. A
-process is a rank, a thread is one of its queues, a span is a complete event, an arrow is a pair of flow
-events. Spans are rounded to whole nanoseconds at both ends, so that neighbours stay neighbours. Events are
-written as they are made: memory does not grow with the length of the trace beyond that of one track.
+process is a rank, a thread is one of its queues, a span is a complete event. Spans are rounded to whole
+nanoseconds at both ends, so that neighbours stay neighbours. Events are written as they are made: memory does
+not grow with the length of the trace beyond that of one track.
 
 Source: "Trace Event Format" (Google, 2016), https://perfetto.dev/docs/getting-started/other-formats.
 """
@@ -50,27 +50,12 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Flows:
-    """Arrows from a span to another (a send to its receive): for each of m arrows the track and the span's
-    place in it, at both ends; all of shape [m]."""
-
-    from_track: Indices
-    from_span: Indices
-    to_track: Indices
-    to_span: Indices
-
-    def __len__(self) -> int:
-        return len(self.from_track)
-
-
-@dataclass(frozen=True)
 class Timeline:
     """The tracks of the ranks that were chosen, those of one rank next to each other."""
 
     tracks: list[Track]
     names: list[str]
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
-    flows: Flows | None = None
 
     def ranks(self) -> list[int]:
         """The ranks shown, in the order of their first tracks."""
@@ -116,7 +101,7 @@ def write_trace(path: Path, timeline: Timeline) -> None:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         lines: list[str] = []
         separator = ""
-        for line in chain(_names(timeline), _spans(timeline), _arrows(timeline)):
+        for line in chain(_names(timeline), _spans(timeline)):
             lines.append(separator + line)
             separator = ",\n"
             if len(lines) == _LINES:
@@ -154,22 +139,6 @@ def _spans(timeline: Timeline) -> Iterator[str]:
             )
 
 
-def _arrows(timeline: Timeline) -> Iterator[str]:
-    """An arrow leaves at the beginning of its span and arrives at the beginning of the other one."""
-    flows = timeline.flows
-    if flows is None:
-        return
-    starts = [_nanoseconds(track)[0] for track in timeline.tracks]
-    ends = (("s", flows.from_track, flows.from_span, ""), ("f", flows.to_track, flows.to_span, ',"bp":"e"'))
-    for phase, tracks, spans, more in ends:
-        for arrow, (track, span) in enumerate(zip(tracks.tolist(), spans.tolist(), strict=True)):
-            rank = timeline.tracks[track].rank
-            yield (
-                f'{{"ph":"{phase}","name":"message","cat":"message","id":{arrow},'
-                f'"ts":{_micros(int(starts[track][span]))},"pid":{rank},"tid":{track + 1}{more}}}'
-            )
-
-
 def _nanoseconds(track: Track) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
     return tuple(np.round(times * 1e9).astype(np.int64) for times in (track.start, track.end))
 
@@ -181,7 +150,7 @@ def _micros(nanoseconds: int) -> str:
 
 
 def read_trace(path: Path) -> Timeline:
-    """The timeline that `write_trace` wrote to ``path``, without its arrows; times to the nanosecond."""
+    """The timeline that `write_trace` wrote to ``path``; times to the nanosecond."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     queues = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}

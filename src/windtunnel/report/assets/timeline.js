@@ -5,10 +5,9 @@
   const canvas = document.querySelector("#timeline canvas");
   const start = unpack(data.start, Uint32Array), width = unpack(data.width, Uint32Array);
   const name = unpack(data.name, data.wide ? Uint32Array : Uint16Array), kind = unpack(data.kind, Uint8Array);
-  const flows = data.flows ? unpack(data.flows, Uint32Array) : new Uint32Array(0);
   const LABEL = 118, ROW = 22, HEAD = 20, AXIS = 24, SHADES = [1, 0.86, 0.74, 0.92];
   const shown = new Set(data.ranks.slice(0, 4));
-  let from = 0, to = data.span, rows = [], hovered = null, wanted = null, pending = 0;
+  let from = 0, to = data.span, rows = [], wanted = null, pending = 0;
 
   function layout() {
     rows = [];
@@ -66,7 +65,6 @@
       spans(g, row, scale, total, paints, onSpan);
       g.restore();
     }
-    arrows(g, x);
   }
 
   // Spans that are narrower than a pixel are added up pixel by pixel: the paint's strength is the share of it.
@@ -109,28 +107,6 @@
   function label(g, text, x, y, room) {
     const fits = Math.floor(room / 6.1);
     g.fillText(text.length > fits ? text.slice(0, Math.max(1, fits - 1)) + "…" : text, x, y);
-  }
-
-  function arrows(g, x) {
-    if (hovered === null) return;
-    const place = (i) => rows.find((row) => row.track && row.track.begin <= i && i < row.track.end);
-    g.strokeStyle = colour("ink");
-    g.lineWidth = 1.4;
-    for (let f = 0; f < flows.length; f += 2) {
-      if (flows[f] !== hovered && flows[f + 1] !== hovered) continue;
-      const [a, b] = [place(flows[f]), place(flows[f + 1])];
-      if (!a || !b) continue;
-      const x1 = x(start[flows[f]] * data.tick), x2 = x(start[flows[f + 1]] * data.tick);
-      const y1 = a.y + ROW / 2, y2 = b.y + ROW / 2;
-      g.beginPath();
-      g.moveTo(x1, y1);
-      g.bezierCurveTo(x1 + 24, y1, x2 - 24, y2, x2, y2);
-      g.stroke();
-      g.beginPath();
-      g.arc(x2, y2, 3, 0, 7);
-      g.fillStyle = colour("ink");
-      g.fill();
-    }
   }
 
   function redraw() {
@@ -178,11 +154,10 @@
       return showTip(event, "");
     }
     const found = spanAt(event), now = found ? found[1] : null;
-    if (now !== hovered) { hovered = now; redraw(); }
     showTip(event, found && `${data.names[name[now]]}\n${seconds(width[now] * data.tick)}, from ${seconds(start[now] * data.tick)}\n` +
       `${data.kinds[kind[now]]}, rank ${found[0].rank}, ${found[0].queue}`);
   });
-  canvas.addEventListener("pointerleave", (event) => { hovered = null; showTip(event, ""); redraw(); });
+  canvas.addEventListener("pointerleave", (event) => showTip(event, ""));
   canvas.addEventListener("dblclick", (event) => {
     const found = spanAt(event);
     if (!found) return view(0, data.span);

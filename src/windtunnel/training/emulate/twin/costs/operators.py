@@ -207,12 +207,12 @@ def regions_of(slice_: Slice, events: np.ndarray[tuple[int], np.dtype[np.void]])
 
 def host_seconds(
     kind: EventKind, phase: Phase, device: Device, profile: DeviceProfile | None = None,
-    params: CostParameters = DEFAULT, *, view: bool = False, dtensor: bool = False,
+    params: CostParameters = DEFAULT, *, view: bool = False,
 ) -> float:  # fmt: skip
     """Host seconds of one event of ``kind`` issued in ``phase``.
 
-    ``view``: the operator is free on the device. ``dtensor``: it was dispatched by DTensor. On a CPU device
-    only operators cost, and only what ``profile`` measured; zero without a profile.
+    ``view``: the operator is free on the device. On a CPU device only operators cost, and only what
+    ``profile`` measured; zero without a profile.
     """
     host = params.host
     if device.kind == "cpu":
@@ -220,10 +220,9 @@ def host_seconds(
             return 0.0
         return profile.host_overhead.get("view" if view else phase.name.lower(), 0.0)
     if kind == EventKind.OP:
-        extra = host.dtensor_operator if dtensor else 0.0
         if view and phase != Phase.BACKWARD:
-            return host.view + extra
-        return extra + {
+            return host.view
+        return {
             Phase.BACKWARD: host.backward_operator if not view else 0.5 * host.view,
             Phase.OPTIMIZER: host.optimizer_operator,
             Phase.RECOMPUTE: host.recompute_operator,

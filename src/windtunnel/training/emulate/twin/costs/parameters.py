@@ -104,8 +104,6 @@ class HostParameters:
     event: float = figure(1.0e-6, "inference: cudaEventRecord or cudaStreamWaitEvent")
     sync: float = figure(5.0e-6, "inference: return from cudaStreamSynchronize")
     collective: float = figure(25e-6, "inference: c10d and ncclLaunchKernel, 20 to 30 us")
-    message: float = figure(25e-6, "inference: as a collective")
-    dtensor_operator: float = figure(15e-6, "inference: DTensor's dispatch in Python, on top of the operator")
 
 
 @dataclass(frozen=True)
