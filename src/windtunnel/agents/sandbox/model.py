@@ -3,8 +3,8 @@
 A *sandbox* is a process tree with a root of its own. Its life is cut into *turns* (what an agent asks between
 two replies of its model). After each turn the policy reads the turn's *effects* and gives it a *class*; the
 class says what a *checkpoint* has to hold so that nothing of the turn is lost. A checkpoint is described by
-its
-*manifest*; manifests form a tree (each names its parent), because a sandbox can be rolled back and forked.
+its *manifest*; manifests form a tree (each names its parent), because a sandbox can be rolled back and
+forked.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
 """
@@ -282,3 +282,78 @@ class Facility:
     """What its presence allows."""
     remedy: str = ""
     """The exact command that would supply it; empty where none can."""
+
+
+# --- what a host tells of its sandboxes: the same data from `Host`, from the daemon, and from its clients
+
+
+@dataclass(frozen=True)
+class BoxInfo:
+    """A sandbox as seen from outside. ``status``: running, dead (its processes are gone) or stopped."""
+
+    name: str
+    status: str
+    pid: int
+    turns: int
+    tip: str
+    """Its newest checkpoint; empty before the first."""
+    image: str
+    network: str
+    created: float
+    processes: tuple[str, ...]
+    base: str = ""
+    """The checkpoint that it was forked from."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name in a folder of a sandbox. ``kind``: file, folder, link or other. ``target`` is where a link
+    points."""
+
+    name: str
+    kind: str
+    size: int
+    mode: int = 0
+    modified: float = 0.0
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What differs between two checkpoints: files, and command lines that only the second or only the first
+    has."""
+
+    files: tuple[FileChange, ...]
+    started: tuple[str, ...]
+    ended: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What came back, what did not, and how long it took (seconds)."""
+
+    checkpoint: str
+    turn: int
+    restored: tuple[str, ...]
+    lost: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """What a collection dropped, or would drop."""
+
+    checkpoints: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    bytes_freed: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a sandbox. ``kind``: created, turn, checkpoint, restored, forked, died,
+    stopped, removed, failed, collected, or weaker (what the host lacks)."""
+
+    kind: str
+    box: str
+    detail: str = ""
+    seconds: float = 0.0

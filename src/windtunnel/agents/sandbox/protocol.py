@@ -12,8 +12,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
-from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, GcReport, RestoreReport
+from windtunnel.agents.sandbox.model import (
+    BoxInfo,
+    Diff,
+    Entry,
+    GcReport,
+    Manifest,
+    RestoreReport,
+    SandboxSpec,
+    Turn,
+    TurnResult,
+)
 
 
 @dataclass(frozen=True)

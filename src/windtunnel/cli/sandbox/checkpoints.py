@@ -23,9 +23,8 @@ from windtunnel.cli.sandbox.common import (
 )
 
 if TYPE_CHECKING:
-    from windtunnel.agents.sandbox.model import Manifest
+    from windtunnel.agents.sandbox.model import Manifest, RestoreReport
     from windtunnel.agents.sandbox.protocol import Log
-    from windtunnel.agents.sandbox.views import RestoreReport
 
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="An id, or the beginning of one; see `log`.")

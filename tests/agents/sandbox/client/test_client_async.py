@@ -10,8 +10,7 @@ import pytest
 from support.waiting import until
 from windtunnel.agents.sandbox.client import Client, connect_async
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.model import SandboxSpec
-from windtunnel.agents.sandbox.views import Event
+from windtunnel.agents.sandbox.model import Event, SandboxSpec
 from windtunnel.base.errors import UserError
 
 

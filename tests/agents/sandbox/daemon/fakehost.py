@@ -29,17 +29,22 @@ from windtunnel.agents.sandbox.client.wire import TAIL, read
 from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.daemon.server import end, run
 from windtunnel.agents.sandbox.model import (
+    BoxInfo,
+    Diff,
+    Entry,
+    Event,
     Facility,
     FileChange,
     FilesPart,
+    GcReport,
     Manifest,
+    RestoreReport,
     SandboxSpec,
     Turn,
     TurnClass,
     TurnResult,
 )
 from windtunnel.agents.sandbox.protocol import Log
-from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, GcReport, RestoreReport
 from windtunnel.base.errors import UserError
 
 

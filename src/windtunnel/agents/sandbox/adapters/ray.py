@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnResult
-from windtunnel.agents.sandbox.views import BoxInfo
+from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, TurnResult
 from windtunnel.base.errors import UserError
 
 CONCURRENT = 256

@@ -26,14 +26,13 @@ from windtunnel.agents.sandbox.live.criu import find_criu
 from windtunnel.agents.sandbox.live.criu.process import is_tmpfs
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, Turn, TurnResult
+from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Turn, TurnResult
 from windtunnel.agents.sandbox.policy import Retention
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation, digest, listening, observe, tree
 from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace
-from windtunnel.agents.sandbox.views import BoxInfo
 from windtunnel.base import paths
 from windtunnel.bench.measure import scratch
 

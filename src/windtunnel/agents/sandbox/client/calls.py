@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import IO, Any, Generic, TypeVar
 from urllib.parse import quote
 
-from windtunnel.agents.sandbox import views
+from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.client.launch import Address
 from windtunnel.agents.sandbox.client.links import Call, L, Linked, Steps, request
@@ -51,7 +51,7 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return self._link.place
 
     def _made(self, answer: Any) -> BoxT:
-        return self._box(self, wire.read(views.BoxInfo, answer).name)
+        return self._box(self, wire.read(model.BoxInfo, answer).name)
 
     @request
     def create(self, spec: SandboxSpec) -> Call[BoxT]:
@@ -64,8 +64,8 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return Call("GET", of_box(name), self._made)
 
     @request
-    def boxes(self) -> Call[list[views.BoxInfo]]:
-        return Call("GET", "/v1/boxes", reads(list[views.BoxInfo]))
+    def boxes(self) -> Call[list[model.BoxInfo]]:
+        return Call("GET", "/v1/boxes", reads(list[model.BoxInfo]))
 
     @request
     def fork(
@@ -94,8 +94,8 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return Call("POST", "/v1/notice", dict, {"seconds": seconds})
 
     @request
-    def gc(self, *, dry_run: bool = False) -> Call[views.GcReport]:
-        return Call("POST", "/v1/gc", reads(views.GcReport), {"dry_run": dry_run})
+    def gc(self, *, dry_run: bool = False) -> Call[model.GcReport]:
+        return Call("POST", "/v1/gc", reads(model.GcReport), {"dry_run": dry_run})
 
     @request
     def doctor(self) -> Call[list[Facility]]:
@@ -125,8 +125,8 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
         return of_box(self.name, *rest)
 
     @request
-    def info(self) -> Call[views.BoxInfo]:
-        return Call("GET", self._path(), reads(views.BoxInfo))
+    def info(self) -> Call[model.BoxInfo]:
+        return Call("GET", self._path(), reads(model.BoxInfo))
 
     def _spec(self) -> Call[SandboxSpec]:
         return Call("GET", self._path("spec"), reads(SandboxSpec))
@@ -187,8 +187,8 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
         )
 
     @request
-    def listdir(self, path: str) -> Call[list[views.Entry]]:
-        return Call("GET", self._path("entries"), reads(list[views.Entry]), query={"path": path})
+    def listdir(self, path: str) -> Call[list[model.Entry]]:
+        return Call("GET", self._path("entries"), reads(list[model.Entry]), query={"path": path})
 
     @request
     def end_turn(self, request: str = "", *, urgent: bool = False) -> Call[PendingT]:
@@ -211,22 +211,22 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
         return Call("POST", self._path("checkpoint"), reads(Manifest), body)
 
     @request
-    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> Call[views.RestoreReport]:
+    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> Call[model.RestoreReport]:
         body = {"checkpoint": checkpoint, "lazy": lazy}
-        return Call("POST", self._path("restore"), reads(views.RestoreReport), body)
+        return Call("POST", self._path("restore"), reads(model.RestoreReport), body)
 
     @request
-    def rollback(self, checkpoint: str, *, lazy: bool = False) -> Call[views.RestoreReport]:
+    def rollback(self, checkpoint: str, *, lazy: bool = False) -> Call[model.RestoreReport]:
         body = {"checkpoint": checkpoint, "lazy": lazy}
-        return Call("POST", self._path("rollback"), reads(views.RestoreReport), body)
+        return Call("POST", self._path("rollback"), reads(model.RestoreReport), body)
 
     @request
     def log(self) -> Call[Log]:
         return Call("GET", self._path("log"), reads(Log))
 
     @request
-    def diff(self, older: str, newer: str = "") -> Call[views.Diff]:
-        return Call("GET", self._path("diff"), reads(views.Diff), query={"older": older, "newer": newer})
+    def diff(self, older: str, newer: str = "") -> Call[model.Diff]:
+        return Call("GET", self._path("diff"), reads(model.Diff), query={"older": older, "newer": newer})
 
     @request
     def stop(self) -> Call[None]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from windtunnel.agents.sandbox import views
+from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.client import calls, launch, wire
 from windtunnel.agents.sandbox.client.calls import BoxCalls, HostCalls, OnOutput, PendingCalls
 from windtunnel.agents.sandbox.client.links import AsyncLink, Call, Link, Plan, Steps, request
@@ -103,13 +103,13 @@ class Client(HostCalls[Link, RemoteBox]):
         if self.place.home is not None:
             launch.wait_gone(self.place.home)
 
-    def events(self) -> Iterator[views.Event]:
+    def events(self) -> Iterator[model.Event]:
         """What happens on the host from now on, as it happens."""
         lines = wire.Lines()
         with self._link.opened(calls.EVENTS) as response:
             for data in response.iter_raw():
                 for line in lines.feed(data):
-                    yield wire.read(views.Event, wire.line(line))
+                    yield wire.read(model.Event, wire.line(line))
 
     def close(self) -> None:
         """Close the connections; the daemon and its sandboxes run on."""
@@ -232,13 +232,13 @@ class AsyncClient(HostCalls[AsyncLink, AsyncBox]):
         if self.place.home is not None:
             await asyncio.to_thread(launch.wait_gone, self.place.home)
 
-    async def events(self) -> AsyncIterator[views.Event]:
+    async def events(self) -> AsyncIterator[model.Event]:
         """What happens on the host from now on, as it happens."""
         lines = wire.Lines()
         async with self._link.opened(calls.EVENTS) as response:
             async for data in response.aiter_raw():
                 for line in lines.feed(data):
-                    yield wire.read(views.Event, wire.line(line))
+                    yield wire.read(model.Event, wire.line(line))
 
     async def close(self) -> None:
         """Close the connections; the daemon and its sandboxes run on."""

@@ -30,11 +30,16 @@ from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
 from windtunnel.agents.sandbox.model import (
+    BoxInfo,
+    Diff,
     Doubt,
     Effects,
+    Entry,
+    Event,
     Manifest,
     Part,
     References,
+    RestoreReport,
     SandboxSpec,
     ShellEffect,
     Turn,
@@ -43,7 +48,6 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
-from windtunnel.agents.sandbox.views import BoxInfo, Diff, Entry, Event, RestoreReport
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
 

@@ -31,6 +31,7 @@ from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
+    Event,
     FilesPart,
     ImagePart,
     Manifest,
@@ -40,7 +41,6 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import Keep
-from windtunnel.agents.sandbox.views import Event
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0

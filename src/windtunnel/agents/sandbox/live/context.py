@@ -21,8 +21,8 @@ from windtunnel.agents.sandbox.live.machine import rootless
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
+from windtunnel.agents.sandbox.model import Event
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
-from windtunnel.agents.sandbox.views import Event
 from windtunnel.base.errors import UserError
 
 NO_IMAGES = "they are not kept without root"

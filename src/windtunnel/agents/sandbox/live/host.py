@@ -40,7 +40,15 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_ad
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back
-from windtunnel.agents.sandbox.model import FileChange, Manifest, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.model import (
+    BoxInfo,
+    Event,
+    FileChange,
+    GcReport,
+    Manifest,
+    SandboxSpec,
+    TurnClass,
+)
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
     READS_EFFECTS,
@@ -56,7 +64,6 @@ from windtunnel.agents.sandbox.policy import (
     Save,
     forgettable,
 )
-from windtunnel.agents.sandbox.views import BoxInfo, Event, GcReport
 from windtunnel.base.errors import UserError
 
 

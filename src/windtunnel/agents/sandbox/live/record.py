@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 from windtunnel.agents.sandbox.live import machine
 from windtunnel.agents.sandbox.live.place import Home
-from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn
+from windtunnel.agents.sandbox.model import Event, Limits, SandboxSpec, Turn
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
@@ -32,7 +32,6 @@ from windtunnel.agents.sandbox.policy import (
     Restore,
     SaveOrder,
 )
-from windtunnel.agents.sandbox.views import Event
 from windtunnel.base import atomic
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.base.processes import Identity

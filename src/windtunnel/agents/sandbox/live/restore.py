@@ -25,9 +25,8 @@ from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.machine import Machine
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Manifest, SandboxSpec
+from windtunnel.agents.sandbox.model import Manifest, RestoreReport, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
-from windtunnel.agents.sandbox.views import RestoreReport
 
 
 def bring_back(

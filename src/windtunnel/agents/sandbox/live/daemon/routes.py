@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from windtunnel import __version__
-from windtunnel.agents.sandbox import views
+from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.live.daemon.service import Body, Command, Execution, Refused, Service, lines
 from windtunnel.agents.sandbox.model import Facility, Limits, Manifest, Network, SandboxSpec
@@ -130,15 +130,15 @@ def host_routes(service: Service) -> APIRouter:
         service.stopping.set()
 
     @routes.post("/fork", summary="Start sandboxes from one checkpoint")
-    async def fork(body: ForkBody) -> list[views.BoxInfo]:
-        def work() -> list[views.BoxInfo]:
+    async def fork(body: ForkBody) -> list[model.BoxInfo]:
+        def work() -> list[model.BoxInfo]:
             made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
             return [box.info() for box in made]
 
         return await lanes.call(work)
 
     @routes.post("/gc", summary="Drop what nothing needs any more")
-    async def gc(body: GcBody) -> views.GcReport:
+    async def gc(body: GcBody) -> model.GcReport:
         return await lanes.call(lambda: host.gc(dry_run=body.dry_run))
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
@@ -146,7 +146,7 @@ def host_routes(service: Service) -> APIRouter:
         return await lanes.call(lambda: host.export(body.checkpoint, body.url))
 
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
-    async def import_(body: ImportBody) -> views.BoxInfo:
+    async def import_(body: ImportBody) -> model.BoxInfo:
         box = await lanes.call(lambda: host.import_(body.url, body.name))
         return await lanes.call(box.info)
 
@@ -179,7 +179,7 @@ def box_routes(service: Service) -> APIRouter:
     host, lanes, executions = service.host, service.lanes, service.executions
 
     @routes.post("", summary="Make a sandbox", status_code=201)
-    async def create(body: SpecBody) -> views.BoxInfo:
+    async def create(body: SpecBody) -> model.BoxInfo:
         spec = body.spec()
         if spec.name in await lanes.call(service.names):
             sentence = (
@@ -190,11 +190,11 @@ def box_routes(service: Service) -> APIRouter:
         return await lanes.call(box.info)
 
     @routes.get("", summary="All sandboxes")
-    async def boxes() -> list[views.BoxInfo]:
+    async def boxes() -> list[model.BoxInfo]:
         return await lanes.call(host.boxes)
 
     @routes.get("/{name}", summary="One sandbox")
-    async def info(name: str) -> views.BoxInfo:
+    async def info(name: str) -> model.BoxInfo:
         return await lanes.call((await service.box(name)).info)
 
     @routes.get("/{name}/spec", summary="How it was made")
@@ -283,13 +283,13 @@ def checkpoint_routes(service: Service) -> APIRouter:
         )
 
     @routes.post("/{name}/restore", summary="Bring a checkpoint back; what runs is killed")
-    async def restore(name: str, body: RestoreBody) -> views.RestoreReport:
+    async def restore(name: str, body: RestoreBody) -> model.RestoreReport:
         box = await service.box(name)
         executions.cancel_all(name)
         return await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
 
     @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
-    async def rollback(name: str, body: RestoreBody) -> views.RestoreReport:
+    async def rollback(name: str, body: RestoreBody) -> model.RestoreReport:
         if not body.checkpoint:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         box = await service.box(name)
@@ -308,7 +308,7 @@ def checkpoint_routes(service: Service) -> APIRouter:
         return await lanes.call(work)
 
     @routes.get("/{name}/diff", summary="What changed between two checkpoints, or since one")
-    async def diff(name: str, older: str, newer: str = "") -> views.Diff:
+    async def diff(name: str, older: str, newer: str = "") -> model.Diff:
         box = await service.box(name)
         return await lanes.call(lambda: box.diff(older, newer))
 

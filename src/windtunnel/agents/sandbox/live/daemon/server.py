@@ -34,8 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from windtunnel.agents.sandbox.client.launch import answers, socket_of
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
 from windtunnel.agents.sandbox.live.daemon.service import LOG, Events, Service
-from windtunnel.agents.sandbox.model import Facility
-from windtunnel.agents.sandbox.views import Event
+from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.base.errors import UserError
 
 TAKEOVER_SECONDS = 30.0

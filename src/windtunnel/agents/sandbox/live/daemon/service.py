@@ -29,8 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.place import checked_name
-from windtunnel.agents.sandbox.model import Facility, TurnResult
-from windtunnel.agents.sandbox.views import Event
+from windtunnel.agents.sandbox.model import Event, Facility, TurnResult
 from windtunnel.base.errors import UserError
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from windtunnel.agents.sandbox import views
+from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.live.daemon.service import Refused, Service
 
 Path = Query(description="An absolute path inside the sandbox.")
@@ -119,7 +119,7 @@ def file_routes(service: Service) -> APIRouter:
         return StreamingResponse(body(), media_type="application/octet-stream")
 
     @routes.get("/{name}/entries", summary="The entries of a folder")
-    async def entries(name: str, path: str = Path) -> list[views.Entry]:
+    async def entries(name: str, path: str = Path) -> list[model.Entry]:
         box = await service.box(name)
         return await lanes.call(lambda: box.listdir(path))
 

@@ -14,7 +14,7 @@ from windtunnel.agents.sandbox.live.machine.leftovers import Guard, collect, lef
 from windtunnel.agents.sandbox.live.machine.machine import Machine
 from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file
 from windtunnel.agents.sandbox.live.machine.state import shell_effect
-from windtunnel.agents.sandbox.views import Entry
+from windtunnel.agents.sandbox.model import Entry
 
 __all__ = [
     "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "leftovers",

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import IO, Literal
 
 from windtunnel.agents.sandbox.live.machine.channel import opened
-from windtunnel.agents.sandbox.views import Entry
+from windtunnel.agents.sandbox.model import Entry
 from windtunnel.base.atomic import write_all
 from windtunnel.base.errors import UserError
 from windtunnel.linux.system import IN_ROOT, NO_XDEV, open_inside

@@ -17,8 +17,7 @@ from windtunnel.agents.sandbox.live.machine.channel import Folder, Init, OnOutpu
 from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
-from windtunnel.agents.sandbox.model import SandboxSpec, ShellState, TurnResult
-from windtunnel.agents.sandbox.views import Entry
+from windtunnel.agents.sandbox.model import Entry, SandboxSpec, ShellState, TurnResult
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
 from windtunnel.linux.namespaces import set_hostname
