@@ -139,10 +139,10 @@ def whole_words(host: Any, checkpoint: str) -> tuple[str, ...]:
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel.agents.sandbox.live import host as hosts
-    from windtunnel.agents.sandbox.live.files import loop
+    from windtunnel.agents.sandbox.live.files import btrfs
     from windtunnel.agents.sandbox.live.inspect import kernel
 
-    monkeypatch.setattr(loop, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
+    monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
     monkeypatch.setattr(hosts, "find_criu", lambda: None)
     monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
     told: list[Any] = []

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pool_support import KINDS, Opener, need_btrfs, need_root
 
-from windtunnel.agents.sandbox.live.files import Pool, open_pool, overlay
+from windtunnel.agents.sandbox.live.files import Pool, open_pool
+from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
 from windtunnel.linux import mounts
 
 
@@ -26,7 +27,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
             need_root()
         with monkeypatch.context() as patched:
             if kind == "plain":
-                patched.setattr(overlay, "works", lambda at: False)
+                patched.setattr(CopyPool, "_overlays_work", lambda pool: False)
             pool = open_pool(folder, kind="btrfs" if kind == "btrfs" else "copy", size=size)
         pools.append(pool)
         if kind == "overlay" and not pool._overlay:  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.files import Pool, loop
+from windtunnel.agents.sandbox.live.files import Pool, btrfs
 
 KINDS = ("btrfs", "overlay", "plain")
 Opener = Callable[..., Pool]
@@ -22,7 +22,7 @@ def need_root() -> None:
 
 def need_btrfs(folder: Path) -> None:
     need_root()
-    missing = loop.usable(folder)
+    missing = btrfs.usable(folder)
     if missing:
         pytest.skip(f"needs btrfs: {missing}")
 

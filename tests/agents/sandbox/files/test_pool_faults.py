@@ -26,8 +26,8 @@ def stop(text):
 
 kind = sys.argv[2]
 if kind == "plain":
-    from windtunnel.agents.sandbox.live.files import overlay
-    overlay.works = lambda at: False
+    from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
+    CopyPool._overlays_work = lambda pool: False
 open_pool(Path(sys.argv[1]), kind="btrfs" if kind == "btrfs" else "copy").import_image(sys.argv[3], stop)
 """
 
@@ -79,10 +79,10 @@ def test_a_full_disk_of_copies_keeps_what_it_has(
     kind: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_root()
-    from windtunnel.agents.sandbox.live.files import overlay
+    from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
 
     if kind == "plain":
-        monkeypatch.setattr(overlay, "works", lambda at: False)
+        monkeypatch.setattr(CopyPool, "_overlays_work", lambda pool: False)
     disk = tmp_path / "disk"
     disk.mkdir()
     mounts.mount("tmpfs", disk, "tmpfs", 0, "size=6m")

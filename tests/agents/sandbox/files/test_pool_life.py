@@ -15,7 +15,7 @@ from pool_support import Opener, need_btrfs, need_root, state
 
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import Pool, loop, open_pool
+from windtunnel.agents.sandbox.live.files import Pool, btrfs, open_pool
 from windtunnel.linux import mounts
 
 
@@ -228,10 +228,10 @@ def test_two_processes_open_one_pool_at_once(tmp_path: Path) -> None:
         ]
         assert [process.communicate()[0].strip() for process in running] == ["btrfs"] * 4
         assert len(mounts.at(folder)) == 1
-        assert len(_loops(loop.image_of(folder))) == 1
+        assert len(_loops(btrfs.image_of(folder))) == 1
     finally:
         open_pool(folder).close(unmount=True)
-    _released(loop.image_of(folder))
+    _released(btrfs.image_of(folder))
 
 
 def _released(image: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_restarted_host_finds_all_snapshots(opened: Opener, image: Path, tmp_p
 
 def test_a_device_that_is_attached_already_is_used_again(opened: Opener, tmp_path: Path) -> None:
     pool = opened("btrfs")
-    image = loop.image_of(tmp_path / "pool")
+    image = btrfs.image_of(tmp_path / "pool")
     device, name = mounts.loop_of(image) or (-1, "")
     try:
         pool.close(unmount=True)
@@ -277,14 +277,14 @@ def test_a_device_that_is_attached_already_is_used_again(opened: Opener, tmp_pat
 
 def test_a_broken_loop_file_is_a_fault_and_leaves_no_device(tmp_path: Path) -> None:
     need_btrfs(tmp_path)
-    image = loop.image_of(tmp_path / "pool")
+    image = btrfs.image_of(tmp_path / "pool")
     image.write_bytes(b"\0" * (1 << 20))
     with pytest.raises(PoolError, match="cannot be mounted"):
         open_pool(tmp_path / "pool")
     _released(image)
     with pytest.raises(PoolError, match="128 MiB"):
         open_pool(tmp_path / "small", size=1 << 20)
-    assert not loop.image_of(tmp_path / "small").exists()
+    assert not btrfs.image_of(tmp_path / "small").exists()
     with pytest.raises(PoolError, match="not of kind 'copy'"):
         open_pool(tmp_path / "pool", kind="copy")
 

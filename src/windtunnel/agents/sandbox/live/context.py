@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
-from windtunnel.agents.sandbox.live.files import Pool, loop
+from windtunnel.agents.sandbox.live.files import Pool, btrfs
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
 from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
 from windtunnel.agents.sandbox.live.machine import rootless
@@ -73,7 +73,7 @@ def lacking(
     best_pool, images, best_inspector = asked
     words = []
     if best_pool and pool.kind == "copy":
-        why = loop.usable(home.pool) or "the pool was made so"
+        why = btrfs.usable(home.pool) or "the pool was made so"
         words.append(f"files are kept by copies instead of snapshots: {why}")
     if images and criu is None:
         words.append(

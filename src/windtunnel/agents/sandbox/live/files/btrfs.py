@@ -1,10 +1,16 @@
-"""btrfs by ioctl: subvolumes, snapshots, what was written since a generation, and limits.
+"""btrfs: in a sparse file, mounted through a loop device that frees itself; and by ioctl: subvolumes,
+snapshots, what was written since a generation, and limits.
+
+The loop device is set to clear itself at its last close, so neither a failed mount nor an unmount can leave
+one behind. One file must never back two devices at once (two file systems would write the same blocks):
+before attaching, the devices of the whole machine are searched for the file, also those mounted in a mount
+namespace that this process does not see.
 
 A *generation* is the number of a transaction. Every inode carries the number of the transaction that wrote it
 last, and every block of the tree that of the one that wrote the block, so a search "newer than g" skips all
 older subtrees: its cost follows what changed, not what is there.
 
-Source: linux/btrfs.h and linux/btrfs_tree.h (the layouts below), fs/btrfs/ioctl.c.
+Source: linux/btrfs.h and linux/btrfs_tree.h (the layouts below), fs/btrfs/ioctl.c; loop(4), linux/loop.h.
 """
 
 from __future__ import annotations
@@ -12,15 +18,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.linux.system import BTRFS, file_system, ioctl, opened
+from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.linux import mounts
+from windtunnel.linux.system import BTRFS, file_system, ioctl, locked, opened
 
-MAGIC = 0x9123683E
+SMALLEST = 128 << 20
+LARGEST_DEFAULT = 64 << 30
 ROOT_INODE = 256
 INODE_ITEM, EXTENT_DATA, ROOT_ITEM, ROOT_REF = 1, 108, 132, 156
 LAST = 2**64 - 1
@@ -47,8 +58,6 @@ _SUBVOL_SETFLAGS = _request(_W, 26, 8)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
 _QGROUP_LIMIT = _request(_R, 43, 48)
-_START_SYNC = _request(_R, 24, 8)
-_WAIT_SYNC = _request(_W, 22, 8)
 _SUBVOL_INFO = _request(_R, 60, 504)
 
 
@@ -69,6 +78,86 @@ class Subvolume:
 def is_btrfs(folder: Path) -> bool:
     """Whether ``folder`` lies on a btrfs."""
     return file_system(folder) == BTRFS
+
+
+def image_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".img")
+
+
+def mount_pool(folder: Path, size: int | None) -> None:
+    """Mount the btrfs of ``folder``'s image file at ``folder``, making it when it is absent. Idempotent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(folder.name + ".lock")):
+        if any(each.kind == "btrfs" for each in mounts.at(folder)):
+            return
+        image = image_of(folder)
+        if not image.exists():
+            _make(image, size)
+        _mount(image, folder)
+
+
+def _mkfs() -> str | None:
+    return shutil.which("mkfs.btrfs", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+def _make(image: Path, size: int | None) -> None:
+    """The file system is made beside its name and renamed when it is whole."""
+    program = _mkfs()
+    if program is None:
+        raise PoolError("mkfs.btrfs is missing; install btrfs-progs, or use a pool of kind 'copy'")
+    if size is None:
+        # the file is sparse: were it larger than the disk beneath, a full disk would look like a broken one
+        size = min(LARGEST_DEFAULT, shutil.disk_usage(image.parent).free * 9 // 10)
+    if size < SMALLEST:
+        raise PoolError(
+            f"a btrfs pool needs at least {SMALLEST >> 20} MiB; {size >> 20} MiB are given or free"
+        )
+    draft = image.with_name(image.name + ".draft")
+    try:
+        with open(draft, "wb") as file:
+            file.truncate(size >> 20 << 20)
+        # a small one keeps data and trees in one place: else data may take all, and no tree can ever grow
+        mixed = ["--mixed"] if size < 1 << 30 else []
+        done = subprocess.run(
+            [program, "-q", "-f", "-K", *mixed, "-m", "single", "-d", "single", str(draft)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise PoolError(f"mkfs.btrfs failed: {' '.join(done.stderr.split())[-300:]}")
+        os.rename(draft, image)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _mount(image: Path, folder: Path) -> None:
+    try:
+        device, name = mounts.loop_of(image) or mounts.attach_loop(image)
+    except OSError as error:
+        raise PoolError(f"no loop device for {image}: {error.strerror}") from error
+    try:
+        mounts.mount(name, folder, "btrfs", mounts.MS_NOATIME, "discard=async,commit=30")
+        mounts.mount("none", folder, flags=mounts.MS_PRIVATE)
+    except OSError as error:
+        raise PoolError(f"the btrfs in {image} cannot be mounted: {error.strerror}") from error
+    finally:
+        os.close(device)
+
+
+def usable(folder: Path) -> str:
+    """Why this process cannot have a btrfs at ``folder``; empty when it can."""
+    if os.geteuid() != 0:
+        return "mounting needs root"
+    with open("/proc/filesystems", encoding="ascii") as kinds:
+        known = any(line.split()[-1] == "btrfs" for line in kinds)
+    if not known and subprocess.run(["modprobe", "-q", "btrfs"], capture_output=True, check=False).returncode:
+        return "this kernel has no btrfs"
+    if not os.path.exists("/dev/loop-control"):
+        return "there are no loop devices"
+    if not image_of(folder).exists() and _mkfs() is None:
+        return "mkfs.btrfs is missing; install btrfs-progs"
+    return ""
 
 
 def _block(raw: bytes) -> ctypes.Array[ctypes.c_char]:

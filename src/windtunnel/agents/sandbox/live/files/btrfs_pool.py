@@ -2,139 +2,118 @@
 
 A snapshot shares every block with its origin, so that it costs a transaction whatever the tree's size; a
 rollback renames one subvolume away and makes a writable snapshot in its place.
+
+Two subvolumes are compared by what each wrote since they parted. btrfs itself knows only the direct parent,
+and forgets it when the parent is removed. So each live root and each snapshot has a note with the chain of
+its origins: (identity, generation up to which both are the same). A note that is missing or belongs to an
+earlier subvolume of the same name only makes the comparison slower.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import btrfs, lineage, shared, stream
-from windtunnel.agents.sandbox.live.files.compare import Comparison
-from windtunnel.agents.sandbox.live.files.shared import Layout, checked, draft, faults, names
+from windtunnel.agents.sandbox.live.files import btrfs, stream
+from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faults
+from windtunnel.agents.sandbox.live.files.tree import Comparison
 from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
 
+LONGEST = 64
 
-class BtrfsPool:
-    """See ``Pool``. ``own``: the file system is a loop file of the pool, unmounted by
-    ``close(unmount=True)``."""
+Chain = list[tuple[str, int]]
+"""A subvolume's own identity, then its origins, nearest first."""
+
+
+class BtrfsPool(Pool):
+    """``own``: the file system is a loop file of the pool, unmounted by ``close(unmount=True)``."""
 
     kind = "btrfs"
 
     def __init__(self, folder: Path, *, own: bool) -> None:
-        self._at = Layout(folder)
+        super().__init__(folder)
         self._own = own
-        with faults(f"the pool {folder} cannot be used"):
-            self._at.make()
 
-    def import_image(self, source: str, progress: Callable[[str], None] | None = None) -> str:
-        # published as a read-only snapshot, in one step: a read-only subvolume could not be renamed
-        return shared.imported(
-            self._at,
-            source,
-            progress,
-            btrfs.create,
-            lambda made, name: btrfs.snapshot(made, name, read_only=True),
-            btrfs.destroy,
-        )
+    def _make(self, path: Path) -> None:
+        btrfs.create(path)
 
-    def images(self) -> list[str]:
-        return names(self._at.images)
+    def _publish(self, made: Path, name: Path) -> None:
+        # as a read-only snapshot, in one step: a read-only subvolume could not be renamed
+        btrfs.snapshot(made, name, read_only=True)
+
+    def _remove(self, path: Path) -> None:
+        btrfs.destroy(path)
 
     def create(self, box: str, image: str) -> None:
-        self._begin(box, "images", self._at.found(self._at.images, image, "image"))
+        self._begin(box, self._image(image))
 
     def clone(self, box: str, snapshot: str) -> None:
-        origin = self._at.found(self._at.snaps, snapshot, "snapshot")
+        origin = self._snap(snapshot)
         try:
-            self._begin(box, "snaps", origin)
+            self._begin(box, origin)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
-            if not full or not (self._at.live / box).exists():
+            if not full or not (self._lives / box).exists():
                 raise
-            # the root that is given up anyway may hold the room that is missing
-            self._drop_root(box)
-            btrfs.waited_for_room(self._at.folder)
-            self._begin(box, "snaps", origin)
+            # the root that is given up anyway may hold the room that is missing; its limit is remembered
+            super().drop_box(box)
+            btrfs.waited_for_room(self._folder)
+            self._begin(box, origin)
 
-    def _drop_root(self, box: str) -> None:
-        """Give the live root up, but remember the sandbox's limit."""
-        self.unmount(box)
-        with faults(f"the root of sandbox {box!r} cannot be removed"):
-            self._discard_live(box)
-
-    def _begin(self, box: str, kind: str, origin: Path) -> None:
+    def _begin(self, box: str, origin: Path) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
-        live = self._at.live / checked(box)
+        live = self._lives / checked(box)
         with (
             faults(f"sandbox {box!r} cannot get a root"),
-            draft(
-                self._at, box, lambda path: btrfs.snapshot(origin, path, read_only=False), btrfs.destroy
-            ) as made,
+            self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
-            lineage.note_if_room(
-                self._at.notes, made, "live", box, lineage.chain(self._at.notes, origin, kind, origin.name)
-            )
-            limit = self._at.notes / f"limit-{box}"
+            self._note(made, live, self._chain(origin))
+            limit = self._notes / f"limit-{box}"
             if limit.exists():
                 btrfs.limit(made, int(limit.read_text(encoding="ascii")))
             self.unmount(box)
-            self._discard_live(box)
+            self._discard(live)
             os.rename(made, live)
 
-    def _discard_live(self, box: str) -> None:
-        live = self._at.live / box
+    def _discard(self, path: Path) -> None:
         try:
-            old = self._at.discarded(live)
+            super()._discard(path)
         except OSError as error:
             # on a full disk nothing can be renamed, but the kernel keeps room for what frees room
-            if error.errno != errno.ENOSPC:
+            if error.errno != errno.ENOSPC or not path.exists():
                 raise
-            old = live
-        if old is not None:
-            btrfs.destroy(old)
-
-    def _live(self, box: str) -> Path:
-        return self._at.found(self._at.live, box, "root of sandbox")
-
-    def _snap(self, snapshot: str) -> Path:
-        return self._at.found(self._at.snaps, snapshot, "snapshot")
+            btrfs.destroy(path)
 
     def mount(self, box: str) -> Path:
         live = self._live(box)
         with faults(f"the root of sandbox {box!r} cannot be mounted"):
-            return shared.visible(
-                self._at,
+            return self._show(
                 box,
                 lambda point: os.path.samefile(point, live),
-                lambda point: mounts.bind(live, point, shared.FLAGS),
+                lambda point: mounts.bind(live, point, FLAGS),
             )
 
-    def unmount(self, box: str) -> None:
-        with faults(f"the root of sandbox {box!r} cannot be unmounted"):
-            shared.hidden(self._at, checked(box))
-
     def snapshot(self, box: str, snapshot: str) -> int:
-        live, made = self._live(box), self._at.snaps / checked(snapshot)
-        if made.exists():
-            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
+        live, made = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
             if btrfs.has_nested(live):
                 raise PoolError(
                     f"no snapshot of sandbox {box!r}: it holds a btrfs subvolume of its own, which a "
                     "snapshot would leave out; delete that folder inside the sandbox"
                 )
-            chain = lineage.chain(self._at.notes, live, "live", box)
+            chain = self._chain(live)
             btrfs.snapshot(live, made, read_only=True)
-            lineage.note_if_room(self._at.notes, made, "snaps", snapshot, chain)
+            self._note(made, made, chain)
         return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -142,53 +121,36 @@ class BtrfsPool:
         did not have."""
         path = self._snap(snapshot)
         with faults(f"the size of snapshot {snapshot!r} cannot be read"):
-            since = None
-            if older:
-                since = lineage.parted(
-                    lineage.chain(self._at.notes, self._snap(older), "snaps", older),
-                    lineage.chain(self._at.notes, path, "snaps", snapshot),
-                )
+            chain = self._chain(path)
+            since = _parted(self._chain(self._snap(older)), chain) if older else None
             if since is None:
-                since = lineage.previous(self._at.notes, path, snapshot)
+                # the first origin of a snapshot is the live root, which has all that the snapshot has
+                since = chain[2][1] if len(chain) > 2 else 0
             with opened(path) as given:
                 return btrfs.bytes_written(given, since + 1)
 
     def drop_box(self, box: str) -> None:
-        self._drop_root(box)
+        super().drop_box(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
-            lineage.forget(self._at.notes, "live", box)
-            (self._at.notes / f"limit-{box}").unlink(missing_ok=True)
+            self._note_of(self._lives / box).unlink(missing_ok=True)
+            (self._notes / f"limit-{box}").unlink(missing_ok=True)
 
     def drop_snapshot(self, snapshot: str) -> None:
-        path = self._at.snaps / checked(snapshot)
+        path = self._snaps / checked(snapshot)
         with faults(f"snapshot {snapshot!r} cannot be removed"):
             if path.exists():
                 btrfs.destroy(path)
-            lineage.forget(self._at.notes, "snaps", snapshot)
+            self._note_of(path).unlink(missing_ok=True)
 
-    def snapshots(self) -> list[str]:
-        return names(self._at.snaps)
-
-    def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
-        first = self._snap(older)
-        if newer is not None:
-            second, kind, name = self._snap(newer), "snaps", newer
-        elif box is not None:
-            second, kind, name = self._live(box), "live", box
-        else:
-            raise PoolError("to say what changed, name a newer snapshot or the sandbox")
-        with faults(f"what changed since {older!r} cannot be read"):
-            if kind == "live":
-                btrfs.sync(second)
-            parted = lineage.parted(
-                lineage.chain(self._at.notes, first, "snaps", older),
-                lineage.chain(self._at.notes, second, kind, name),
-            )
-            if parted is None:
-                compared = Comparison(first, second, lambda path, old, new: False)
-                compared.trees()
-                return compared.result()
+    def _compared(self, first: Path, second: Path) -> list[FileChange]:
+        if second.parent == self._lives:
+            btrfs.sync(second)
+        parted = _parted(self._chain(first), self._chain(second))
+        if parted is not None:
             return _changed_since(first, second, parted + 1)
+        compared = Comparison(first, second, lambda path, old, new: False)
+        compared.trees()
+        return compared.result()
 
     def generation(self, box: str) -> int:
         live = self._live(box)
@@ -205,7 +167,7 @@ class BtrfsPool:
         return sorted(path for path in found if path != f"/{CHANNEL}" and not path.startswith(f"/{CHANNEL}/"))
 
     def set_limit(self, box: str, bytes: int | None) -> str:
-        live, file = self._live(box), self._at.notes / f"limit-{checked(box)}"
+        live, file = self._live(box), self._notes / f"limit-{checked(box)}"
         if bytes is None and not file.exists():
             return ""
         try:
@@ -220,16 +182,12 @@ class BtrfsPool:
             file.write_text(str(bytes), encoding="ascii")
         return ""
 
-    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
-        tree = self._snap(snapshot)
-        with faults(f"snapshot {snapshot!r} cannot be sent"):
-            changes = self.changed(parent, snapshot) if parent is not None else None
-            stream.send(tree, out, parent or "", changes)
+    @contextmanager
+    def _whole(self, tree: Path) -> Iterator[Path]:
+        yield tree
 
     def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
-        made = self._at.snaps / checked(snapshot)
-        if made.exists():
-            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
+        made = self._unused(snapshot)
         origin = self._snap(parent) if parent is not None else None
 
         def make(path: Path) -> None:
@@ -238,33 +196,53 @@ class BtrfsPool:
             else:
                 btrfs.snapshot(origin, path, read_only=False)
 
-        with (
-            faults(f"snapshot {snapshot!r} cannot be received"),
-            draft(self._at, snapshot, make, btrfs.destroy) as path,
-        ):
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot, make) as path:
             stream.receive(path, source, parent or "")
             btrfs.snapshot(path, made, read_only=True)
-
-    def usage(self) -> tuple[int, int]:
-        return shared.usage(self._at)
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
             btrfs.sync(self._snap(snapshot))
 
-    def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
-        return shared.leftovers(self._at, boxes, snapshots)
-
-    def collect(self, boxes: set[str], snapshots: set[str] | None) -> list[str]:
-        return shared.collect(self._at, boxes, snapshots, self.drop_box, self.drop_snapshot, btrfs.destroy)
-
     def close(self, *, unmount: bool = False) -> None:
-        if unmount:
-            with faults(f"the pool {self._at.folder} cannot be unmounted"):
-                shared.hide_all(self._at)
-                if self._own:
-                    # the loop device clears itself with its last user
-                    mounts.unmount(self._at.folder)
+        super().close(unmount=unmount)
+        if unmount and self._own:
+            with faults(f"the pool {self._folder} cannot be unmounted"):
+                # the loop device clears itself with its last user
+                mounts.unmount(self._folder)
+
+    def _note_of(self, path: Path) -> Path:
+        return self._notes / f"{path.parent.name}-{path.name}"
+
+    def _note(self, made: Path, name: Path, origin: Chain) -> None:
+        """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
+        chain is ``origin``. Where the disk is full, what was made is good without its note."""
+        with suppress(OSError):
+            own = btrfs.subvolume(made)
+            chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
+            self._note_of(name).write_text(
+                json.dumps({"of": own.uuid.hex(), "chain": chain}), encoding="ascii"
+            )
+
+    def _chain(self, path: Path) -> Chain:
+        own = btrfs.subvolume(path)
+        start: Chain = [(own.uuid.hex(), 2**63)]
+        try:
+            found = json.loads(self._note_of(path).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            found = {}
+        if found.get("of") == own.uuid.hex():
+            return start + [(identity, generation) for identity, generation in found["chain"]]
+        return [*start, (own.parent.hex(), own.born)] if any(own.parent) else start
+
+
+def _parted(first: Chain, second: Chain) -> int | None:
+    """The generation up to which both subvolumes are the same; None where they share no origin."""
+    others = dict(reversed(second))
+    for identity, generation in first:
+        if identity in others:
+            return min(generation, others[identity])
+    return None
 
 
 def _changed_since(first: Path, second: Path, newer: int) -> list[FileChange]:

@@ -2,56 +2,91 @@
 
 A *layer* is what a sandbox has of its own. With overlayfs it holds only what differs from the image (with
 white-outs and opaque folders, as the kernel keeps them); where overlays cannot be mounted it is a whole
-tree. A snapshot copies the layer, sharing blocks where the file system can, and takes files that did not
-change since the sandbox's last snapshot from there by a hard link: a file in a snapshot is never written
-again.
+tree. Features of overlays that make an upper folder mean more than it shows (renamed folders by reference,
+metadata without data) are switched off: a layer can then be copied as it is.
+
+A snapshot copies the layer, sharing blocks where the file system can, and takes files that did not change
+since the sandbox's last snapshot from there by a hard link: a file in a snapshot is never written again.
 
 Without root nothing is mounted: ``mount`` gives the folder itself, owners are the user's, and devices are
 absent.
+
+Source: Documentation/filesystems/overlayfs.rst.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import overlay, shared, stream
-from windtunnel.agents.sandbox.live.files.compare import Comparison
-from windtunnel.agents.sandbox.live.files.known import Known, load, save, version
-from windtunnel.agents.sandbox.live.files.shared import Layout, checked, draft, faults, names
-from windtunnel.agents.sandbox.live.files.tree import Copier, remove
+from windtunnel.agents.sandbox.live.files import stream
+from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faults
+from windtunnel.agents.sandbox.live.files.tree import Comparison, Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base import atomic
 from windtunnel.linux import mounts
 from windtunnel.linux.system import sync_file_system
 
 
-class CopyPool:
-    """See ``Pool``. Live roots and snapshots are folders with ``layer``, and ``image``: the image's name
-    where the layer lies over one."""
+@dataclass(frozen=True)
+class Known:
+    """What a live layer had in common with its last snapshot: (inode, time of change) of every file.
+
+    Every write to a file, its attributes or its names moves ``ctime``, which no process can set back; so a
+    file whose inode and ``ctime`` are the ones noted holds what the snapshot holds. ``base``: the folder of
+    the pool that holds the same files; ``files``: path -> (inode, ctime).
+    """
+
+    base: str
+    files: dict[str, tuple[int, int]]
+
+    def has(self, path: str, about: os.stat_result) -> bool:
+        return about.st_nlink == 1 and self.files.get(path) == _version(about)
+
+    def save(self, live: Path) -> None:
+        text = json.dumps({"base": self.base, "files": self.files})
+        atomic.replace(live / "known.json", text.encode(errors="surrogateescape"))
+
+
+def known_of(live: Path) -> Known:
+    """The note of a live root; an absent or broken one says nothing, which is always true."""
+    try:
+        found = json.loads((live / "known.json").read_text(encoding="utf-8", errors="surrogateescape"))
+        return Known(found["base"], {path: (inode, time) for path, (inode, time) in found["files"].items()})
+    except (OSError, ValueError, KeyError, TypeError):
+        return Known("", {})
+
+
+class CopyPool(Pool):
+    """Live roots and snapshots are folders with ``layer``, and ``image``: the image's name where the layer
+    lies over one."""
 
     kind = "copy"
 
     def __init__(self, folder: Path) -> None:
-        self._at = Layout(folder)
+        super().__init__(folder)
+        self._may_mount = os.geteuid() == 0
         with faults(f"the pool {folder} cannot be used"):
-            self._at.make()
-            self._mounts = os.geteuid() == 0
-            self._overlay = self._mounts and overlay.works(self._at)
+            self._overlay = self._may_mount and self._overlays_work()
 
-    def import_image(self, source: str, progress: Callable[[str], None] | None = None) -> str:
-        return shared.imported(self._at, source, progress, _folder, os.rename, remove)
+    def _make(self, path: Path) -> None:
+        path.mkdir(mode=0o700)
 
-    def images(self) -> list[str]:
-        return names(self._at.images)
+    def _publish(self, made: Path, name: Path) -> None:
+        os.rename(made, name)
+
+    def _remove(self, path: Path) -> None:
+        remove(path)
 
     def create(self, box: str, image: str) -> None:
-        origin = self._at.found(self._at.images, image, "image")
+        origin = self._image(image)
         if self._overlay:
             self._begin(box, None, image, "")
         else:
@@ -63,11 +98,8 @@ class CopyPool:
 
     def _begin(self, box: str, layer: Path | None, image: str, base: str) -> None:
         """The live layer of ``box`` is a copy of ``layer`` (None: empty), in place of what it was."""
-        checked(box)
-        with (
-            faults(f"sandbox {box!r} cannot get a root"),
-            draft(self._at, box, _folder, remove) as made,
-        ):
+        live = self._lives / checked(box)
+        with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as made:
             for name in ("layer", "work"):
                 (made / name).mkdir(mode=0o755)
             (made / "image").write_text(image, encoding="utf-8")
@@ -75,66 +107,45 @@ class CopyPool:
                 Copier().tree(str(layer), str(made / "layer"))
             elif image:
                 # a root that differs from its image in nothing has its mode and owner too
-                shutil.copystat(self._at.images / image, made / "layer")
-            save(made, Known(base, _versions(made / "layer") if base else {}))
+                shutil.copystat(self._images / image, made / "layer")
+            Known(base, _versions(made / "layer") if base else {}).save(made)
             self.unmount(box)
-            self._discard(self._at.live / box)
-            os.rename(made, self._at.live / box)
-
-    def _discard(self, path: Path) -> None:
-        old = self._at.discarded(path)
-        if old is not None:
-            remove(old)
-
-    def _live(self, box: str) -> Path:
-        return self._at.found(self._at.live, box, "root of sandbox")
-
-    def _snap(self, snapshot: str) -> Path:
-        return self._at.found(self._at.snaps, snapshot, "snapshot")
+            self._discard(live)
+            os.rename(made, live)
 
     def mount(self, box: str) -> Path:
         live = self._live(box)
-        if not self._mounts:
+        if not self._may_mount:
             return live / "layer"
         image = _image_of(live)
         # an overlay does not show its upper folder: the name of what is mounted says whose it is
         label = f"windtunnel-{live.stat().st_ino}"
         with faults(f"the root of sandbox {box!r} cannot be mounted"):
             if not image:
-                return shared.visible(
-                    self._at,
+                return self._show(
                     box,
                     lambda point: os.path.samefile(point, live / "layer"),
-                    lambda point: mounts.bind(live / "layer", point, shared.FLAGS),
+                    lambda point: mounts.bind(live / "layer", point, FLAGS),
                 )
-            return shared.visible(
-                self._at,
+            return self._show(
                 box,
                 lambda point: any(each.source == label for each in mounts.at(point)),
-                lambda point: overlay.mount(
-                    label, point, [self._at.images / image], live / "layer", live / "work"
+                lambda point: _mount_overlay(
+                    label, point, [self._images / image], live / "layer", live / "work"
                 ),
             )
 
-    def unmount(self, box: str) -> None:
-        checked(box)
-        if self._mounts:
-            with faults(f"the root of sandbox {box!r} cannot be unmounted"):
-                shared.hidden(self._at, box)
-
     def snapshot(self, box: str, snapshot: str) -> int:
-        live, there = self._live(box), self._at.snaps / checked(snapshot)
-        if there.exists():
-            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
-        with faults(f"no snapshot of sandbox {box!r}"), draft(self._at, snapshot, _folder, remove) as made:
-            before, after = load(live), Known(f"snaps/{snapshot}/layer", {})
-            layer, base = str(live / "layer"), str(self._at.folder / before.base)
+        live, there = self._live(box), self._unused(snapshot)
+        with faults(f"no snapshot of sandbox {box!r}"), self._draft(snapshot) as made:
+            before, after = known_of(live), Known(f"snaps/{snapshot}/layer", {})
+            layer, base = str(live / "layer"), str(self._folder / before.base)
 
             def reuse(path: str, about: os.stat_result) -> str | None:
                 inside = path[len(layer) :]
                 if about.st_nlink > 1:
                     return None
-                after.files[inside] = version(about)
+                after.files[inside] = _version(about)
                 return base + inside if before.has(inside, about) else None
 
             (made / "layer").mkdir()
@@ -143,32 +154,13 @@ class CopyPool:
             copier.tree(layer, str(made / "layer"))
             os.rename(made, there)
             # when this fails the older note still holds: every entry of it is checked against the file
-            save(live, after)
+            after.save(live)
         return copier.bytes
 
-    def drop_box(self, box: str) -> None:
-        self.unmount(box)
-        with faults(f"the root of sandbox {box!r} cannot be removed"):
-            self._discard(self._at.live / checked(box))
-
-    def drop_snapshot(self, snapshot: str) -> None:
-        with faults(f"snapshot {snapshot!r} cannot be removed"):
-            self._discard(self._at.snaps / checked(snapshot))
-
-    def snapshots(self) -> list[str]:
-        return names(self._at.snaps)
-
-    def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
-        first = self._snap(older)
-        if newer is not None:
-            second, known = self._snap(newer), None
-        elif box is not None:
-            second = self._live(box)
-            known = load(second)
-        else:
-            raise PoolError("to say what changed, name a newer snapshot or the sandbox")
+    def _compared(self, first: Path, second: Path) -> list[FileChange]:
+        known = known_of(second) if second.parent == self._lives else Known("", {})
         before, after = str(first / "layer"), str(second / "layer")
-        trusted = known is not None and known.base == f"snaps/{older}/layer"
+        trusted = known.base == f"snaps/{first.name}/layer"
 
         def untouched(inside: str) -> bool:
             """Whether both layers have the same file at a path, told without reading it."""
@@ -178,111 +170,148 @@ class CopyPool:
                 return False
             if stat.S_ISDIR(one.st_mode) or stat.S_ISDIR(other.st_mode):
                 return False
-            if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino):
-                return True
-            return trusted and known is not None and known.has(inside, other)
+            same = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+            return same or (trusted and known.has(inside, other))
 
-        with faults(f"what changed since {older!r} cannot be read"), ExitStack() as stack:
-            old, new = stack.enter_context(self._view(first)), stack.enter_context(self._view(second))
+        with self._whole(first) as old, self._whole(second) as new:
             compared = Comparison(old, new, lambda path, one, other: untouched(path))
             if _image_of(first) and _image_of(first) == _image_of(second):
-                for inside, deep in overlay.touched(Path(before), Path(after), untouched):
+                for inside, deep in _touched(Path(before), Path(after), untouched):
                     compared.entry(inside, deep=deep)
             else:
                 compared.trees()
             return compared.result()
 
     @contextmanager
-    def _view(self, tree: Path) -> Iterator[Path]:
-        """The whole tree that a live root or a snapshot stands for."""
+    def _whole(self, tree: Path) -> Iterator[Path]:
         image = _image_of(tree)
         if not image:
             yield tree / "layer"
             return
-        lower = [tree / "layer", self._at.images / image]
-        point = shared.view(self._at, lambda point: overlay.mount("windtunnel-view", point, lower))
-        try:
+        lower = [tree / "layer", self._images / image]
+        with self._view(lambda point: _mount_overlay("windtunnel-view", point, lower)) as point:
             yield point
-        finally:
-            shared.hidden(self._at, point.name)
-
-    def generation(self, box: str) -> int:
-        return -1
-
-    def find_new(self, box: str, generation: int) -> list[str] | None:
-        return None
-
-    def set_limit(self, box: str, bytes: int | None) -> str:
-        return "" if bytes is None else "the size of the root is not bounded: that needs a btrfs pool"
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
         """Bytes on disk of the files that no other snapshot shares."""
-        found = 0
         with faults(f"the size of snapshot {snapshot!r} cannot be read"):
-            for folder, _, files in os.walk(self._snap(snapshot) / "layer"):
-                for name in files:
-                    about = os.lstat(os.path.join(folder, name))
-                    if about.st_nlink == 1:
-                        found += about.st_blocks * 512
-        return found
-
-    def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
-        with faults(f"snapshot {snapshot!r} cannot be sent"):
-            changes = self.changed(parent, snapshot) if parent is not None else None
-            with self._view(self._snap(snapshot)) as tree:
-                stream.send(tree, out, parent or "", changes)
+            files = (about for _, about in _files(self._snap(snapshot) / "layer"))
+            return sum(about.st_blocks * 512 for about in files if about.st_nlink == 1)
 
     def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
         """What is received is a whole tree, not one over an image."""
-        there = self._at.snaps / checked(snapshot)
-        if there.exists():
-            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
-        with (
-            faults(f"snapshot {snapshot!r} cannot be received"),
-            draft(self._at, snapshot, _folder, remove) as made,
-        ):
+        there = self._unused(snapshot)
+        with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot) as made:
             (made / "layer").mkdir(mode=0o755)
             (made / "image").write_text("", encoding="utf-8")
             if parent is not None:
-                with self._view(self._snap(parent)) as tree:
+                with self._whole(self._snap(parent)) as tree:
                     Copier().tree(str(tree), str(made / "layer"))
             stream.receive(made / "layer", source, parent or "")
             os.rename(made, there)
-
-    def usage(self) -> tuple[int, int]:
-        return shared.usage(self._at)
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):
             sync_file_system(self._snap(snapshot))
 
-    def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
-        return shared.leftovers(self._at, boxes, snapshots)
-
-    def collect(self, boxes: set[str], snapshots: set[str] | None) -> list[str]:
-        return shared.collect(self._at, boxes, snapshots, self.drop_box, self.drop_snapshot, remove)
-
-    def close(self, *, unmount: bool = False) -> None:
-        if unmount and self._mounts:
-            with faults(f"the pool {self._at.folder} cannot be unmounted"):
-                shared.hide_all(self._at)
-
-
-def _folder(path: Path) -> None:
-    path.mkdir(mode=0o700)
+    def _overlays_work(self) -> bool:
+        """Whether an overlay with its upper folder in this pool can be mounted and written."""
+        tried = self._trash / f"try-{os.getpid()}"
+        remove(tried)
+        lower, upper, work = (tried / name for name in ("lower", "upper", "work"))
+        for folder in (lower, upper, work):
+            folder.mkdir(parents=True)
+        (lower / "file").touch()
+        try:
+            with self._view(lambda at: _mount_overlay("windtunnel-try", at, [lower], upper, work)) as point:
+                (point / "file").unlink()
+                return stat.S_ISCHR(os.lstat(upper / "file").st_mode)
+        except OSError:
+            return False
+        finally:
+            remove(tried)
 
 
 def _image_of(tree: Path) -> str:
     return (tree / "image").read_text(encoding="utf-8")
 
 
-def _versions(layer: Path) -> dict[str, tuple[int, int]]:
-    found = {}
-    start = len(str(layer))
+def _version(about: os.stat_result) -> tuple[int, int]:
+    return about.st_ino, about.st_ctime_ns
+
+
+def _files(layer: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is no folder, by its path inside; what cannot be read is passed over."""
     for folder, _, files in os.walk(layer):
         for name in files:
             path = os.path.join(folder, name)
-            about = os.lstat(path)
-            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-                found[path[start:]] = version(about)
-    return found
+            yield path[len(str(layer)) :], os.lstat(path)
+
+
+def _versions(layer: Path) -> dict[str, tuple[int, int]]:
+    return {
+        path: _version(about)
+        for path, about in _files(layer)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+    }
+
+
+def _mount_overlay(
+    label: str, point: Path, lower: list[Path], upper: Path | None = None, work: Path | None = None
+) -> None:
+    """``lower`` from the top down; without ``upper`` the mount is read-only."""
+    options = [
+        "redirect_dir=nofollow,metacopy=off,index=off",
+        "lowerdir=" + ":".join(_escaped(path) for path in lower),
+    ]
+    if upper is not None and work is not None:
+        options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
+    mounts.mount(label, point, "overlay", FLAGS, ",".join(options))
+    try:
+        mounts.mount("none", point, flags=mounts.MS_PRIVATE)
+    except OSError:
+        mounts.unmount(point)
+        raise
+
+
+def _escaped(path: Path) -> str:
+    text = str(path)
+    for mark in ("\\", ":", ","):
+        text = text.replace(mark, "\\" + mark)
+    return text
+
+
+def _touched(older: Path, newer: Path, untouched: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
+    """Paths at which the trees of two layers over one image can differ, and whether all below may differ
+    too."""
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        for name in sorted({*_names(older, below), *_names(newer, below)}):
+            inside = f"{below}/{name}"
+            if untouched(inside):
+                continue
+            merged = all(_merges(f"{layer}{inside}") for layer in (older, newer))
+            if merged:
+                pending.append(inside)
+            yield inside, not merged
+
+
+def _names(layer: Path, below: str) -> list[str]:
+    path = f"{layer}{below}"
+    return os.listdir(path) if os.path.isdir(path) and not os.path.islink(path) else []
+
+
+def _merges(path: str) -> bool:
+    """Whether a layer leaves the image's entries below ``path`` as they are, but for those that it lists."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        # not in this layer: the image's own shows through, if nothing above hides it
+        return True
+    if not stat.S_ISDIR(about.st_mode):
+        return False
+    try:
+        return os.getxattr(path, "trusted.overlay.opaque") not in (b"y", b"x")
+    except OSError:
+        return True

@@ -1,116 +1,350 @@
-"""What a pool of roots offers, and how one is opened."""
+"""A pool: images, the live roots of sandboxes, and snapshots of these. What all kinds do alike stands here:
+folders, checked names, drafts, mount points, imports, and what nobody refers to.
+
+A draft is whole before it gets its name. Live roots become visible at mount points of their own.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Callable
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import btrfs, loop
-from windtunnel.agents.sandbox.live.files.btrfs_pool import BtrfsPool
-from windtunnel.agents.sandbox.live.files.copy_pool import CopyPool
-from windtunnel.agents.sandbox.live.files.shared import faults
+from windtunnel.agents.sandbox.live.files import stream
+from windtunnel.agents.sandbox.live.files.source import look_at
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.linux import mounts
+from windtunnel.linux.system import locked, opened
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@:-]{0,199}")
+FLAGS = mounts.MS_NOATIME | mounts.MS_NODEV
+"""No device files: an image may bring some, and they would reach this machine's devices. No access times:
+reading must not count as a change."""
 
 
-class Pool(Protocol):
-    """Images, the live roots of sandboxes, and snapshots of these. Every method raises ``PoolError`` for a
-    fault of the machine, ``import_image`` also ``UserError`` for a source that is no image."""
+def checked(name: str) -> str:
+    """``name``, or PoolError where it could lead out of the pool's folders."""
+    if not _NAME.fullmatch(name):
+        raise PoolError(
+            f"{name!r} is no name that a pool can keep: letters, digits and '._+@:-' are accepted"
+        )
+    return name
+
+
+@contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Faults of the system as ``PoolError``, in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PoolError(f"{what}: the pool is full; remove checkpoints or give it more room") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise PoolError(f"{what}: {error.strerror or error}{where}") from error
+
+
+class Pool(ABC):
+    """Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
+    source that is no image.
+
+    Folders: ``images``, ``live`` and ``snaps`` by name; ``mounts``: where live roots become visible;
+    ``trash``: what is being made or being removed; ``notes``: one small file for each sandbox that has
+    something to remember.
+    """
 
     kind: str
     """``btrfs`` or ``copy``."""
+    _may_mount = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folders = [folder / name for name in ("images", "live", "snaps", "mounts", "trash", "notes")]
+        self._images, self._lives, self._snaps, self._points, self._trash, self._notes = folders
+        with faults(f"the pool {folder} cannot be used"):
+            for each in folders:
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
 
     def import_image(self, source: str, progress: Callable[[str], None] | None = None) -> str:
-        """Bring an image in (``host``, a folder, a tarball, an OCI layout, an imported name); its name
-        here."""
+        """Bring an image in (``host``, a folder, a tarball, an OCI layout, an imported name), whole or not at
+        all; its name here."""
+        if source in self.images():
+            return source
+        found = look_at(source)
+        with locked(self._images):
+            if found.name in self.images():
+                return found.name
+            with faults(f"image {source!r} cannot be imported"), self._draft(found.name) as made:
+                made.chmod(0o755)
+                found.fill(made, progress or (lambda text: None))
+                self._publish(made, self._images / found.name)
+        return found.name
 
-    def images(self) -> list[str]: ...
+    def images(self) -> list[str]:
+        return sorted(os.listdir(self._images))
 
+    @abstractmethod
     def create(self, box: str, image: str) -> None:
         """A live root like the image; a root that the sandbox has already is replaced."""
 
+    @abstractmethod
     def clone(self, box: str, snapshot: str) -> None:
         """The live root becomes what the snapshot is. It has to be mounted (again) afterwards."""
 
+    @abstractmethod
     def mount(self, box: str) -> Path:
         """Where the live root is visible: a mount point of its own with private propagation. Idempotent."""
 
     def unmount(self, box: str) -> None:
         """Idempotent; what is busy goes away with its last user."""
+        checked(box)
+        if self._may_mount:
+            with faults(f"the root of sandbox {box!r} cannot be unmounted"):
+                self._hide(box)
 
+    @abstractmethod
     def snapshot(self, box: str, snapshot: str) -> int:
         """Keep the live root as it is now, all or nothing; the sandbox is frozen. Bytes copied for it."""
 
+    @abstractmethod
     def bytes_new(self, snapshot: str, older: str = "") -> int:
         """Bytes of file data that came with this snapshot, after snapshot ``older`` where one is named;
         not while a sandbox is frozen, it may take a while."""
 
-    def drop_box(self, box: str) -> None: ...
+    def drop_box(self, box: str) -> None:
+        self.unmount(box)
+        with faults(f"the root of sandbox {box!r} cannot be removed"):
+            self._discard(self._lives / box)
 
-    def drop_snapshot(self, snapshot: str) -> None: ...
+    def drop_snapshot(self, snapshot: str) -> None:
+        with faults(f"snapshot {snapshot!r} cannot be removed"):
+            self._discard(self._snaps / checked(snapshot))
 
-    def snapshots(self) -> list[str]: ...
+    def snapshots(self) -> list[str]:
+        return sorted(os.listdir(self._snaps))
 
     def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
         """What differs between two snapshots, or a snapshot and the live root of ``box``; the channel
         apart."""
+        first = self._snap(older)
+        if newer is not None:
+            second = self._snap(newer)
+        elif box is not None:
+            second = self._live(box)
+        else:
+            raise PoolError("to say what changed, name a newer snapshot or the sandbox")
+        with faults(f"what changed since {older!r} cannot be read"):
+            return self._compared(first, second)
 
     def generation(self, box: str) -> int:
         """A number that moves when anything in the live root was written; -1: cannot tell."""
+        return -1
 
     def find_new(self, box: str, generation: int) -> list[str] | None:
         """Paths written since (folders: an entry came or went); None: cannot tell."""
+        return None
 
     def set_limit(self, box: str, bytes: int | None) -> str:
         """Bound the live root; empty when that is enforced, else why not."""
+        return "" if bytes is None else "the size of the root is not bounded: that needs a btrfs pool"
 
     def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
         """Write the snapshot as a tar stream, or what differs from ``parent``."""
+        with faults(f"snapshot {snapshot!r} cannot be sent"):
+            changes = self.changed(parent, snapshot) if parent is not None else None
+            with self._whole(self._snap(snapshot)) as tree:
+                stream.send(tree, out, parent or "", changes)
 
+    @abstractmethod
     def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:
         """Make a snapshot from what ``send`` of any kind of pool wrote."""
 
     def usage(self) -> tuple[int, int]:
-        """Bytes used, and bytes in all."""
+        """Bytes of the pool's file system that are used, and all of them."""
+        about = os.statvfs(self._folder)
+        return (about.f_blocks - about.f_bfree) * about.f_frsize, about.f_blocks * about.f_frsize
 
+    @abstractmethod
     def sync(self, snapshot: str) -> None:
         """The snapshot is on the disk when this returns."""
 
     def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
         """In words: what none of these sandboxes and snapshots, and no process that runs, refers to."""
+        with faults("leftovers of the pool cannot be listed"):
+            return [words for words, _, _ in self._unclaimed(boxes, snapshots)]
 
     def collect(self, boxes: set[str], snapshots: set[str] | None) -> list[str]:
         """Remove the leftovers; what was removed, in words. Without ``snapshots`` all of them stay."""
+        removed = []
+        with faults("leftovers of the pool cannot be removed"):
+            for words, path, remove in self._unclaimed(boxes, snapshots):
+                remove(path)
+                removed.append(words)
+        return removed
 
     def close(self, *, unmount: bool = False) -> None:
         """With ``unmount`` nothing of the pool stays mounted; else sandboxes run on."""
+        if unmount and self._may_mount:
+            with faults(f"the pool {self._folder} cannot be unmounted"):
+                for name in os.listdir(self._points):
+                    self._hide(name)
+                while mounts.unmount(self._points):
+                    pass
+
+    @abstractmethod
+    def _make(self, path: Path) -> None:
+        """A new, empty tree."""
+
+    @abstractmethod
+    def _publish(self, made: Path, name: Path) -> None:
+        """A draft that is whole gets its name, in one step."""
+
+    @abstractmethod
+    def _remove(self, path: Path) -> None:
+        """A tree that nothing refers to goes."""
+
+    @abstractmethod
+    def _compared(self, first: Path, second: Path) -> list[FileChange]:
+        """What differs between a snapshot, and another one or a live root."""
+
+    @abstractmethod
+    def _whole(self, tree: Path) -> AbstractContextManager[Path]:
+        """The whole tree that a live root or a snapshot stands for, visible for the block."""
+
+    def _image(self, image: str) -> Path:
+        return self._found(self._images, image, "image")
+
+    def _live(self, box: str) -> Path:
+        return self._found(self._lives, box, "root of sandbox")
+
+    def _snap(self, snapshot: str) -> Path:
+        return self._found(self._snaps, snapshot, "snapshot")
+
+    def _found(self, folder: Path, name: str, what: str) -> Path:
+        path = folder / checked(name)
+        if not path.is_dir():
+            raise PoolError(f"there is no {what} {name!r} in the pool {self._folder}")
+        return path
+
+    def _unused(self, snapshot: str) -> Path:
+        """Where a new snapshot will be."""
+        there = self._snaps / checked(snapshot)
+        if there.exists():
+            raise PoolError(f"there is a snapshot {snapshot!r} in the pool already")
+        return there
+
+    def _discard(self, path: Path) -> None:
+        """Take ``path`` out of use in one step, and remove it; absent is fine."""
+        there = self._trash / f"old-{path.name}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            os.rename(path, there)
+        except FileNotFoundError:
+            return
+        self._remove(there)
+
+    @contextmanager
+    def _draft(self, name: str, make: Callable[[Path], None] | None = None) -> Iterator[Path]:
+        """A new entry of the trash, to be filled and renamed; whatever is still there afterwards is removed.
+
+        It is locked while its maker lives, so that a collector can tell it from what a killed one left.
+        """
+        path = self._trash / f"new-{name}-{os.getpid()}-{time.monotonic_ns()}"
+        with locked(self._trash):
+            (make or self._make)(path)
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield path
+        finally:
+            os.close(held)
+            if path.exists():
+                self._remove(path)
+
+    def _abandoned(self) -> list[Path]:
+        """Entries of the trash at which nobody works any more."""
+        found = []
+        with locked(self._trash):
+            for path in sorted(self._trash.iterdir()):
+                try:
+                    with opened(path) as held:
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        found.append(path)
+                except (BlockingIOError, FileNotFoundError):
+                    continue
+        return found
+
+    def _show(self, box: str, same: Callable[[Path], bool], attach: Callable[[Path], None]) -> Path:
+        """The mount point of ``box``; ``attach`` mounts there unless ``same`` says that the right thing is
+        there."""
+        point = self._points / box
+        if _is_mounted(point) and same(point):
+            return point
+        with locked(self._points):
+            if _is_mounted(point):
+                if same(point):
+                    return point
+                while mounts.unmount(point):
+                    pass
+            if not mounts.at(self._points):
+                # what is mounted below must not spread to other mount namespaces: pivot_root(2) asks for it
+                mounts.bind(self._points, self._points)
+            point.mkdir(exist_ok=True)
+            attach(point)
+        return point
+
+    def _hide(self, box: str) -> None:
+        point = self._points / box
+        while mounts.unmount(point):
+            pass
+        try:
+            point.rmdir()
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _view(self, attach: Callable[[Path], None]) -> Iterator[Path]:
+        """A mount point for a moment, named after this process."""
+        name = f"view-{os.getpid()}-{time.monotonic_ns()}"
+        point = self._show(name, lambda point: False, attach)
+        try:
+            yield point
+        finally:
+            self._hide(name)
+
+    def _unclaimed(
+        self, boxes: set[str], snapshots: set[str] | None
+    ) -> list[tuple[str, Path, Callable[[Path], None]]]:
+        """What nobody refers to: in words, where, and how it is removed."""
+        found: list[tuple[str, Path, Callable[[Path], None]]] = []
+        for point in sorted(self._points.iterdir()):
+            if point.name.startswith("view-"):
+                claimed = os.path.exists(f"/proc/{point.name.split('-')[1]}")
+            else:
+                claimed = point.name in boxes
+            if not claimed:
+                found.append((f"mount {point}", point, lambda path: self._hide(path.name)))
+        for path in sorted(self._lives.iterdir()):
+            if path.name not in boxes:
+                found.append((f"root of sandbox {path.name}", path, lambda path: self.drop_box(path.name)))
+        for path in sorted(self._snaps.iterdir()):
+            if snapshots is not None and path.name not in snapshots:
+                found.append((f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name)))
+        for path in self._abandoned():
+            found.append((f"half-made or discarded {path.name}", path, self._remove))
+        return found
 
 
-def open_pool(
-    folder: Path, *, kind: Literal["auto", "btrfs", "copy"] = "auto", size: int | None = None
-) -> Pool:
-    """The pool in ``folder``, made when it is absent; several processes may open one.
-
-    ``auto``: btrfs where ``folder`` lies on one or a loop file beside it (``folder.img``) can be mounted,
-    else copies. What a pool is at first it stays: its kind is not changed behind its snapshots. ``size``:
-    bytes that a new loop file may grow to.
-    """
-    folder = Path(os.path.realpath(folder))
-    with faults(f"the pool {folder} cannot be used"):
-        folder.mkdir(parents=True, exist_ok=True)
-        copies = (folder / "images").is_dir() and not btrfs.is_btrfs(folder)
-        if kind == "copy" or (kind == "auto" and copies and not loop.image_of(folder).exists()):
-            if loop.image_of(folder).exists():
-                raise PoolError(f"the pool {folder} is a btrfs ({loop.image_of(folder)}), not of kind 'copy'")
-            return CopyPool(folder)
-        if btrfs.is_btrfs(folder) and os.geteuid() == 0:
-            return BtrfsPool(folder, own=loop.image_of(folder).exists())
-        missing = loop.usable(folder)
-        if missing and kind == "btrfs":
-            raise PoolError(f"the pool {folder} cannot be a btrfs: {missing}")
-        if missing:
-            return CopyPool(folder)
-        loop.mount_pool(folder, size)
-        return BtrfsPool(folder, own=True)
+def _is_mounted(point: Path) -> bool:
+    """Whether ``point`` is a mount of its own: cheaper than reading all mounts, and right for binds too."""
+    try:
+        return mounts.mount_id(point) != mounts.mount_id(point.parent)
+    except FileNotFoundError:
+        return False

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from windtunnel.agents.sandbox.live.files import archive, host_image
-from windtunnel.agents.sandbox.live.files.tree import Copier
+from windtunnel.agents.sandbox.live.files.tree import Copier, walk
 from windtunnel.base.errors import UserError
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})")
@@ -212,27 +212,12 @@ def _copy(path: Path, target: Path, progress: Progress) -> None:
 def _digest_of_folder(path: Path) -> str:
     """Of names, kinds, modes, owners, sizes and times: bytes are not read, as copying tools do not either."""
     found = hashlib.blake2s(digest_size=6)
-    pending = [str(path)]
-    while pending:
-        folder = pending.pop()
-        try:
-            with os.scandir(folder) as entries:
-                inner = sorted(entries, key=lambda entry: entry.name)
-        except OSError as error:
-            raise UserError(f"image {str(path)!r}: {folder} cannot be read ({error.strerror})") from error
-        for entry in inner:
+    try:
+        for entry in walk(str(path)):
             about = entry.stat(follow_symlinks=False)
             ends = os.readlink(entry.path) if entry.is_symlink() else ""
-            line = (
-                entry.path,
-                about.st_mode,
-                about.st_uid,
-                about.st_gid,
-                about.st_size,
-                about.st_mtime_ns,
-                ends,
-            )
-            found.update(repr(line).encode())
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
+            told = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, ends)
+            found.update(repr((entry.path, *told)).encode())
+    except OSError as error:
+        raise UserError(f"image {str(path)!r}: {error.filename} cannot be read ({error.strerror})") from error
     return found.hexdigest()

@@ -22,7 +22,7 @@ from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files.archive import Unpacker, opened
-from windtunnel.agents.sandbox.live.files.tree import extended, extents, remove
+from windtunnel.agents.sandbox.live.files.tree import extended, extents, remove, walk
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base.errors import UserError
 
@@ -44,7 +44,7 @@ def send(tree: Path, out: IO[bytes], parent: str = "", changes: Iterable[FileCha
         sender = _Sender(tree, tar)
         if changes is None:
             sender.member("", {})
-            for path in _walk(tree):
+            for path in _paths(tree):
                 sender.member(path, {})
             return
         listed = list(changes)
@@ -76,16 +76,6 @@ def receive(target: Path, source: IO[bytes], parent: str = "") -> None:
         raise PoolError(str(error)) from error
 
 
-def _walk(tree: Path, below: str = "") -> Iterator[str]:
-    with os.scandir(tree / below) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        path = f"{below}/{entry.name}" if below else entry.name
-        yield path
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(tree, path)
-
-
 def _other_names(tree: Path, sent: set[str]) -> set[str]:
     """All names of the files in ``sent`` that have several: sent alone, one would become a file of its
     own."""
@@ -96,7 +86,11 @@ def _other_names(tree: Path, sent: set[str]) -> set[str]:
             wanted.add(about.st_ino)
     if not wanted:
         return set()
-    return {path for path in _walk(tree) if os.lstat(tree / path).st_ino in wanted}
+    return {path for path in _paths(tree) if os.lstat(tree / path).st_ino in wanted}
+
+
+def _paths(tree: Path) -> Iterator[str]:
+    return (entry.path[len(str(tree)) + 1 :] for entry in walk(str(tree)))
 
 
 class _Sender:

@@ -1,8 +1,11 @@
-"""Copy and remove folder trees so that nothing of them is lost.
+"""Walk, copy, remove and compare folder trees so that nothing of them is lost.
 
-Kept: kind, mode, owner, times, extended attributes, hard links within the tree, holes, device numbers, FIFOs
-and sockets. Bytes are shared where the file system can (``FICLONE``), else moved inside the kernel.
-Symbolic links are copied, never followed.
+Kept by a copy: kind, mode, owner, times, extended attributes, hard links within the tree, holes, device
+numbers, FIFOs and sockets. Bytes are shared where the file system can (``FICLONE``), else moved inside the
+kernel. Symbolic links are copied, never followed.
+
+Two trees are compared by metadata first, by bytes only where metadata cannot tell. A renamed path is one that
+is gone and another that is new: what a process refers to by the old name is lost either way.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windtunnel.agents.sandbox.live.place import CHANNEL
+from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.linux.system import opened
+
 _FICLONE = 0x40049409
 _OWN = frozenset(("btrfs.compression", "security.selinux"))
 """Attributes that belong to the file system or the host, not to the tree."""
@@ -26,6 +33,17 @@ class LeftOut(str):
     """Said of an image that is being made: something that it lacks."""
 
     __slots__ = ()
+
+
+def walk(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder in the order of names, each folder before what is in it."""
+    with _entered(folder):
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from walk(entry.path)
 
 
 @dataclass
@@ -247,3 +265,124 @@ def remove(path: Path) -> None:
         else:
             os.unlink(entry.path)
     os.rmdir(path)
+
+
+Same = Callable[[str, os.stat_result, os.stat_result], bool]
+"""Whether a path (as seen inside) is surely the same in both trees; in doubt False: then contents tell."""
+
+
+class Comparison:
+    """Collects the differences between the trees ``older`` and ``newer``."""
+
+    def __init__(self, older: Path, newer: Path, same: Same) -> None:
+        self._older, self._newer, self._same = str(older), str(newer), same
+        self.changes: dict[str, FileChange] = {}
+
+    def result(self) -> list[FileChange]:
+        return [self.changes[path] for path in sorted(self.changes)]
+
+    def trees(self, path: str = "") -> None:
+        """Compare the whole of a folder that is in both trees (``path`` as seen inside, "" for the root)."""
+        before, after = _inodes(self._older + path), _inodes(self._newer + path)
+        for name in before.keys() | after.keys():
+            self.entry(f"{path}/{name}")
+
+    def folder(self, path: str) -> None:
+        """Compare the entries of a folder, but not what is inside of those that are the same inode in
+        both."""
+        before, after = _inodes(self._older + path), _inodes(self._newer + path)
+        for name in before.keys() | after.keys():
+            if before.get(name) != after.get(name):
+                self.entry(f"{path}/{name}")
+
+    def entry(self, path: str, *, deep: bool = True) -> None:
+        """Compare one path, and with ``deep`` what lies below it."""
+        if path == f"/{CHANNEL}" or path.startswith(f"/{CHANNEL}/") or path in self.changes:
+            return
+        before, after = _lstat(self._older + path), _lstat(self._newer + path)
+        if before is None and after is None:
+            return
+        if before is None or after is None:
+            self._one_sided(path, before, after)
+            return
+        if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
+            self._replaced(path, before, after)
+        elif stat.S_ISDIR(before.st_mode):
+            if not self._same(path, before, after) and self._metadata(path, before, after):
+                self.changes[path] = FileChange(path, "metadata")
+            if deep:
+                self.trees(path)
+        elif not self._same(path, before, after):
+            self._files(path, before, after)
+
+    def _one_sided(self, path: str, before: os.stat_result | None, after: os.stat_result | None) -> None:
+        about = after or before
+        assert about is not None
+        self.changes[path] = FileChange(
+            path, "created" if after is not None else "deleted", _size(after) if after is not None else 0
+        )
+        if stat.S_ISDIR(about.st_mode):
+            self.trees(path)
+
+    def _replaced(self, path: str, before: os.stat_result, after: os.stat_result) -> None:
+        """Another kind of thing under the same name."""
+        self.changes[path] = FileChange(path, "modified", _size(after))
+        if stat.S_ISDIR(before.st_mode) or stat.S_ISDIR(after.st_mode):
+            self.trees(path)
+
+    def _files(self, path: str, before: os.stat_result, after: os.stat_result) -> None:
+        old, new = self._older + path, self._newer + path
+        if stat.S_ISREG(before.st_mode):
+            differ = before.st_size != after.st_size or not _equal_bytes(old, new, after.st_size)
+        elif stat.S_ISLNK(before.st_mode):
+            differ = os.readlink(old) != os.readlink(new)
+        else:
+            differ = before.st_rdev != after.st_rdev
+        if differ:
+            self.changes[path] = FileChange(path, "modified", _size(after))
+        elif self._metadata(path, before, after):
+            self.changes[path] = FileChange(path, "metadata", after.st_size)
+
+    def _metadata(self, path: str, before: os.stat_result, after: os.stat_result) -> bool:
+        """Mode, owner or extended attributes differ, or the time of a file, by which ``make`` decides."""
+        if stat.S_ISREG(before.st_mode) and before.st_mtime_ns != after.st_mtime_ns:
+            return True
+        if (before.st_mode, before.st_uid, before.st_gid) != (after.st_mode, after.st_uid, after.st_gid):
+            return True
+        return _shown(self._older + path) != _shown(self._newer + path)
+
+
+def _size(about: os.stat_result) -> int:
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+
+def _shown(path: str) -> dict[str, bytes]:
+    """Extended attributes that the sandbox sees; those of the overlay itself are not among them."""
+    return {name: value for name, value in extended(path).items() if not name.startswith("trusted.overlay.")}
+
+
+def _inodes(path: str) -> dict[str, int]:
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _equal_bytes(older: str, newer: str, size: int) -> bool:
+    """Whether two files of one size hold the same bytes; parts that are holes in both are not read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    with opened(Path(older), flags) as first, opened(Path(newer), flags) as second:
+        for start, end in sorted({*extents(first, size), *extents(second, size)}):
+            for place in range(start, end, 1 << 20):
+                length = min(end - place, 1 << 20)
+                if os.pread(first, length, place) != os.pread(second, length, place):
+                    return False
+    return True
