@@ -227,6 +227,32 @@ os._exit(1)
     assert json.loads(lines[2])["values"] == {"0": None}
 
 
+def test_last_words_that_the_end_overtook(play: Any) -> None:
+    """A child in a session of its own holds the worker's connection, and speaks for it when it is gone."""
+    text = (
+        SPEAKER
+        + """
+there, told = os.pipe()
+with lock: child = os.fork()
+if child:
+    os.read(there, 1)
+    os._exit(1)
+os.setsid()
+os.write(told, b"x")
+time.sleep(0.2)
+say(op="suspect", generation=1, rank=0, error="gone")
+say(op="failed", error="the reason")
+os._exit(0)
+"""
+    )
+    played = play(text)
+    played.accept()
+    played.member(1)
+    assert played.hear("suspect")["error"] == "gone"
+    ended = played.hear("worker", what="exit")
+    assert (ended["status"], ended["error"]) == (1, "the reason")
+
+
 def test_what_is_open_goes_to_the_next_supervisor(play: Any) -> None:
     text = (
         SPEAKER

@@ -76,7 +76,8 @@ class Agent:
         self._results: dict[int, Message] = {}
         self._visitors: dict[int, Visitor] = {}
         self._early: list[tuple[Visitor, Message]] = []
-        self._ending: list[tuple[Worker, int, float]] = []  # with the generation and until when
+        # with the generation, until when its last words are waited for, and its status
+        self._ending: list[tuple[Worker, int, float, int]] = []
         self._heard = time.monotonic()
         folder = Path(config.run) / "agents"
         folder.mkdir(parents=True, exist_ok=True)
@@ -288,6 +289,7 @@ class Agent:
         worker = self.workers.of_pid(visitor.pid)
         if message is None:
             self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
+            self._end_waiting(time.monotonic())
             return
         if worker is None and any(other.pid is None for other in self.workers.living()):
             self._early.append((visitor, message))  # faster than the fork server's word that it was forked
@@ -394,28 +396,36 @@ class Agent:
             self._visit(visitor, message)
 
     def _hear_last_words(self, worker: Worker, message: Message) -> None:
-        """They were overtaken by the word of its end; what struck it, or its result, may be among them."""
+        """They were overtaken by the word of its end; why it ended, or its result, may be among them."""
         op = message["op"]
+        untold = any(other is worker for other, *_ in self._ending)
         if op in ("event", "step"):
             self._event({"rank": worker.rank, **message, "kind": message.get("kind", op)})
-        elif op == "done" and any(other is worker for other, _, _ in self._ending):
+        elif op == "suspect" and untold:
+            self.link.send({**message, "rank": message.get("rank", worker.rank)})
+        elif op == "failed":
+            worker.error = message["error"]
+        elif op == "done" and untold:
             self._done(worker, message.get("result"))
             self._end_waiting(time.monotonic())
 
     def _end_waiting(self, now: float) -> None:
         """Report ends with which no more words can come."""
         waiting, self._ending = self._ending, []
-        for worker, generation, until in waiting:
+        for worker, generation, until, status in waiting:
             if generation != self.generation:
                 continue  # there it is started anew
             if not worker.done and worker.pid in self._visitors and now < until:
-                self._ending.append((worker, generation, until))
+                self._ending.append((worker, generation, until, status))
             else:
-                self._report_end(worker, 0, None)
+                self._report_end(worker, status, None)
 
     def _gone(self, worker: Worker, status: int | None, number: int | None) -> None:
-        if status == 0 and not worker.stopped and not worker.done and worker.pid in self._visitors:
-            self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS))
+        ended = (
+            status is not None and number is None
+        )  # by itself: a process that was killed has no last words
+        if ended and not worker.stopped and not worker.done and worker.pid in self._visitors:
+            self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS, status or 0))
             return
         self._report_end(worker, status, number)
 
