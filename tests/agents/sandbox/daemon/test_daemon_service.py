@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.waiting import until
+from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import Client
 from windtunnel.agents.sandbox.client.wire import Collector, Lines
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
@@ -118,16 +117,24 @@ def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) 
         assert box.run("echo free", timeout=20).stdout == b"free\n"
 
 
+def asleep(pid: int) -> bool:
+    """Whether no thread of a process has anything to do, or it has ended."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(file.read_text().rpartition(")")[2].split()[0] in "SZ" for file in threads)
+
+
 def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client) -> None:
     client.create(SandboxSpec("a"))
     collector = Collector()
     with raw(client) as http:
-        body = {"command": "head -c 60000000 /dev/zero"}
+        body = {"command": "echo $$ > pid; exec head -c 60000000 /dev/zero"}
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
             pieces, lines = response.iter_raw(1 << 16), Lines()
             ended = lines.feed(next(pieces))
-            time.sleep(0.3)  # the daemon has time to fill whatever it would fill
-            status = Path(f"/proc/{client.health().pid}/status").read_text()
+            daemon, command = client.health().pid, int(client.get("a").get("/pid"))
+            # Then the daemon has filled whatever it would fill: what it waits for wakes it at once.
+            until(lambda: asleep(daemon) and (gone(command) or asleep(command)))
+            status = Path(f"/proc/{daemon}/status").read_text()
             for piece in pieces:
                 ended += lines.feed(piece)
     for line in ended:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.training.elastic.model import MemberHost, Membership
 
@@ -125,10 +126,13 @@ class World:
 
     def _stuck(self) -> str:
         """Where everybody is."""
+        files = {host: self.folder / f"log{host}" for host in self.processes}
+        sizes = {host: file.stat().st_size for host, file in files.items()}
         for process in self.processes.values():
             os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(1)  # nothing tells when they have written it
-        logs = [f"--- {host}\n{(self.folder / f'log{host}').read_text()[-6000:]}" for host in self.processes]
+        with suppress(AssertionError):  # one that cannot say where it is keeps nobody from hearing the others
+            until(lambda: all(file.stat().st_size > sizes[host] for host, file in files.items()), timeout=10)
+        logs = [f"--- {host}\n{file.read_text()[-6000:]}" for host, file in files.items()]
         said = [f"{self.memberships[-1]}", f"posts {self.posts}", f"results of {set(self.results)}"]
         return "\n".join([*said, *(str(event) for event in self.events[-5:]), *logs])
 
