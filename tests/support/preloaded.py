@@ -48,6 +48,13 @@ TRAINING = (
     "windtunnel.cli.main",
 )
 """What training scripts import, and the ranks, the launcher and the command line of ours."""
+SANDBOX = (
+    "windtunnel.agents.sandbox.client",
+    "windtunnel.agents.sandbox.live.daemon.server",
+    "windtunnel.agents.sandbox.live.host",
+    "windtunnel.cli.main",
+)
+"""What hosts of sandboxes, daemons and their clients import."""
 STARTING = 200.0  # seconds that a server may take for its imports
 PACKET = 1 << 12
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support import preloaded
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.base.errors import UserError
 
@@ -203,8 +202,7 @@ def test_a_new_host_process_takes_over_what_still_runs(own_home: Path) -> None:
     """The host's process is killed; the next one finds the sandbox, and doubts what it missed."""
     from windtunnel.agents.sandbox.live.host import Host
 
-    command = [sys.executable, "-c", KILLED_HOST, str(own_home)]
-    died = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    died = preloaded.run(["-c", KILLED_HOST, own_home], modules=preloaded.SANDBOX)
     assert died.returncode == -9, died.stderr.decode()
     show = "echo $X; cat /workspace/f /workspace/g"
     with Host(own_home) as host:

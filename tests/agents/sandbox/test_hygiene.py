@@ -4,8 +4,6 @@ whatever happens, the next host finds everything, and nothing is left on the mac
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from hurt import COUNT, COUNTER, checked, frozen, traces
 
+from support import preloaded
 from support.waiting import until
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.policy import Retention
@@ -60,8 +59,7 @@ print("it lived", file=sys.stderr)
 
 def killed(home: Path, name: str, setup: str, point: str, act: str) -> None:
     """A process that holds the home, and is killed before or after the nth call of a function of its own."""
-    command = [sys.executable, "-c", KILLED, str(home), name, setup, point, act]
-    died = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    died = preloaded.run(["-c", KILLED, home, name, setup, point, act], modules=preloaded.SANDBOX)
     assert died.returncode == -9, died.stderr.decode()[-2000:]
     # a CRIU that was at work goes on for a moment, and the guard thaws until it has ended
     until(lambda: not [line for line in traces(home) if "windtunnel-guard" in line])

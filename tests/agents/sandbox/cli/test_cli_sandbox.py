@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from support.preloaded import SANDBOX, Process, run
 from windtunnel.agents.sandbox.client import Client, launch
 from windtunnel.agents.sandbox.model import Manifest, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.protocol import Log
@@ -32,17 +33,9 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 @pytest.fixture
 def cli(client: Client) -> Run:
     """Run the command line as a process of its own, for the daemon of ``client``."""
-
-    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*CLI, "--home", str(client.place.home), *arguments],
-            capture_output=True,
-            timeout=60,
-            check=False,
-            **options,
-        )
-
-    return run
+    return lambda *arguments, **options: run(
+        [*CLI[1:], "--home", client.place.home, *arguments], modules=SANDBOX, **options
+    )
 
 
 @pytest.fixture
@@ -64,9 +57,11 @@ def verb(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 Verb = Callable[..., str]
 
 
-def test_exec_passes_bytes_and_status_on(client: Client, cli: Run) -> None:
+def test_exec_passes_bytes_and_status_on(client: Client) -> None:
     client.create(SandboxSpec("a"))
-    done = cli("exec", "a", "--", r"head -c 5000000 /dev/urandom | tee copy; printf '\xff\n' >&2; exit 41")
+    command = r"head -c 5000000 /dev/urandom | tee copy; printf '\xff\n' >&2; exit 41"
+    words = [*CLI, "--home", str(client.place.home), "exec", "a", "--", command]
+    done = subprocess.run(words, capture_output=True, timeout=60)
     assert done.returncode == 41
     assert done.stdout == client.get("a").get("/copy")
     assert done.stderr == b"\xff\n"
@@ -276,17 +271,17 @@ def started_by_cli(daemon_home: Path) -> Iterator[Path]:
 
 
 def test_two_at_once_start_one_daemon_and_down_ends_it(started_by_cli: Path) -> None:
-    command = [*CLI, "--home", str(started_by_cli)]
-    both = [subprocess.Popen([*command, "create", name], stdout=subprocess.PIPE) for name in ("a", "b")]
-    for one in both:
-        one.communicate(timeout=60)
-    assert [one.returncode for one in both] == [0, 0]
+    command = [*CLI[1:], "--home", started_by_cli]
+    both = [
+        Process([*command, "create", name], modules=SANDBOX, stdout=subprocess.DEVNULL) for name in ("a", "b")
+    ]
+    assert [one.wait(60) for one in both] == [0, 0]
     assert len((started_by_cli / "starts").read_text().split()) == 1
-    said = subprocess.run([*command, "down"], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said == "the daemon has ended; 2 running sandboxes run on\n"
+    down = run([*command, "down"], modules=SANDBOX)
+    assert (down.stdout, down.returncode) == (b"the daemon has ended; 2 running sandboxes run on\n", 0)
     assert not launch.answers(started_by_cli)
-    said = subprocess.run([*command, "down"], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said == f"no daemon of {started_by_cli} runs\n"
+    down = run([*command, "down"], modules=SANDBOX)
+    assert (down.stdout, down.returncode) == (f"no daemon of {started_by_cli} runs\n".encode(), 0)
 
 
 def test_the_tree_shows_branches_below_what_they_come_from() -> None:

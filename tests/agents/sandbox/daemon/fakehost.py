@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.client.wire import TAIL, read
 from windtunnel.agents.sandbox.errors import SandboxDied
@@ -46,6 +46,9 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:
+    from support.preloaded import Process
 
 
 class FakePending:
@@ -361,11 +364,12 @@ def facilities() -> list[Facility]:
 
 
 @contextlib.contextmanager
-def daemon(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def daemon(home: Path, *arguments: str) -> Iterator[Process]:
     """A daemon of ``home`` in a process of its own, ready; it is killed at the end if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--home", str(home), *arguments], stdout=subprocess.PIPE, text=True
-    )
+    from support import preloaded  # the daemon that this file is needs none of the tests
+
+    command = [__file__, "--home", home, *arguments]
+    process = preloaded.Process(command, modules=preloaded.SANDBOX, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield process

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.preloaded import SANDBOX, Process, run
 from support.waiting import until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
@@ -49,7 +50,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def started(process: subprocess.Popen[str], lines: int = 1) -> list[str]:
+def started(process: Process, lines: int = 1) -> list[str]:
     assert process.stdout is not None
     return [process.stdout.readline().strip() for _ in range(lines)]
 
@@ -92,12 +93,10 @@ def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.Mon
 def test_only_one_daemon_for_a_home(daemon_home: Path) -> None:
     with fakehost.daemon(daemon_home) as first:
         started(first)
-        second = subprocess.run(
-            [*FAKE, "--home", str(daemon_home)], capture_output=True, text=True, timeout=60, check=False
-        )
+        second = run([FAKE[1], "--home", daemon_home], modules=SANDBOX)
         assert second.returncode == 2
-        assert f"process {first.pid}" in second.stderr
-        assert second.stderr.count("\n") == 1
+        assert f"process {first.pid}".encode() in second.stderr
+        assert second.stderr.count(b"\n") == 1
         with connect(daemon_home, start=False) as client:
             assert client.health().pid == first.pid
 
@@ -150,10 +149,11 @@ def test_many_that_start_a_daemon_at_once_start_one(daemon_home: Path) -> None:
         f"launch.COMMAND = {FAKE!r}\n"
         "print(connect(sys.argv[1]).health().pid)\n"
     )
-    command = [sys.executable, "-c", code, str(daemon_home)]
+    asks = {"modules": SANDBOX, "stdout": subprocess.PIPE, "text": True}
     with ended(daemon_home):
-        asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-        pids = {one.communicate(timeout=60)[0].strip() for one in asking}
+        asking = [Process(["-c", code, daemon_home], **asks) for _ in range(4)]
+        pids = {line for one in asking for line in started(one)}
+        assert [one.wait(60) for one in asking] == [0] * 4
         assert len(pids) == 1
         assert (daemon_home / "starts").read_text().split() == sorted(pids)
 
