@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import bench
-from windtunnel.training.checkpoint.bench import cost, harness, recovery, savers, timeline, wasted
+from windtunnel.training.checkpoint.bench import cost, harness, recovery, wasted
+from windtunnel.training.checkpoint.bench.programs import saving_trainer as savers
 from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, JobRun, Stroke, Truth
-from windtunnel.training.checkpoint.bench.timeline import Save
+from windtunnel.training.checkpoint.bench.wasted import Save
 from windtunnel.training.elastic.events import Event
 
 
@@ -136,9 +137,9 @@ def test_what_instants_lose_is_what_the_formula_says(
     interval = every * step
     complete = min(share, 1.0) * interval
     saves = [Save(n * every, n * interval, n * interval + complete) for n in range(6)]
-    assert timeline.complete(saves) == pytest.approx(complete)
-    assert timeline.interval(saves) == pytest.approx(interval)
-    lost = [timeline.lost_work(saves, at) for at in timeline.instants(saves, 4000, seed)]
+    assert wasted.complete(saves) == pytest.approx(complete)
+    assert wasted.interval(saves) == pytest.approx(interval)
+    lost = [wasted.lost_work(saves, at) for at in wasted.instants(saves, 4000, seed)]
     assert all(complete - 1e-9 <= one <= complete + interval + 1e-9 for one in lost)
     assert sum(lost) / len(lost) == pytest.approx(complete + interval / 2, rel=0.05)
 
@@ -147,11 +148,11 @@ def test_a_save_counts_when_the_last_rank_has_it() -> None:
     events = [event("step", 1.0, step=0, ended=0.9), event("step", 2.0, step=1, ended=1.9)]
     events += [event("saved", 1.5 + rank, rank=rank, step=0) for rank in range(4)]
     events += [event("saved", 2.5, rank=rank, step=1) for rank in range(3)]
-    assert timeline.saves_of(events, 4) == [Save(0, 0.9, 4.5)]
+    assert wasted.saves_of(events, 4) == [Save(0, 0.9, 4.5)]
     events.append(event("committed", 2.2, step=1))
-    assert [save.step for save in timeline.saves_of(events, 4)] == [1, 0]
+    assert [save.step for save in wasted.saves_of(events, 4)] == [1, 0]
     # an older one that becomes whole later changes nothing
-    assert timeline.lost_work(timeline.saves_of(events, 4), 5.0) == pytest.approx(3.1)
+    assert wasted.lost_work(wasted.saves_of(events, 4), 5.0) == pytest.approx(3.1)
 
 
 def test_the_store_takes_as_many_steps_as_published() -> None:

@@ -87,7 +87,7 @@ def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
                 assert alive or any(one <= set(gone) for one in sets)
                 assert alive or lost >= copies
                 good[lost] += alive
-        assert probability.survivable(placement) == tuple(good)
+        assert probability.survivable(sets, places, places) == tuple(good)
 
 
 def test_figures_of_the_paper() -> None:
@@ -142,7 +142,7 @@ def test_recovery_of_domains_equals_enumeration(
                 by_count[lost] += Fraction(1, comb(len(names), lost))
     assert probability.recovery_given(placement, domains, odds).exact == total
     for lost in range(len(names) + 1):
-        assert probability.recovery_of_domains(placement, domains, lost).exact == by_count[lost]
+        assert probability.recovery(placement, lost, domains).exact == by_count[lost]
 
 
 @settings(max_examples=20)
@@ -176,7 +176,7 @@ def test_sampling_agrees_with_counting() -> None:
     told = probability.recovery_given(
         placement, domains, dict.fromkeys(domains, 0.3), rng=np.random.default_rng(3), samples=4000
     )
-    ways = probability.survivable(placement)
+    ways = probability.survivable(copy_sets(placement), 24, 24)
     assert ways is not None
     truth = sum(count * 0.3**k * 0.7 ** (24 - k) for k, count in enumerate(ways))
     assert abs(told.value - truth) < 5 * told.error

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +29,7 @@ from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
 from windtunnel.training.elastic.events import Event
 
 SECTION = "cost"
+row = partial(Row, SECTION)
 RANKS, COPIES = 2, 2
 WIDTH, QUICK_WIDTH = 768, 128
 STEPS, QUICK_STEPS = 40, 8
@@ -74,8 +76,7 @@ def ran(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, in
 def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], told: str) -> Iterator[Row]:
     """A step's time in each mode, and where the time of a save goes."""
     plain = median(event["seconds"] for event in steps["none"])
-    yield Row(
-        SECTION,
+    yield row(
         "a step without checkpoints",
         "s",
         measured=plain,
@@ -88,16 +89,14 @@ def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], to
             continue
         times = [event["seconds"] for event in steps[mode]]
         mib = used[mode].get("own", 0) / 2**20
-        yield Row(
-            SECTION,
+        yield row(
             f"a step with its checkpoint, {mode}",
             "s",
             measured=median(times),
             note=f"{median(times) / plain - 1:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}; "
             f"{mib:.1f} MiB a rank, {COPIES} copies",
         )
-        yield Row(
-            SECTION,
+        yield row(
             f"stall of a step, {mode}",
             "s",
             measured=median(event["stall"] for event in steps[mode]),
@@ -125,16 +124,14 @@ def memory_rows(used: dict[str, dict[str, int]]) -> Iterator[Row]:
     if not found:
         return
     own = found["own"]
-    yield Row(
-        SECTION,
+    yield row(
         "memory that checkpoints take on a host",
         "bytes",
         measured=found["held"],
         note=f"{found['held'] / own:.2f} x its rank's state of {own:,} B: {COPIES} copies x 2 slots, "
         f"in tmpfs",
     )
-    yield Row(
-        SECTION,
+    yield row(
         "bytes that a host sends for one checkpoint",
         "bytes",
         measured=found["sent"],
@@ -147,8 +144,7 @@ def persist_rows(folder: Path, mib: int) -> Iterator[Row]:
     """Bytes that a second save to storage adds, of a state that changed wholly, or by a tenth."""
     for words, share in (("full training", 1.0), ("a tenth of it trained", CHANGED)):
         first, second = persisted(folder / words.replace(" ", "-"), mib, share)
-        yield Row(
-            SECTION,
+        yield row(
             f"written by the next save to storage, {words}",
             "",
             measured=second / first,

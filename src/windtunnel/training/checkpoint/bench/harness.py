@@ -1,5 +1,4 @@
-"""What the sections stand on: a folder that goes with all in it, jobs that end with their block,
-quantiles."""
+"""What the sections stand on: jobs that end with their block, and with the step that they are told."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.base import atomic
+from windtunnel.training.elastic import Job
 from windtunnel.training.elastic.events import Event
 from windtunnel.training.launch import Launched, launch
 
@@ -77,6 +77,14 @@ def end_at(folder: Path, step: int) -> None:
     """Have the job of ``folder`` end with ``step``."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.replace(folder / LAST, str(step))
+
+
+def over(job: Job, step: int) -> bool:
+    """Whether the job was told to end before ``step``. For the programs."""
+    try:
+        return step > int((job.folder / LAST).read_text())
+    except FileNotFoundError:
+        return False
 
 
 def ended(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:

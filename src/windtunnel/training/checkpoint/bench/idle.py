@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -27,6 +28,7 @@ from windtunnel.linux import network
 from windtunnel.training.checkpoint.bench import harness
 from windtunnel.training.checkpoint.bench.harness import SOURCE
 
+row = partial(Row, "idle")
 LAYERS, MESSAGE, COMPUTE = 4, 3_000_000, 0.08  # all-reduces a step, bytes, seconds of pause after each
 RATE = 50e6  # bytes/s: 400 Mbit/s
 IDLE = LAYERS * COMPUTE  # seconds of a step without traffic
@@ -126,15 +128,14 @@ def idle_rows(quick: bool) -> Iterator[Row]:
         for number, phases in enumerate(plan(quick)):
             alone, outcomes = measure(folder / str(number), phases)
             if number == 0:
-                yield Row("idle", "no checkpoints: median step", "s", median(alone), note=_conditions(alone))
+                yield row("no checkpoints: median step", "s", median(alone), note=_conditions(alone))
             for phase, outcome in outcomes.items():
                 over[phase.mode, phase.ratio, phase.every] = _mean_over(outcome.seconds, alone)
                 yield from rows(phase, outcome, alone)
     for (mode, ratio, _), found in over.items():
         if mode == "idle" and ratio > FITS and ("concurrent", ratio, 1) in over:
             beside = over["concurrent", ratio, 1]
-            yield Row(
-                "idle",
+            yield row(
                 f"image {ratio:g} of idle time: idle spans less concurrent, mean step",
                 "%",
                 found - beside,
@@ -186,8 +187,7 @@ def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
     name = f"image {phase.ratio:g} of idle time: {mode}{often}"
     middle, high = _over(outcome.seconds, alone)
     checked = phase.mode == "idle" and phase.ratio <= FITS
-    yield Row(
-        "idle",
+    yield row(
         f"{name}, median step over none",
         "%",
         middle,
@@ -197,9 +197,9 @@ def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
         note=f"{len(outcome.seconds)} steps; {phase.nbytes / 1e6:.1f} MB a rank {_often(outcome.every)}; "
         f"mean {_mean_over(outcome.seconds, alone):+.1f} %",
     )
-    yield Row("idle", f"{name}, p95 step over p95 of none", "%", high)
+    yield row(f"{name}, p95 step over p95 of none", "%", high)
     if outcome.inside is not None:
-        yield Row("idle", f"{name}, bytes sent within predicted spans", "%", 100 * outcome.inside)
+        yield row(f"{name}, bytes sent within predicted spans", "%", 100 * outcome.inside)
 
 
 def _often(every: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 
 from windtunnel.bench.rows import Row
@@ -20,9 +21,9 @@ from windtunnel.training.checkpoint.policy.placement import Kind, copy_sets, pla
 from windtunnel.training.checkpoint.policy.probability import (
     enumerate_recovery,
     recovery,
-    recovery_of_domains,
 )
 
+row = partial(Row, "placement")
 PLACES, COPIES = 8, 2  # of the real kills
 SHARD = 64 << 10  # bytes
 SEED = 20230923
@@ -51,7 +52,7 @@ def _exact(name: str, placement: Placement, lost: int, **fields: object) -> Row:
     agrees = found == enumerate_recovery(placement, lost)
     value = 100 * float(found) if found is not None else None
     target = "exact: as every choice counted"
-    return Row("placement", name, "%", emulated=value, target=target, met=agrees, **fields)  # type: ignore[arg-type]
+    return row(name, "%", emulated=value, target=target, met=agrees, **fields)  # type: ignore[arg-type]
 
 
 def _published() -> Iterator[Row]:
@@ -73,8 +74,7 @@ def _mixed() -> Iterator[Row]:
     fewest = -(-places // copies)
     gap = 100 * (len(copy_sets(placement)) - fewest) / math.comb(places, copies)
     bound = 100 * (2 * copies - 3) / math.comb(places, copies)
-    yield Row(
-        "placement",
+    yield row(
         f"{places} hosts, {copies} copies, {copies} lost: mixed, distance from any placement's best",
         "%",
         emulated=gap,
@@ -90,13 +90,12 @@ def _racks() -> Iterator[Row]:
     for lost in (1, 2):
         for kind in KINDS:
             placement = place(16, 2, kind, RACKS if kind == "domains" else ())
-            yield Row(
-                "placement",
+            yield row(
                 f"16 hosts in 4 racks, 2 copies, {lost} of the racks lost: {kind}",
                 "%",
-                emulated=100 * recovery_of_domains(placement, RACKS, lost).value,
+                emulated=100 * recovery(placement, lost, RACKS).value,
                 target="100 % for one rack" if kind == "domains" and lost == 1 else "",
-                met=recovery_of_domains(placement, RACKS, lost).value == 1.0
+                met=recovery(placement, lost, RACKS).value == 1.0
                 if kind == "domains" and lost == 1
                 else None,
             )
@@ -124,8 +123,7 @@ def _killed(quick: bool) -> Iterator[Row]:
                 found, said = hosts.readable(), survives(placement, gone)
                 recovered, expected, agreed = recovered + found, expected + said, agreed + (found == said)
             every = len(chosen) == math.comb(PLACES, lost)
-            yield Row(
-                "placement",
+            yield row(
                 f"{PLACES} memory services, {COPIES} copies, {lost} killed and wiped: {kind}, step read back",
                 "%",
                 measured=100 * recovered / len(chosen),

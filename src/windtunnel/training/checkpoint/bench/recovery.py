@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -33,6 +34,7 @@ from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveri
 from windtunnel.training.launch import Launched
 
 SECTION = "recovery"
+row = partial(Row, SECTION)
 Kind = Literal["worker killed", "host killed", "worker frozen"]
 KINDS: tuple[Kind, ...] = ("worker killed", "host killed", "worker frozen")
 SEVERAL = "several at once"
@@ -190,8 +192,7 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]
     within = sum(stroke.within for one in ran for stroke in one.strokes[: one.struck])
     found = [recovery for one in ran for recovery in recoveries(one.events)]
     survived = struck if all(not one.failure for one in ran) else struck - 1
-    yield Row(
-        SECTION,
+    yield row(
         "kills survived",
         "kills",
         measured=survived,
@@ -202,8 +203,7 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]
     )
     lost = [recovery.steps_lost for recovery in found if recovery.steps_lost is not None]
     counts = Counter(lost)
-    yield Row(
-        SECTION,
+    yield row(
         "finished steps lost by a failure, most",
         "steps",
         measured=max(lost, default=None),
@@ -215,30 +215,25 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]
         + ", ".join(f"{counts[n]} lost {n}" for n in sorted(counts))
         + "; besides, the step under way",
     )
-    same = all_steps = 0
-    for one in ran:
-        steps = [(event["step"], event["loss"]) for event in one.events if event["kind"] == "step"]
-        all_steps += len(steps)
-        same += sum(truth.losses.get(step) == loss for step, loss in steps)
-    yield Row(
-        SECTION,
+    steps = [event for one in ran for event in one.events if event["kind"] == "step"]
+    all_steps = len(steps)
+    same = sum(truth.losses.get(event["step"]) == event["loss"] for event in steps)
+    yield row(
         "losses as in a run that nothing disturbed",
         "",
         measured=same / all_steps if all_steps else None,
         target="100 %",
         met=all_steps > 0 and same == all_steps,
         note=f"{all_steps} steps of rank 0's loss (sum over ranks), to the last bit, those done twice "
-        f"counted "
-        f"twice; FSDP2, AdamW, learning-rate schedule, dropout, data cursor; the undisturbed run keeps no "
-        f"checkpoints",
+        f"counted twice; FSDP2, AdamW, learning-rate schedule, dropout, data cursor; the undisturbed run "
+        f"keeps no checkpoints",
     )
     ends = [
         truth.hashes.get(rank, {}).get(str(one.last)) == found
         for one in ran
         for rank, found in one.hashes.items()
     ]
-    yield Row(
-        SECTION,
+    yield row(
         "final states as in a run that nothing disturbed",
         "",
         measured=sum(ends) / (RANKS * len(ran)),
@@ -268,8 +263,7 @@ def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
         if kind == SEVERAL:
             notes.append("from the first stroke to the first step after the last")
         notes.append("workers fork from a warm process, hosts are at hand: no boot, no import in it")
-        yield Row(
-            SECTION,
+        yield row(
             f"{kind}: to the first new step",
             "s",
             measured=quantile(totals, 0.5),
@@ -279,8 +273,7 @@ def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
             continue
         for phase in PHASES:
             values = [value for one in found if (value := one.phases[phase]) is not None]
-            yield Row(
-                SECTION,
+            yield row(
                 f"{kind}: {phase.replace('_', ' ')}",
                 "s",
                 measured=quantile(values, 0.5) if values else None,

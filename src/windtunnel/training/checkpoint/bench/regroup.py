@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,6 +31,7 @@ from windtunnel.training.checkpoint.bench.harness import PROGRAMS, Failed
 from windtunnel.training.elastic.events import Event, Recovery, recoveries
 from windtunnel.training.launch import Launched
 
+row = partial(Row, "regroup")
 TARGET = 0.2  # seconds from SIGKILL to a working group
 LEASE = 1.0  # seconds without a sign of life
 TIMEOUT = 5.0  # seconds of gloo, in the baseline: as short as a job could bear; torch's default is 1800
@@ -98,8 +100,7 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
     split = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in parts.items())
     kept = "survivors kept their processes" if same else "survivors were started anew"
     middle = quantile(total, 0.5)
-    yield Row(
-        "regroup",
+    yield row(
         f"{ranks} ranks, SIGKILL of one: until all have a new group (median)",
         "s",
         middle,
@@ -107,12 +108,11 @@ def rows(ranks: int, found: list[Recovery], same: bool) -> Iterator[Row]:
         met=middle <= TARGET and same,
         note=f"{len(total)} kills; {split}; {kept}, the replacement is in the group; {conditions()}",
     )
-    yield Row("regroup", f"{ranks} ranks, SIGKILL: slowest", "s", max(total, default=None))
+    yield row(f"{ranks} ranks, SIGKILL: slowest", "s", max(total, default=None))
     since = [r.grouped - r.detected for r in frozen if r.grouped is not None]
     if since:
         noticed = median([r.detected - r.injected for r in frozen if r.injected is not None])
-        yield Row(
-            "regroup",
+        yield row(
             f"{ranks} ranks, SIGSTOP of one: from its detection until all have a new group (median)",
             "s",
             quantile(since, 0.5),
@@ -147,7 +147,7 @@ def baselines(quick: bool) -> Iterator[Row]:
                 "torch's default is 1800 s",
             ),
         }[method]
-        yield Row("regroup", told[0], "s", max(released, default=None), note=f"{count}, {told[1]}")
+        yield row(told[0], "s", max(released, default=None), note=f"{count}, {told[1]}")
 
 
 def _stands(events: list[Event], ranks: int) -> bool:

@@ -7,7 +7,8 @@ local disk, torch.distributed.checkpoint, its async_save, a gather of pickled st
 
 Wasted time is the work since the state that is gone on from, and getting that state back. The work is looked
 up for random instants in the logged times of the real run's saves; getting it back is measured in real
-recoveries, after hosts were really killed, at random instants too.
+recoveries, after hosts were really killed, at random instants too. GEMINI's mean (section 2) is
+``complete + interval / 2 + load``, `policy.interval.wasted`.
 
 The store's rate is what makes the headline. GEMINI's 13 times are of 16 hosts whose network moves 80 to
 320 times what their shared store of 20 Gb/s does, so that a save takes about 8 steps where a copy to a peer
@@ -21,8 +22,10 @@ steps), "high frequency" one as soon as the store is free.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -32,14 +35,14 @@ from typing import Any
 from windtunnel.base import units
 from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.training.checkpoint.bench import harness, timeline
+from windtunnel.training.checkpoint.bench import harness
 from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
-from windtunnel.training.checkpoint.bench.timeline import Save
 from windtunnel.training.checkpoint.policy.interval import wasted
 from windtunnel.training.elastic.events import PHASES, Event, Recovery, recoveries
 from windtunnel.training.launch import Launched
 
 SECTION = "wasted"
+row = partial(Row, SECTION)
 RANKS = 4
 MIB, QUICK_MIB = 48.0, 8.0
 COMPUTE, QUICK_COMPUTE = 0.6, 0.25
@@ -111,7 +114,7 @@ class Measured:
 
     @property
     def formula(self) -> float:
-        return wasted(timeline.complete(self.saves), timeline.interval(self.saves), self.load)
+        return wasted(complete(self.saves), interval(self.saves), self.load)
 
 
 def wasted_rows(quick: bool) -> Iterator[Row]:
@@ -152,17 +155,17 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
 
     def enough(events: Sequence[Event]) -> bool:
         steps = sum(event["kind"] == "step" for event in events)
-        return steps >= least_steps and len(timeline.saves_of(events, RANKS)) >= least_saves
+        return steps >= least_steps and len(saves_of(events, RANKS)) >= least_saves
 
     # a worker that waits for a slow disk is not frozen
     options: dict[str, Any] = {"hosts": RANKS, "frozen_after": 5.0, "lease": 5.0}
     with harness.running("saving_trainer", arguments, folder, **options) as launched:
         harness.until(launched, enough, f"{least_saves} saves", PATIENCE)
         calm = launched.events()
-        saves = timeline.saves_of(calm, RANKS)
+        saves = saves_of(calm, RANKS)
         for _ in range(1 if quick else way.kills):
             harness.until(launched, lambda e: saved_since(e, world=RANKS), "save to go on from", PATIENCE)
-            time.sleep(random.uniform(0.0, timeline.interval(saves)))
+            time.sleep(random.uniform(0.0, interval(saves)))
             _kill(launched, random.randrange(RANKS))
         events = launched.events()
         harness.end_soon(launched)
@@ -174,14 +177,14 @@ def measure(way: Way, folder: Path, quick: bool, seed: int) -> Measured:
     kills = killed(events)
     if not kills:
         raise Failed("no recovery after a kill is in the log")
-    lost = [timeline.lost_work(saves, at) for at in timeline.instants(saves, INSTANTS, seed)]
+    lost = [lost_work(saves, at) for at in instants(saves, INSTANTS, seed)]
     return Measured(way, saves, stalls, undisturbed, lost, kills)
 
 
 def saved_since(events: Sequence[Event], world: int) -> bool:
     """Whether the generation that stands has taken a step, and a save of its own."""
     standing = max((e["generation"] for e in events if e["kind"] == "decided"), default=0)
-    return bool(timeline.saves_of(events, world, standing))
+    return bool(saves_of(events, world, standing))
 
 
 def _kill(launched: Launched, place: int) -> None:
@@ -218,7 +221,7 @@ def killed(events: Sequence[Event]) -> list[Killed]:
 def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     """What one way costs: for a failure, for every step, and in the real kills."""
     way, saves = measured.way, measured.saves
-    every, whole = timeline.interval(saves), timeline.complete(saves)
+    every, whole = interval(saves), complete(saves)
     stall = mean(measured.stalls)
     tiers = sorted({tier for kill in measured.kills for tier in kill.recovery.tiers.values()})
     mib = QUICK_MIB if quick else MIB
@@ -232,16 +235,14 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
     if way.saver == "store":
         notes.append(f"the store moves {rate(quick) / 1e6:.0f} MB/s for all")
     notes += [way.words] if way.words else []
-    yield Row(
-        SECTION,
+    yield row(
         f"{way.name}: wasted by a failure",
         "s",
         measured=measured.wasted,
         emulated=measured.formula,
         note="; ".join(notes),
     )
-    yield Row(
-        SECTION,
+    yield row(
         f"{way.name}: stall of a step",
         "s",
         measured=stall,
@@ -250,8 +251,7 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
         f"{(saves[-1].step - saves[0].step) / (len(saves) - 1):.1f} steps",
     )
     phases = {name: [kill.recovery.phases[name] for kill in measured.kills] for name in PHASES}
-    yield Row(
-        SECTION,
+    yield row(
         f"{way.name}: wasted by a host really killed",
         "s",
         measured=mean(kill.lost + kill.load for kill in measured.kills),
@@ -267,9 +267,8 @@ def way_rows(measured: Measured, quick: bool) -> Iterator[Row]:
 
 def strawman_row(store: Measured) -> Row:
     """Saves as rare as the published strawman's; computed, since a period of it takes minutes."""
-    whole = timeline.complete(store.saves)
-    return Row(
-        SECTION,
+    whole = complete(store.saves)
+    return row(
         "torch.save to a shared store, strawman: wasted by a failure",
         "s",
         emulated=wasted(whole, STRAWMAN * store.step, store.load),
@@ -281,10 +280,9 @@ def strawman_row(store: Measured) -> Row:
 def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> Iterator[Row]:
     """The ratio, what it is made of, and what is left of it in a whole recovery."""
     mib = QUICK_MIB if quick else MIB
-    network = RANKS * mib * 2**20 / timeline.complete(peers.saves)
+    network = RANKS * mib * 2**20 / complete(peers.saves)
     ratio = store.wasted / peers.wasted
-    yield Row(
-        SECTION,
+    yield row(
         "wasted by a failure, shared store over peers' memory",
         "x",
         measured=ratio,
@@ -293,32 +291,78 @@ def headline_rows(store: Measured, peers: Measured, quick: bool, told: str) -> I
         target="at least 13 x",
         met=None if quick else ratio >= TARGET,
         note=f"store {rate(quick) / 1e6:.0f} MB/s, and {network / 1e6:.0f} MB/s from state to committed "
-        f"copies, "
-        f"all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which is "
-        f"what "
-        f"makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts from the "
-        f"state, load is up to the state, detection and replacement are not in it; {told}"
+        f"copies, all hosts together: a ratio of {network / rate(quick):.0f} (published: 80 to 320), which "
+        f"is what makes this row; by the formula {store.formula / peers.formula:.1f} x; lost work counts "
+        f"from the state, load is up to the state, detection and replacement are not in it; {told}"
         + ("; too small a state for the target" if quick else ""),
     )
-    yield Row(
-        SECTION,
+    yield row(
         "steps between checkpoints, shared store over peers' memory",
         "x",
-        measured=timeline.interval(store.saves) / timeline.interval(peers.saves),
+        measured=interval(store.saves) / interval(peers.saves),
         published=8.0,
         source=SOURCE,
         note="by the rate of the store",
     )
     whole = [mean(kill.whole for kill in one.kills) for one in (store, peers)]
-    yield Row(
-        SECTION,
+    yield row(
         "whole failure, shared store over peers' memory",
         "x",
         measured=whole[0] / whole[1],
         note=f"{units.seconds(whole[0])} over {units.seconds(whole[1])}, means of {len(store.kills)} and "
-        f"{len(peers.kills)} really killed hosts: lost work, detection, decision, regrouping, load and "
-        f"the "
-        f"first new step. Hosts here are at hand and processes fork from a warm one; published: minutes "
-        f"for "
+        f"{len(peers.kills)} really killed hosts: lost work, detection, decision, regrouping, load and the "
+        f"first new step. Hosts here are at hand and processes fork from a warm one; published: minutes for "
         f"replacement and start, alike for both, so that this ratio is far below the one above",
     )
+
+
+@dataclass(frozen=True)
+class Save:
+    """``reached``: when ``step`` was done; ``whole``: when all ranks' checkpoints of it were
+    (time.time())."""
+
+    step: int
+    reached: float
+    whole: float
+
+
+def saves_of(events: Sequence[Event], world: int, generation: int = 1) -> list[Save]:
+    """The saves that became whole in ``generation``, in order. A step is whole when it was committed, or when
+    ``world`` ranks said that theirs is."""
+    mine = [event for event in events if event["generation"] == generation]
+    reached = {event["step"]: event["ended"] for event in mine if event["kind"] == "step"}
+    committed = {event["step"]: event["t"] for event in mine if event["kind"] == "committed"}
+    said: dict[int, list[float]] = {}
+    for event in mine:
+        if event["kind"] == "saved":
+            said.setdefault(event["step"], []).append(event["t"])
+    whole = {step: max(times) for step, times in said.items() if len(times) == world}
+    found = [
+        Save(step, reached[step], at)
+        for step, at in sorted({**whole, **committed}.items())
+        if step in reached
+    ]
+    return sorted(found, key=lambda save: save.whole)
+
+
+def instants(saves: Sequence[Save], count: int, seed: int) -> list[float]:
+    """Moments drawn evenly from the whole periods that ``saves`` span."""
+    random = Random(seed)
+    return [random.uniform(saves[0].whole, saves[-1].whole) for _ in range(count)]
+
+
+def lost_work(saves: Sequence[Save], instant: float) -> float:
+    """Seconds of work that a failure at ``instant`` loses: those since the newest state whose checkpoint was
+    whole by then was reached."""
+    at = bisect_right([save.whole for save in saves], instant) - 1
+    return instant - max(save.reached for save in saves[: at + 1])
+
+
+def complete(saves: Sequence[Save]) -> float:
+    """Mean seconds from a state to its whole checkpoint."""
+    return mean(save.whole - save.reached for save in saves)
+
+
+def interval(saves: Sequence[Save]) -> float:
+    """Mean seconds between states that were saved."""
+    return mean(after.reached - before.reached for before, after in pairwise(saves))

@@ -1,7 +1,7 @@
 """Where checkpoints are written and read, as the trainer sees it: this host's memory, peers', storage.
 
-A thin face over `LocalMemory` (the agent's memory service) and `storage`: `checkpointer` and `restore` need
-not know which slot file, which address or which URL something lies at.
+Over `LocalMemory` (the agent's memory service) and `storage`: `checkpointer` and `restore` need not know
+which slot file, which address or which URL something lies at.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint.live.restore import Kept
 from windtunnel.training.checkpoint.live.settings import Settings
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, checksum_of
 from windtunnel.training.checkpoint.live.snapshot import Plan, Tensors
-from windtunnel.training.checkpoint.model import SHARED, Copy, Health, Source
+from windtunnel.training.checkpoint.model import SHARED, Copy, Source
 from windtunnel.training.checkpoint.policy.restore import StoredStep
 from windtunnel.training.checkpoint.policy.slots import EMPTY, slot_for
 
@@ -43,7 +43,8 @@ class Access:
     """This rank's slots, and all that can be read. ``memory``: a `LocalMemory`."""
 
     def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
-        self._job, self._settings, self._memory = job, settings, memory
+        self.memory = memory
+        self._job, self._settings = job, settings
         self._stored = Stored(settings)
         self._slots: dict[str, list[Any]] = {}
         self._due = -1
@@ -70,7 +71,7 @@ class Access:
     def _reserve(self, shard: str, layout: bytes, nbytes: int) -> None:
         chosen = self._settings
         self._slots.update(
-            self._memory.reserve(
+            self.memory.reserve(
                 layout,
                 {shard: nbytes},
                 slots=chosen.slots,
@@ -101,10 +102,6 @@ class Access:
 
     def complete(self, shard: str, slot: int, checksum: str) -> None:
         self._slots[shard][slot].complete(checksum)
-
-    def restored(self, step: int) -> None:
-        """All ranks go on from ``step``, -1 from the beginning; nothing is committed in this generation."""
-        self._memory.restored(step)
 
     def save_again(self, step: int, shards: Sequence[Kept]) -> None:
         """Have the shards of ``step``, as it was restored, in this host's memory and all their copies
@@ -139,7 +136,7 @@ class Access:
 
     def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
         try:
-            self._memory.saved(shard, slot, step, replicate)
+            self.memory.saved(shard, slot, step, replicate)
         except CopyError as error:
             raise MemoryLost(str(error)) from error
 
@@ -152,31 +149,12 @@ class Access:
                 if not one.path.exists():
                     raise MemoryLost(f"{one.path} is gone")
 
-    def committed(self) -> int:
-        return self._memory.committed()
-
-    def wait_committed(self, step: int, timeout: float) -> bool:
-        return self._memory.wait_committed(step, timeout)
-
-    def health(self) -> Health:
-        return self._memory.health()
-
-    def open_window(self, seconds: float) -> None:
-        self._memory.open_window(seconds)
-
-    def close_window(self) -> None:
-        self._memory.close_window()
-
-    def send_now(self) -> None:
-        """In idle mode: without waiting for the network to be idle."""
-        self._memory.flush()
-
     def persist_due(self, step: int) -> None:
         """Have the agent write ``step`` to storage, if it is time to."""
         chosen = self._settings
         if chosen.persist and (step + 1) % chosen.persist_every < chosen.every:
             self._job.at("before_persist", step)
-            self._memory.persist(step, chosen.persist)
+            self.memory.persist(step, chosen.persist)
             self._due = step
 
     def stored_newest(self) -> bool:
@@ -184,30 +162,42 @@ class Access:
         return self._due < 0 or any(found.step >= self._due for found in self.stored())
 
     def copies(self) -> Sequence[Copy]:
-        return self._memory.copies()
+        """What this host's memory holds."""
+        return self.memory.copies()
 
     def stored(self) -> Sequence[StoredStep]:
+        """What storage holds."""
         return self._stored.stored() if self._settings.persist else []
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
+        """The layout of that digest.
+
+        Raises:
+            CopyError: it cannot be had from there.
+        """
         if source.place is None:
             return self._stored.layout(source, step, shard, digest)
         try:
-            return self._memory.layout(digest)
+            return self.memory.layout(digest)
         except OSError as error:
             raise CopyError(f"layout {digest}: {error}") from error
 
     def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
+        """The shard's data into ``into``, verified against its own checksum, which is returned.
+
+        Raises:
+            CopyError: it is missing, torn or corrupt.
+        """
         if source.place is None:
             return self._stored.fetch(source, step, shard, world, into)
         try:
-            return self._memory.fetch(source.place, shard, step, into, world=world)
+            return self.memory.fetch(source.place, shard, step, into, world=world)
         except OSError as error:
             raise CopyError(f"{shard} of step {step}: {error}") from error
 
     def close(self) -> None:
         self._let_go()
-        self._memory.close()
+        self.memory.close()
 
     def _let_go(self) -> None:
         for slots in self._slots.values():
@@ -217,7 +207,7 @@ class Access:
 
 
 class Stored:
-    """What can be read where there is no agent: storage."""
+    """What can be read where there is no agent: storage. Methods as those of `Access`."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.persist or ""

@@ -67,7 +67,7 @@ class PeerCheckpointer:
             before._end()  # its thread may still write into the slots that this one is about to use
         serials = kept.setdefault("serials", {})
         self._serial = serials[job.generation] = serials.get(job.generation, -1) + 1
-        self._memory: Access | None = attach(job, self.settings)
+        self._access: Access | None = attach(job, self.settings)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="windtunnel-checkpoint")
         self._pending: Future[None] | None = None
         self._copied: Future[None] | None = None
@@ -98,22 +98,22 @@ class PeerCheckpointer:
             Regroup: the membership changed meanwhile.
         """
         self._restores += 1
-        if self._memory is None and not self.settings.persist:
+        if self._access is None and not self.settings.persist:
             return 0
         with self._current():
             found = restore(
                 self.job,
-                self._memory or Stored(self.settings),
+                self._access or Stored(self.settings),
                 state,
                 key=f"{self._serial}.{self._restores}",
                 rng=self.settings.rng,
             )
             step = -1 if found is None else found.step
             self._begin(step)
-            if found is not None and found.shards is not None and self._memory is not None:
-                self._memory.save_again(step, found.shards)
+            if found is not None and found.shards is not None and self._access is not None:
+                self._access.save_again(step, found.shards)
                 if self.settings.mode == "idle":
-                    self._memory.send_now()  # nobody opens windows yet
+                    self._access.memory.flush()  # nobody opens windows yet
                 self._base = step
         return step + 1
 
@@ -133,7 +133,7 @@ class PeerCheckpointer:
         self._settle()
         self.job.check()
         chosen = self.settings
-        if self._memory is None:
+        if self._access is None:
             self._store(step, state)
             return
         if not self._begun:
@@ -153,7 +153,7 @@ class PeerCheckpointer:
         slot = self._tell_slot(step)
         self.job.at("before_local_write", step)
         self._held[slot] = EMPTY
-        self._memory.begin(self._plan, slot, step)
+        self._access.begin(self._plan, slot, step)
         if chosen.overlap:
             self._hook(state)
             tensors = _still(tensors, state)
@@ -177,13 +177,13 @@ class PeerCheckpointer:
 
     def committed(self) -> int:
         """The newest step whose copies are all known to be there, in this generation; -1 for none yet."""
-        return self._memory.committed() if self._memory else -1
+        return self._access.memory.committed() if self._access else -1
 
     def health(self) -> Health:
         """How well the present state is kept."""
-        if self._memory is None:
+        if self._access is None:
             return Health(-1, 0, self.settings.copies, 0, None)
-        return self._memory.health()
+        return self._access.memory.health()
 
     @contextlib.contextmanager
     def network_busy(self) -> Iterator[None]:
@@ -205,11 +205,11 @@ class PeerCheckpointer:
         """
         with self._current():
             self._settle()
-            if self._memory is None:
+            if self._access is None:
                 return True
             newest = max(self._held, default=self._base)
             if self._idle is not None:
-                self._memory.send_now()
+                self._access.memory.flush()
             return newest == EMPTY or self._wait_committed(newest)
 
     def close(self) -> None:
@@ -221,11 +221,11 @@ class PeerCheckpointer:
 
     def _last(self) -> None:
         """The training function has returned: what was due to storage is to be there when the job ends."""
-        if self._memory is None or self._ended:
+        if self._access is None or self._ended:
             return
         self.flush()
         end = time.monotonic() + _STORED
-        while not self._memory.stored_newest():
+        while not self._access.stored_newest():
             self.job.check()
             if time.monotonic() > end:
                 self.job.event("note", text=f"the last checkpoint was not in storage after {_STORED:g} s")
@@ -251,16 +251,16 @@ class PeerCheckpointer:
             shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
         if fits and shared == self._shared:
             return
-        assert self._memory is not None
+        assert self._access is not None
         if plan is None:
             objects.check(others)
         self._shared = shared
         self._views.clear()
         self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
-        self._held = self._memory.reserve(self._plan)
+        self._held = self._access.reserve(self._plan)
         if self.settings.mode == "idle" and self._idle is None:
             own = self._plan.layouts[f"rank{self.job.rank}"]
-            self._idle = spans.IdleSender(self.job, self._memory, self.settings, own.nbytes)
+            self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
@@ -276,9 +276,9 @@ class PeerCheckpointer:
         end = time.monotonic() + chosen.patience
         while not free and time.monotonic() < end:
             self.job.check()
-            assert self._memory is not None
-            self._memory.require_there()
-            if not self._memory.wait_committed(self.committed() + 1, _SLICE):
+            assert self._access is not None
+            self._access.require_there()
+            if not self._access.memory.wait_committed(self.committed() + 1, _SLICE):
                 time.sleep(_PAUSE)  # it says no at once when the generation is over
             free = self._may(step)
         if not free:
@@ -337,11 +337,11 @@ class PeerCheckpointer:
         self._finish(slot, step)
 
     def _copy(self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int) -> None:
-        assert self._memory is not None and self._plan is not None
+        assert self._access is not None and self._plan is not None
         for shard, layout in self._plan.layouts.items():
-            if not self._memory.writes(shard):
+            if not self._access.writes(shard):
                 continue
-            data = self._memory.data(shard, slot)
+            data = self._access.data(shard, slot)
             moves = self._plan.moves[shard]
             if (shard, slot) not in self._views:
                 self._views[shard, slot] = snapshot.views(layout, moves, data)
@@ -353,19 +353,19 @@ class PeerCheckpointer:
     def _finish(self, slot: int, step: int) -> None:
         """Checksums, headers, and word to the agent; what all ranks hold alike first, so that a rank's word
         for its own shard vouches for it, too."""
-        assert self._memory is not None and self._plan is not None
-        written = [shard for shard in self._plan.layouts if self._memory.writes(shard)]
+        assert self._access is not None and self._plan is not None
+        written = [shard for shard in self._plan.layouts if self._access.writes(shard)]
         for shard in sorted(written, key=lambda name: name != SHARED):
-            data = self._memory.data(shard, slot)
-            self._memory.complete(shard, slot, checksum_of(data))
+            data = self._access.data(shard, slot)
+            self._access.complete(shard, slot, checksum_of(data))
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
         for shard in sorted(written, key=lambda name: name != SHARED):
-            self._memory.saved(shard, slot, step, replicate=shard != SHARED)
+            self._access.saved(shard, slot, step, replicate=shard != SHARED)
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
-        self._memory.persist_due(step)
+        self._access.persist_due(step)
 
     def _store(self, step: int, program: State) -> None:
         """Without an agent: to storage, by this process, all ranks together."""
@@ -390,12 +390,12 @@ class PeerCheckpointer:
             pending.result(self.settings.patience)
 
     def _wait_committed(self, step: int) -> bool:
-        assert self._memory is not None
+        assert self._access is not None
         end = time.monotonic() + self.settings.patience
         while time.monotonic() < end:
             self.job.check()
-            self._memory.require_there()
-            if self._memory.wait_committed(step, _SLICE):
+            self._access.require_there()
+            if self._access.memory.wait_committed(step, _SLICE):
                 self.job.at("after_replicated", step)
                 return True
             time.sleep(_PAUSE)
@@ -405,8 +405,8 @@ class PeerCheckpointer:
     def _begin(self, step: int) -> None:
         """All ranks go on from ``step``: what the agent holds after it is of an abandoned course."""
         self._begun = True
-        if self._memory is not None:
-            self._memory.restored(step)
+        if self._access is not None:
+            self._access.memory.restored(step)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -451,8 +451,8 @@ class PeerCheckpointer:
             self._idle.close()
             self._idle = None
         self._views.clear()
-        if self._memory is not None:
-            self._memory.close()
+        if self._access is not None:
+            self._access.close()
 
 
 def _still(tensors: snapshot.Tensors, program: State) -> snapshot.Tensors:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import snapshot, state
 from windtunnel.training.checkpoint.live.layout import (
@@ -37,42 +38,16 @@ from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Sour
 from windtunnel.training.checkpoint.policy import Inventory
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
-    StoredShard,
     StoredStep,
     local_first,
     plan_restore,
 )
 
+if TYPE_CHECKING:
+    from windtunnel.training.checkpoint.live.access import Access, Stored
+
 _TIERS: tuple[Tier, ...] = ("memory", "peer", "storage")
 _Sizes = dict[tuple[str, int | None], tuple[int, str, str, int]]
-
-
-class Reader(Protocol):
-    """Where copies are read: memory (own and peers') and storage, behind one face."""
-
-    def copies(self) -> Sequence[Copy]:
-        """What this host's memory holds."""
-        ...
-
-    def stored(self) -> Sequence[StoredStep]:
-        """What storage holds."""
-        ...
-
-    def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
-        """The layout of that digest.
-
-        Raises:
-            CopyError: it cannot be had from there.
-        """
-        ...
-
-    def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
-        """The shard's data into ``into``, verified against its own checksum, which is returned.
-
-        Raises:
-            CopyError: it is missing, torn or corrupt.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -93,14 +68,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class Restored:
-    """What was gone on from: ``tier`` is the farthest that this rank's state came from. ``shards``: those
-    that this rank saves, as they were; None from a job of another size, which had others."""
+    """What was gone on from. ``shards``: those that this rank saves, as they were; None from a job of another
+    size, which had others."""
 
     step: int
-    tier: Tier
-    seconds: float
-    reason: str
-    shards: tuple[Kept, ...] | None = None
+    shards: tuple[Kept, ...] | None
 
 
 @dataclass
@@ -129,28 +101,22 @@ class _Missing(Exception):
 
 
 def restore(
-    job: Any,
-    reader: Reader,
-    program: state.State,
-    *,
-    key: str,
-    rng: bool = True,
-    timeout: float | None = None,
+    job: Any, reader: Access | Stored, program: state.State, *, key: str, rng: bool = True
 ) -> Restored | None:
     """Put the newest restorable state into ``program``; None if there is none, and nothing was changed.
 
-    All ranks call it. ``key`` makes its agreements distinct within a generation. ``timeout`` (s) of each.
+    All ranks call it. ``key`` makes its agreements distinct within a generation.
 
     Raises:
         UserError: what was saved does not fit ``program``; all ranks raise.
         Regroup, TimeoutError: from the agreements.
     """
     begin = time.monotonic()
-    own = [asdict(copy) for copy in reader.copies()] if job.local_rank == 0 else []
-    stored = [asdict(step) for step in reader.stored()] if job.rank == 0 else []
-    said = job.agree(f"inventory/{key}", {"copies": own, "stored": stored}, timeout)
-    copies = [Copy(**copy) for rank in sorted(said) for copy in said[rank]["copies"]]
-    there = [_stored_step(plain) for rank in sorted(said) for plain in said[rank]["stored"]]
+    own = to_plain(reader.copies()) if job.local_rank == 0 else []
+    stored = to_plain(reader.stored()) if job.rank == 0 else []
+    said = job.agree(f"inventory/{key}", {"copies": own, "stored": stored})
+    copies = [from_plain(Copy, copy) for rank in sorted(said) for copy in said[rank]["copies"]]
+    there = [from_plain(StoredStep, step) for rank in sorted(said) for step in said[rank]["stored"]]
     bad: frozenset[BadCopy] = frozenset()
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
         inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)))
@@ -175,7 +141,7 @@ def restore(
             "loaded": loaded is not None,
             "error": error,
         }
-        said = job.agree(f"loaded/{key}.{attempt}", report, timeout)
+        said = job.agree(f"loaded/{key}.{attempt}", report)
         bad |= {BadCopy(*one) for rank in said for one in said[rank]["bad"]}
         refusals = [(rank, said[rank]["error"]) for rank in sorted(said) if said[rank]["error"]]
         if refusals:
@@ -199,7 +165,7 @@ def restore(
     )
     seconds = time.monotonic() - begin
     job.event("restored", step=plan.step, tier=loaded.tier, seconds=seconds, reason=plan.reason)
-    return Restored(plan.step, loaded.tier, seconds, plan.reason, loaded.shards)
+    return Restored(plan.step, loaded.shards)
 
 
 class _Load:
@@ -208,7 +174,7 @@ class _Load:
     def __init__(
         self,
         job: Any,
-        reader: Reader,
+        reader: Access | Stored,
         program: state.State,
         plan: RestorePlan,
         sizes: _Sizes,
@@ -314,8 +280,7 @@ class _Load:
             try:
                 blob = self._reader.layout(source, self._step, shard, wanted)
             except CopyError:
-                self._strike(source, shard)
-                continue
+                blob = b""
             if digest(blob) != wanted:
                 self._strike(source, shard)
                 continue
@@ -336,8 +301,7 @@ class _Load:
             try:
                 found = self._reader.fetch(source, self._step, shard, self._world, data)
             except CopyError:
-                self._strike(source, shard)
-                continue
+                found = ""
             if found != checksum:
                 self._strike(source, shard)
                 continue
@@ -365,10 +329,6 @@ def _sizes(copies: Sequence[Copy], there: Sequence[StoredStep], plan: RestorePla
             for shard in step.shards:
                 out[shard.shard, None] = shard.nbytes, shard.checksum, shard.layout, step.generation
     return out
-
-
-def _stored_step(plain: dict[str, Any]) -> StoredStep:
-    return StoredStep(**{**plain, "shards": tuple(StoredShard(**shard) for shard in plain["shards"])})
 
 
 def _holder(place: int | None) -> str:

@@ -184,13 +184,6 @@ def steps(url: str | Files) -> list[StoredStep]:
     return sorted(found, key=lambda one: (one.step, one.generation))
 
 
-def shards_written(url: str | Files, step: int, generation: int) -> list[str]:
-    """The shards of a step, complete or not, that are there."""
-    with told(f"step {step}"):
-        names = open_files(url).names(step_folder(step, generation))
-    return [name.removesuffix(SHARD) for name in names if name.endswith(SHARD)]
-
-
 def read_shard(
     url: str | Files,
     step: int,
@@ -224,16 +217,6 @@ def read_shard(
         if at != manifest.nbytes or whole.hexdigest() != manifest.checksum:
             raise ObjectError(f"shard {shard} of step {step} is damaged: its checksum does not match")
     return manifest.checksum
-
-
-def shard_manifest(url: str | Files, step: int, shard: str, generation: int | None = None) -> ShardManifest:
-    """What is known of a shard of a complete step (its size, before `read_shard`).
-
-    Raises:
-        ObjectError: as `read_shard`.
-    """
-    with told(f"shard {shard} of step {step}"):
-        return _shard(open_files(url), step, shard, generation)
 
 
 def layout(url: str | Files, digest: str) -> bytes:

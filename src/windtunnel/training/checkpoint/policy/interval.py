@@ -27,11 +27,6 @@ def wasted(complete: float, interval: float, load: float) -> float:
     return complete + interval / 2 + load
 
 
-def young(stall: float, mtbf: float) -> float:
-    """The best interval in first order, seconds of work between two saves."""
-    return math.sqrt(2 * stall * mtbf)
-
-
 def best_interval(stall: float, mtbf: float) -> float:
     """The best interval, seconds of work between two saves: the root of the derivative, by bisection.
 

@@ -60,55 +60,32 @@ def group(places: int, copies: int, lost: int) -> Fraction:
 
 
 def recovery(
-    placement: Placement, lost: int, *, rng: np.random.Generator | None = None, samples: int = 20_000
-) -> Estimate:
-    """Probability that a loss of ``lost`` hosts at once, each choice equally likely, leaves every shard a
-    copy.
-
-    Exact for every placement that `placement.place` makes. ``rng`` and ``samples`` are used only for a
-    placement of another shape with more than `ENUMERATED` hosts in one part.
-
-    Raises:
-        ValueError: such a placement without ``rng``.
-    """
-    places = len(placement.holders)
-    if not 0 <= lost <= places:
-        raise ValueError(f"{lost} of {places} hosts cannot be lost")
-    sets = copy_sets(placement)
-    ways = _ways(sets, places, lost)
-    if ways is not None:
-        exact = Fraction(ways[lost], math.comb(places, lost))
-        return Estimate(float(exact), exact=exact)
-    return _sampled(lambda draw: draw.permutation(places)[:lost].tolist(), sets, rng, samples)
-
-
-def survivable(placement: Placement) -> tuple[int, ...] | None:
-    """For k = 0 .. places, how many of the choices of k hosts are survivable losses.
-
-    None where a part of the placement is neither a group nor a ring and too large to enumerate.
-    """
-    places = len(placement.holders)
-    return _ways(copy_sets(placement), places, places)
-
-
-def recovery_of_domains(
     placement: Placement,
-    domains: Sequence[str],
     lost: int,
+    domains: Sequence[str] = (),
     *,
     rng: np.random.Generator | None = None,
     samples: int = 20_000,
 ) -> Estimate:
-    """As `recovery`, for the loss of ``lost`` whole domains at once (``domains[p]`` is that of place p)."""
-    names = sorted(set(domains))
-    if not 0 <= lost <= len(names):
-        raise ValueError(f"{lost} of {len(names)} domains cannot be lost")
-    sets = _of_domains(placement, domains, names)
-    ways = _ways(sets, len(names), lost)
+    """Probability that a loss of ``lost`` hosts at once, each choice equally likely, leaves every shard a
+    copy; with ``domains`` (``domains[p]`` is that of place p) the loss of ``lost`` whole domains.
+
+    Exact for every placement that `placement.place` makes, hosts being lost. ``rng`` and ``samples`` are used
+    only where one part has another shape and more than `ENUMERATED` members.
+
+    Raises:
+        ValueError: such a placement without ``rng``.
+    """
+    names = sorted(set(domains)) if domains else [str(place) for place in range(len(placement.holders))]
+    count = len(names)
+    if not 0 <= lost <= count:
+        raise ValueError(f"{lost} of {count} {'domains' if domains else 'hosts'} cannot be lost")
+    sets = _of_domains(placement, domains, names) if domains else copy_sets(placement)
+    ways = survivable(sets, count, lost)
     if ways is not None:
-        exact = Fraction(ways[lost], math.comb(len(names), lost))
+        exact = Fraction(ways[lost], math.comb(count, lost))
         return Estimate(float(exact), exact=exact)
-    return _sampled(lambda draw: draw.permutation(len(names))[:lost].tolist(), sets, rng, samples)
+    return _sampled(lambda draw: draw.permutation(count)[:lost].tolist(), sets, rng, samples)
 
 
 def recovery_given(
@@ -152,8 +129,11 @@ def _of_domains(placement: Placement, domains: Sequence[str], names: Sequence[st
     return frozenset(frozenset(number[domains[p]] for p in held) for held in copy_sets(placement))
 
 
-def _ways(sets: Sets, places: int, upto: int) -> tuple[int, ...] | None:
-    """For k = 0 .. upto, the choices of k of ``places`` without a whole one of ``sets``; None: unknown."""
+def survivable(sets: Sets, places: int, upto: int) -> tuple[int, ...] | None:
+    """For k = 0 .. upto, how many choices of k of ``places`` have no whole one of ``sets`` among them.
+
+    None where a part of the placement is neither a group nor a ring and too large to enumerate.
+    """
     kinds: Counter[tuple[int, ...]] = Counter()
     inside = 0
     for part in _parts(sets):

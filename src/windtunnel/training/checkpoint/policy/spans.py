@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 _COUNTED = 1000
 """Beyond so many steps the quotient is near enough."""
@@ -66,14 +67,16 @@ def plan_chunks(
             f"safety={safety}, nbytes={nbytes}, copies={copies}"
         )
     rooms = [safety * span for span in spans]
-    fill = _Filler(nbytes, copies, part, bandwidth, startup)
+    filler = partial(_Filler, nbytes, copies, part, bandwidth, startup)
+    fill = filler()
     chunks = [chunk for at, room in enumerate(rooms) for chunk in fill.span(at, room)]
     placed = sum(chunk.nbytes for chunk in chunks)
     rest = fill.span(len(rooms), math.inf)
     spilled = sum(chunk.nbytes for chunk in rest)
     every = 1
     if spilled:
-        every = _every(rooms, nbytes, copies, part, bandwidth, startup, placed) if placed else 0
+        about = -(-(copies - 1) * nbytes // placed) if placed else 0
+        every = about if about > _COUNTED or not placed else _every(rooms, filler())
     return ChunkPlan((*chunks, *rest), spilled, every)
 
 
@@ -110,21 +113,8 @@ class _Filler:
         return int((room - self._startup) * self._bandwidth * (1 + 1e-12))
 
 
-def _every(
-    rooms: Sequence[float],
-    nbytes: int,
-    copies: int,
-    part: int,
-    bandwidth: float,
-    startup: float,
-    placed: int,
-) -> int:
-    """The fewest steps whose spans, one after the other, take it all; ``placed``: bytes that one step
-    takes."""
-    about = -(-(copies - 1) * nbytes // placed)
-    if about > _COUNTED:
-        return about
-    fill = _Filler(nbytes, copies, part, bandwidth, startup)
+def _every(rooms: Sequence[float], fill: _Filler) -> int:
+    """The fewest steps whose spans, one after the other, take it all."""
     count = 0
     while not fill.done:
         for at, room in enumerate(rooms):

@@ -1,6 +1,6 @@
 """What `bench.regroup` strikes: ranks that add up a few numbers, again and again.
 
-It ends at the step that the file `ground.LAST` of the run's folder names.
+It ends at the step that the file `harness.LAST` of the run's folder names.
 """
 
 import time
