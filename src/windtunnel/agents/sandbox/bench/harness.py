@@ -35,6 +35,7 @@ from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace
 from windtunnel.base import paths
 from windtunnel.bench.measure import scratch
+from windtunnel.linux.processes import command_line, state
 
 T = TypeVar("T")
 KEEP_ALL = Retention(keep=100_000)
@@ -194,7 +195,7 @@ class Seat:
         """All that can be seen from the host without running anything inside, for the referee."""
         machine = self.box.machine()
         quiesce(machine.shells())
-        pids = {pid: _command(pid) for pid in machine.cgroup.pids()}
+        pids = {pid: command_line(pid) for pid in machine.cgroup.pids() if state(pid) != "Z"}
         seen = observe(
             self,
             self.root,
@@ -207,14 +208,6 @@ class Seat:
         tables = [Path(f"/proc/{machine.pid}/net/{name}") for name in ("tcp", "tcp6")]
         text = "\n".join(table.read_text() for table in tables if table.exists())
         return replace(seen, ports=listening(text))
-
-
-def _command(pid: int) -> str:
-    """Command line of a host pid; empty for one that is gone or is a zombie."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)

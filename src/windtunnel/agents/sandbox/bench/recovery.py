@@ -51,6 +51,7 @@ from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed, recovery
 from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row, left_out
+from windtunnel.linux import processes
 
 Kind = Literal["end of turn", "inside a turn", "inside a checkpoint"]
 KINDS: tuple[Kind, ...] = ("end of turn", "inside a turn", "inside a checkpoint")
@@ -219,19 +220,12 @@ def fresh_shells(seat: Seat, trace: Trace) -> None:
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in pids.values()):
+    while any(processes.state(pid) not in ("", "Z") for pid in pids.values()):
         if time.monotonic() > deadline:
             raise SandboxError(f"the shells of sandbox {seat.box.name} do not end")
         time.sleep(0.001)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in trace.environment.items()]
     seat.run("\n".join([*lines, f"cd {shlex.quote(trace.workdir)}"]))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 SECTION = "recovery"

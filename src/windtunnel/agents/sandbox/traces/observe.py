@@ -7,6 +7,7 @@ are left alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.agents.sandbox.traces.replay import Output, Runs
+from windtunnel.linux.processes import descriptors as open_descriptors
 
 LISTENING = "0A"
 
@@ -102,16 +104,12 @@ def listening(table: str) -> tuple[int, ...]:
 def descriptors(pid: int) -> tuple[str, ...]:
     """What a process has open, with the position in regular files; empty when it is gone."""
     found = []
-    try:
-        for fd in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            place = ""
-            if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
-                with open(f"/proc/{pid}/fdinfo/{fd}") as info:
-                    place = " at " + info.readline().split()[1]
-            found.append(f"{fd} {target}{place}")
-    except OSError:
-        return tuple(found)
+    for fd, target in sorted(open_descriptors(pid).items()):
+        place = ""
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{fd}") as info:
+                place = " at " + info.readline().split()[1]
+        found.append(f"{fd} {target}{place}")
     return tuple(found)
 
 

@@ -4,11 +4,10 @@
 the first host's network; then each host restores its forks, as many at once as it has workers. A lazy fork
 runs before all of its memory is there; the rest comes while it runs, and is not waited for.
 
-*Store*: how large that of one host gets, turn by turn, under the live rule of retention. The manifests are
-real ones, made from emulated checkpoints, and ``forgettable`` says which go. Of one sandbox's images the
-oldest kept is stored whole, each later one adds what it changed; the same holds for snapshots of files, over
-the image that all share. Memory that one image and a later one both change is counted once for each: the
-figure is an upper bound.
+*Store*: how large that of one host gets, turn by turn, under the live rule of retention. Of one sandbox's
+images the oldest kept is stored whole, each later one adds what it changed; the same holds for snapshots of
+files, over the image that all share. Memory that one image and a later one both change is counted once for
+each: the figure is an upper bound.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.agents.sandbox.costs import SandboxCosts
-from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, TurnClass
-from windtunnel.agents.sandbox.policy import Retention, forgettable
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.agents.sandbox.policy import Past, Retention, forgotten
+from windtunnel.agents.sandbox.policy.queues import Kept
 from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, CheckpointJob, EmulatedHost, Made, Scheduler
 from windtunnel.agents.sandbox.twin.questions import (
     Break,
@@ -104,62 +104,53 @@ def growth(
     """The store over time. As on a live host, retention is applied after every ``keep`` checkpoints."""
     events = sorted(made, key=lambda one: (one.at, one.box, one.turn))
     every = max(1, len(events) // points)
-    manifests: dict[str, Manifest] = {}
-    facts: dict[str, Made] = {}
-    tips: dict[str, str] = {}
+    boxes: dict[int, list[_Checkpoint]] = {}
     rows, written = [], 0.0
     for place, one in enumerate(events, 1):
-        name, parent = f"{one.box:06}-{one.turn:06}", manifests.get(tips.get(str(one.box), ""))
-        manifests[name] = _manifest(name, one, parent)
-        facts[name] = one
-        tips[str(one.box)] = name
+        own = boxes.setdefault(one.box, [])
+        files, image = (own[-1].files, own[-1].image) if own else (None, None)
+        if one.turn_class >= TurnClass.FILES:
+            files = one
+        if one.turn_class is TurnClass.FULL:
+            image = one
+        own.append(_Checkpoint(one, files, image))
         written += one.written
         if place % retention.keep == 0:
-            for dropped in forgettable(manifests.values(), tips, retention)[0]:
-                del manifests[dropped]
+            boxes = {box: _remembered(past, retention) for box, past in boxes.items()}
         if place % every == 0 or place == len(events):
-            stored = _stored(manifests, facts, costs)
-            rows.append(Growth(policy, one.at, stored, written, len(manifests)))
+            stored = sum(_stored(past, costs) for past in boxes.values())
+            rows.append(Growth(policy, one.at, stored, written, sum(map(len, boxes.values()))))
     return rows
 
 
-def _manifest(name: str, one: Made, parent: Manifest | None) -> Manifest:
-    files = (
-        FilesPart(name, "btrfs") if one.turn_class >= TurnClass.FILES else parent.files if parent else None
-    )
-    image = parent.image if parent else None
-    if one.turn_class is TurnClass.FULL:
-        image = ImagePart(name, 0, (), (), (), 0, 0)
-    return Manifest(
-        id=name,
-        box=str(one.box),
-        turn=one.turn,
-        parent=parent.id if parent else None,
-        turn_class=one.turn_class,
-        reasons=(),
-        created=one.at,
-        files=files,
-        image=image,
-        shells=(),
-        spec=SandboxSpec(str(one.box)),
-        covered=(),
-        not_covered=(),
-    )
+@dataclass(frozen=True)
+class _Checkpoint:
+    """One that is there, and the checkpoints whose snapshot and image it names."""
+
+    made: Made
+    files: Made | None
+    image: Made | None
 
 
-def _stored(manifests: dict[str, Manifest], facts: dict[str, Made], costs: SandboxCosts) -> float:
-    """Bytes of the parts that some manifest needs."""
-    parts = {part.id for manifest in manifests.values() for part in (manifest.files, manifest.image) if part}
-    oldest: dict[int, Made] = {}
-    total = 0.0
-    for part in sorted(parts):
-        one = facts[part]
-        if one.turn_class is TurnClass.FULL and one.box not in oldest:
+def _remembered(past: list[_Checkpoint], retention: Retention) -> list[_Checkpoint]:
+    """What the rule of retention leaves of a sandbox's checkpoints."""
+    there = {f"{place:06}": one for place, one in enumerate(past)}
+    kept = tuple(Kept(name, one.made.at, named=False, tip=one is past[-1]) for name, one in there.items())
+    gone = set(forgotten(Past(kept, exists=True, keep=retention.keep)).checkpoints)
+    return [one for name, one in there.items() if name not in gone]
+
+
+def _stored(past: list[_Checkpoint], costs: SandboxCosts) -> float:
+    """Bytes of the parts that a sandbox's checkpoints name."""
+    parts = {part.turn: part for one in past for part in (one.files, one.image) if part}
+    total, whole = 0.0, False
+    for _, part in sorted(parts.items()):
+        if part.turn_class is TurnClass.FULL and not whole:
             # it holds everything, not only what changed before it
-            oldest[one.box] = one
-            total += max(one.written, costs.new_per_byte * (costs.image_base + one.memory))
+            whole = True
+            total += max(part.written, costs.new_per_byte * (costs.image_base + part.memory))
         else:
-            total += one.written
+            total += part.written
     return total
 
 
