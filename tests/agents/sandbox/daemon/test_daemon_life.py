@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import fakehost
@@ -23,7 +24,8 @@ from support.preloaded import SANDBOX, Process, run
 from support.waiting import until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
-from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, named_here, serve
+from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, listening, named_here
+from windtunnel.agents.sandbox.live.daemon.server import run as serve_home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -108,8 +110,8 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
     with fakehost.daemon(daemon_home) as process:
         started(process)
         assert path.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(UserError, match="answers on"):
-            serve(None, path)
+        with pytest.raises(UserError, match="answers on"), listening(daemon_home):
+            pass
         with connect(daemon_home, start=False) as client:
             assert client.health().pid == process.pid
 
@@ -219,12 +221,13 @@ def test_http_under_a_foreign_name_is_refused(served: str) -> None:
 
 def test_http_without_a_token_or_beyond_this_machine_is_refused(daemon_home: Path) -> None:
     path = daemon_home / "daemon.sock"
+    serve = partial(serve_home, daemon_home, open_host=fakehost.FakeHost)
     with pytest.raises(UserError, match="needs a token"):
-        serve(None, path, http=("127.0.0.1", 0))
+        serve(http=("127.0.0.1", 0))
     with pytest.raises(UserError, match="other machines"):
-        serve(None, path, http=("0.0.0.0", 0), token=TOKEN)
+        serve(http=("0.0.0.0", 0), token=TOKEN)
     with pytest.raises(UserError, match="cannot listen"):
-        serve(None, path, http=("203.0.113.7", 1), token=TOKEN, allow_remote=True)
+        serve(http=("203.0.113.7", 1), token=TOKEN, allow_remote=True)
     with pytest.raises(UserError, match="scheme"):
         connect("ftp://x", TOKEN)
     assert not path.exists()

@@ -18,7 +18,7 @@ from windtunnel.agents.sandbox import model
 from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.live.daemon.service import Body, Command, Execution, Refused, Service, lines
 from windtunnel.agents.sandbox.model import Facility, Limits, Manifest, Network, SandboxSpec
-from windtunnel.agents.sandbox.protocol import Log
+from windtunnel.agents.sandbox.protocol import AnySandbox, Log, PendingTurn
 
 LINES = "application/x-ndjson"
 LONGEST_WAIT = 30.0
@@ -147,8 +147,7 @@ def host_routes(service: Service) -> APIRouter:
 
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
     async def import_(body: ImportBody) -> model.BoxInfo:
-        box = await lanes.call(lambda: host.import_(body.url, body.name))
-        return await lanes.call(box.info)
+        return await lanes.call(lambda: host.import_(body.url, body.name).info())
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
     async def notice(body: NoticeBody) -> dict[str, str]:
@@ -186,8 +185,7 @@ def box_routes(service: Service) -> APIRouter:
                 f"sandbox: {spec.name!r} exists already; 'windtunnel sandbox rm {spec.name}' removes it"
             )
             raise Refused("conflict", sentence)
-        box = await lanes.call(lambda: host.create(spec))
-        return await lanes.call(box.info)
+        return await lanes.call(lambda: host.create(spec).info())
 
     @routes.get("", summary="All sandboxes")
     async def boxes() -> list[model.BoxInfo]:
@@ -195,29 +193,24 @@ def box_routes(service: Service) -> APIRouter:
 
     @routes.get("/{name}", summary="One sandbox")
     async def info(name: str) -> model.BoxInfo:
-        return await lanes.call((await service.box(name)).info)
+        return await service.look(name, lambda box: box.info())
 
     @routes.get("/{name}/spec", summary="How it was made")
     async def spec(name: str) -> SandboxSpec:
-        return (await service.box(name)).spec
+        return await service.look(name, lambda box: box.spec)
 
     @routes.delete("/{name}", summary="Kill and forget it")
     async def remove(name: str) -> None:
-        await service.box(name)
-        executions.cancel_all(name)
-        await lanes.ordered(name, lambda: host.remove(name))
+        await service.change(name, lambda box: host.remove(name), cancel=True)
         lanes.forget(name)
 
     @routes.post("/{name}/stop", summary="Kill its processes; files and checkpoints stay")
     async def stop(name: str) -> None:
-        box = await service.box(name)
-        executions.cancel_all(name)
-        await lanes.ordered(name, box.stop)
+        await service.change(name, lambda box: box.stop(), cancel=True)
 
     @routes.get("/{name}/shells", summary="Names of its persistent shells")
     async def shells(name: str) -> list[str]:
-        box = await service.box(name)
-        return await lanes.call(lambda: box.shells())
+        return await service.look(name, lambda box: box.shells())
 
     @routes.post("/{name}/exec", summary="Run a command", response_model=CommandAnswer)
     async def execute(name: str, body: Command, request: Request) -> Response:
@@ -247,13 +240,11 @@ def box_routes(service: Service) -> APIRouter:
 
     @routes.post("/{name}/turns/begin", summary="Wait until the last turn's checkpoint is safe")
     async def begin(name: str, timeout: float | None = Query(None, ge=0.0)) -> None:
-        box = await service.box(name)
-        await lanes.ordered(name, lambda: box.wait(timeout))
+        await service.change(name, lambda box: box.wait(timeout))
 
     @routes.post("/{name}/turns/end", summary="End the turn: classify it and start its checkpoint")
     async def end(name: str, body: TurnEnd) -> wire.TurnAnswer:
-        box = await service.box(name)
-        pending = await lanes.ordered(name, lambda: box.end_turn(request=body.request, urgent=body.urgent))
+        pending = await service.change(name, lambda box: box.end_turn(body.request, urgent=body.urgent))
         return service.tickets.add(pending)
 
     @routes.get("/{name}/turns/{ticket}", summary="How the checkpoint of a turn stands")
@@ -273,44 +264,37 @@ def box_routes(service: Service) -> APIRouter:
 def checkpoint_routes(service: Service) -> APIRouter:
     """What concerns the past of one sandbox."""
     routes = APIRouter(prefix="/v1/boxes", tags=["checkpoints"])
-    lanes, executions = service.lanes, service.executions
 
     @routes.post("/{name}/checkpoint", summary="A checkpoint of the state now")
     async def checkpoint(name: str, body: CheckpointBody) -> Manifest:
-        box = await service.box(name)
-        return await lanes.ordered(
-            name, lambda: box.checkpoint(label=body.label, full=body.full, pin=body.pin)
+        return await service.change(
+            name, lambda box: box.checkpoint(body.label, full=body.full, pin=body.pin)
         )
 
     @routes.post("/{name}/restore", summary="Bring a checkpoint back; what runs is killed")
     async def restore(name: str, body: RestoreBody) -> model.RestoreReport:
-        box = await service.box(name)
-        executions.cancel_all(name)
-        return await lanes.ordered(name, lambda: box.restore(body.checkpoint, lazy=body.lazy))
+        return await service.change(
+            name, lambda box: box.restore(body.checkpoint, lazy=body.lazy), cancel=True
+        )
 
     @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
     async def rollback(name: str, body: RestoreBody) -> model.RestoreReport:
         if not body.checkpoint:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
-        box = await service.box(name)
-        executions.cancel_all(name)
-        return await lanes.ordered(name, lambda: box.rollback(body.checkpoint, lazy=body.lazy))
+        return await service.change(
+            name, lambda box: box.rollback(body.checkpoint, lazy=body.lazy), cancel=True
+        )
 
     @routes.get("/{name}/log", summary="Its checkpoints and turns")
     async def log(name: str) -> Log:
-        box = await service.box(name)
+        def work(box: AnySandbox) -> Log:
+            return replace(box.log(), tips={info.name: info.tip for info in service.host.boxes()})
 
-        def work() -> Log:
-            log = box.log()
-            tips = {info.name: info.tip for info in service.host.boxes()}
-            return replace(log, tips=tips)
-
-        return await lanes.call(work)
+        return await service.look(name, work)
 
     @routes.get("/{name}/diff", summary="What changed between two checkpoints, or since one")
     async def diff(name: str, older: str, newer: str = "") -> model.Diff:
-        box = await service.box(name)
-        return await lanes.call(lambda: box.diff(older, newer))
+        return await service.look(name, lambda box: box.diff(older, newer))
 
     return routes
 
@@ -331,7 +315,7 @@ async def _watching(answer: AsyncIterator[bytes], watcher: asyncio.Task[None]) -
     watcher.cancel()
 
 
-async def _wait(service: Service, pending: Any, seconds: float) -> None:
+async def _wait(service: Service, pending: PendingTurn, seconds: float) -> None:
     """Wait for a checkpoint; whether it came in time, or failed, is asked for afterwards."""
 
     def work() -> None:

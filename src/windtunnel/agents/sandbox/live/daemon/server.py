@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.responses import JSONResponse
@@ -35,10 +34,13 @@ from windtunnel.agents.sandbox.client.launch import answers, socket_of
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
 from windtunnel.agents.sandbox.live.daemon.service import LOG, Events, Service
 from windtunnel.agents.sandbox.model import Event, Facility
+from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
 
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
+GRACE_SECONDS = 10.0
+"""How long commands may go on after the daemon is told to end, before they are cancelled."""
 CLOSE_SECONDS = 120.0
 """How long checkpoints under way may take when the daemon ends."""
 OPEN = frozenset({"/docs", "/openapi.json"})
@@ -50,44 +52,61 @@ def run(
     *,
     http: tuple[str, int] | None = None,
     token: str = "",
-    idle_seconds: float | None = None,
     allow_remote: bool = False,
+    idle_seconds: float | None = None,
     ready: Callable[[str], None] = lambda where: None,
-    open_host: Callable[[Path, Callable[[Event], None]], Any] | None = None,
+    open_host: Callable[[Path, Callable[[Event], None]], AnyHost] | None = None,
     doctor: Callable[[], list[Facility]] | None = None,
 ) -> None:
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
 
-    ``open_host`` and ``doctor`` stand in for the real host and its report.
+    ``http``: also listen on this address and port (0: any free one), for whoever knows ``token``; loopback
+    only, unless ``allow_remote``. ``ready`` is told each address as soon as it answers. ``open_host`` and
+    ``doctor`` stand in for the real host and its report.
     """
-    check(http, token, allow_remote)
+    if http is not None and not token:
+        raise UserError("serve: HTTP needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
+    if http is not None and not allow_remote and not is_loopback(http[0]):
+        raise UserError(
+            f"serve: address {http[0]!r} can be reached from other machines, and the token would travel "
+            "unencrypted; use 127.0.0.1, or say --allow-remote"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     events = Events()
-    with held(home):
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(held(home))
         host = (open_host or real_host)(home, events.publish)
-        try:
-            serve(
-                host,
-                socket_of(home),
-                http=http,
-                token=token,
-                events=events,
-                doctor=doctor or real_doctor,
-                idle_seconds=idle_seconds,
-                allow_remote=allow_remote,
-                ready=ready,
-            )
-        finally:
-            # A host whose calls hang must not keep the daemon (and with it the home) for ever.
-            closer = threading.Thread(target=host.close, name="sandbox-close", daemon=True)
-            closer.start()
-            closer.join(CLOSE_SECONDS)
-            if closer.is_alive():
-                LOG.error("the host did not close in %g s", CLOSE_SECONDS)
+        closing.callback(_closed, host)
+        local = closing.enter_context(listening(home))
+        remote = closing.enter_context(_tcp(*http)) if http is not None else None
+
+        async def life() -> None:
+            service = Service(host, home, events, doctor or real_doctor)
+            events.attach(asyncio.get_running_loop())
+            app = counted(build_app(service), service)
+            servers = [(_server(app), local)]
+            where = [str(socket_of(home))]
+            if remote is not None and http is not None:
+                servers.append((_server(guarded(app, token=token, host=http[0])), remote))
+                where.append(_url(remote))
+            for address in where:
+                ready(address)
+            await _until_stopped(service, servers, idle_seconds)
+
+        asyncio.run(life())
 
 
-def real_host(home: Path, on_event: Callable[[Event], None]) -> Any:
+def _closed(host: AnyHost) -> None:
+    """Close the host; one whose calls hang must not keep the daemon (and with it the home) for ever."""
+    closer = threading.Thread(target=host.close, name="sandbox-close", daemon=True)
+    closer.start()
+    closer.join(CLOSE_SECONDS)
+    if closer.is_alive():
+        LOG.error("the host did not close in %g s", CLOSE_SECONDS)
+
+
+def real_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
     from windtunnel.agents.sandbox.live.host import Host
 
     return Host(home, on_event=on_event)
@@ -128,57 +147,6 @@ def held(home: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def serve(
-    host: Any,
-    socket_path: Path,
-    *,
-    http: tuple[str, int] | None = None,
-    token: str = "",
-    events: Events | None = None,
-    doctor: Callable[[], list[Facility]] = list,
-    idle_seconds: float | None = None,
-    grace_seconds: float = 10.0,
-    allow_remote: bool = False,
-    ready: Callable[[str], None] = lambda where: None,
-) -> None:
-    """Answer for ``host`` until told to end; the caller holds the home.
-
-    ``http``: also listen on this address and port (0: any free one), for whoever knows ``token``; loopback
-    only, unless ``allow_remote``. ``ready`` is told each address as soon as it answers. ``grace_seconds``:
-    how long commands may go on after the daemon is told to end, before they are cancelled.
-    """
-    check(http, token, allow_remote)
-    with contextlib.ExitStack() as closing:
-        local = closing.enter_context(_unix(socket_path))
-        remote = closing.enter_context(_tcp(*http)) if http is not None else None
-
-        async def life() -> None:
-            service = Service(host, socket_path.parent, events or Events(), doctor)
-            service.events.attach(asyncio.get_running_loop())
-            app = counted(build_app(service), service)
-            servers = [(_server(app, grace_seconds), local)]
-            where = [str(socket_path)]
-            if remote is not None and http is not None:
-                servers.append((_server(guarded(app, token=token, host=http[0]), grace_seconds), remote))
-                where.append(_url(remote))
-            for address in where:
-                ready(address)
-            await _until_stopped(service, servers, idle_seconds, grace_seconds)
-
-        asyncio.run(life())
-
-
-def check(http: tuple[str, int] | None, token: str, allow_remote: bool) -> None:
-    """Raise UserError where HTTP would be open to whoever asks, or its token to whoever listens."""
-    if http is not None and not token:
-        raise UserError("serve: HTTP needs a token; give --token FILE or set WINDTUNNEL_SANDBOX_TOKEN")
-    if http is not None and not allow_remote and not is_loopback(http[0]):
-        raise UserError(
-            f"serve: address {http[0]!r} can be reached from other machines, and the token would travel "
-            "unencrypted; use 127.0.0.1, or say --allow-remote"
-        )
 
 
 def guarded(app: ASGIApp, *, token: str, host: str) -> ASGIApp:
@@ -231,10 +199,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def _until_stopped(
-    service: Service,
-    servers: list[tuple[_Server, socket.socket]],
-    idle_seconds: float | None,
-    grace_seconds: float,
+    service: Service, servers: list[tuple[_Server, socket.socket]], idle_seconds: float | None
 ) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -248,9 +213,9 @@ async def _until_stopped(
     service.events.end()
     for server, _ in servers:
         server.should_exit = True
-    if not await service.executions.finished(grace_seconds):
+    if not await service.executions.finished(GRACE_SECONDS):
         service.executions.cancel_all()
-        await service.executions.finished(grace_seconds)
+        await service.executions.finished(GRACE_SECONDS)
     await asyncio.gather(*running)
     if idle is not None:
         idle.cancel()
@@ -278,7 +243,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: ASGIApp, grace_seconds: float) -> _Server:
+def _server(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -288,16 +253,17 @@ def _server(app: ASGIApp, grace_seconds: float) -> _Server:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=int(2 * grace_seconds) + 5,
+            timeout_graceful_shutdown=int(2 * GRACE_SECONDS) + 5,
         )
     )
 
 
 @contextlib.contextmanager
-def _unix(path: Path) -> Iterator[socket.socket]:
-    """A listening Unix socket that only its owner reaches; one that a dead daemon left is replaced."""
-    socket_of(path.parent)
-    if answers(path.parent):
+def listening(home: Path) -> Iterator[socket.socket]:
+    """The listening Unix socket of ``home``, which only its owner reaches; one that a dead daemon left is
+    replaced."""
+    path = socket_of(home)
+    if answers(home):
         raise UserError(f"sandbox: a daemon answers on {path} already; 'windtunnel sandbox down' ends it")
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

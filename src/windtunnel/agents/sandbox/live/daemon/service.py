@@ -30,6 +30,7 @@ from windtunnel.agents.sandbox.client import wire
 from windtunnel.agents.sandbox.errors import SandboxDied
 from windtunnel.agents.sandbox.live.place import checked_name
 from windtunnel.agents.sandbox.model import Event, Facility, TurnResult
+from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
 from windtunnel.base.errors import UserError
 
 T = TypeVar("T")
@@ -144,9 +145,9 @@ class Tickets:
     """Checkpoints of turns under way, by name, so that another request can wait for them."""
 
     def __init__(self) -> None:
-        self._pending: OrderedDict[str, Any] = OrderedDict()
+        self._pending: OrderedDict[str, PendingTurn] = OrderedDict()
 
-    def add(self, pending: Any) -> wire.TurnAnswer:
+    def add(self, pending: PendingTurn) -> wire.TurnAnswer:
         ticket = uuid4().hex
         self._pending[ticket] = pending
         settled = [name for name, one in self._pending.items() if one.done]
@@ -154,7 +155,7 @@ class Tickets:
             del self._pending[name]
         return self.answer(ticket)
 
-    def get(self, ticket: str) -> Any:
+    def get(self, ticket: str) -> PendingTurn:
         if ticket not in self._pending:
             raise Refused("unknown", f"sandbox: no turn with ticket {ticket!r}; the log tells how it ended")
         return self._pending[ticket]
@@ -222,7 +223,7 @@ class Executions:
         self._running: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, box: Any, command: Command) -> Execution:
+    def start(self, box: AnySandbox, command: Command) -> Execution:
         """Queue a command of ``box``."""
         name = command.id or uuid4().hex
         if name in self._running:
@@ -249,7 +250,7 @@ class Executions:
             return True
         return not (await asyncio.wait(list(self._tasks.values()), timeout=timeout))[1]
 
-    async def _run(self, name: str, execution: Execution, box: Any, command: Command) -> None:
+    async def _run(self, name: str, execution: Execution, box: AnySandbox, command: Command) -> None:
         loop = asyncio.get_running_loop()
 
         def work() -> TurnResult:
@@ -283,7 +284,7 @@ class Executions:
             execution.lines.put_nowait(None)
             del self._running[name], self._tasks[name]
 
-    async def _end_turn(self, box: Any, command: Command) -> dict[str, Any]:
+    async def _end_turn(self, box: AnySandbox, command: Command) -> dict[str, Any]:
         """The turn's end; a failure of it is no failure of the command."""
         try:
             pending = await self._lanes.call(lambda: box.end_turn(request=command.request))
@@ -360,9 +361,9 @@ class Events:
 
 @dataclass
 class Service:
-    """The daemon's state. ``host`` is a ``Host``, or whatever has its methods."""
+    """The daemon's state."""
 
-    host: Any
+    host: AnyHost
     home: Path
     events: Events
     doctor: Callable[[], list[Facility]]
@@ -377,7 +378,7 @@ class Service:
     def __post_init__(self) -> None:
         self.executions = Executions(self.lanes, self.tickets)
 
-    async def box(self, name: str) -> Any:
+    async def box(self, name: str) -> AnySandbox:
         """The sandbox of that name; refused as unknown where there is none. The host may be busy for a
         while, so even this is no matter for the event loop's own thread."""
         checked_name(name)
@@ -385,6 +386,18 @@ class Service:
             return await self.lanes.call(lambda: self.host.get(name))
         except UserError as error:
             raise Refused("unknown", str(error)) from error
+
+    async def look(self, name: str, work: Callable[[AnySandbox], T]) -> T:
+        """Ask a sandbox something that changes nothing."""
+        box = await self.box(name)
+        return await self.lanes.call(lambda: work(box))
+
+    async def change(self, name: str, work: Callable[[AnySandbox], T], *, cancel: bool = False) -> T:
+        """Do something to a sandbox, after all that it was told before; ``cancel``: its commands first."""
+        box = await self.box(name)
+        if cancel:
+            self.executions.cancel_all(name)
+        return await self.lanes.ordered(name, lambda: work(box))
 
     def names(self) -> list[str]:
         return [info.name for info in self.host.boxes()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import IO, Any, cast
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
@@ -77,10 +77,9 @@ def file_routes(service: Service) -> APIRouter:
 
     @routes.put("/{name}/files", summary="Write a file; the body is its bytes")
     async def put(name: str, request: Request, path: str = Path, mode: str = "644") -> None:
-        box = await service.box(name)
         source = io.BufferedReader(Incoming(request.stream(), asyncio.get_running_loop()), 1 << 20)
         bits = _mode(mode)
-        await lanes.ordered(name, lambda: box.put(path, source, bits))
+        await service.change(name, lambda box: box.put(path, source, bits))
 
     @routes.get("/{name}/files", summary="Read a file", response_class=StreamingResponse)
     async def get(name: str, path: str = Path) -> StreamingResponse:
@@ -90,7 +89,7 @@ def file_routes(service: Service) -> APIRouter:
 
         async def fill() -> None:
             try:
-                await lanes.call(lambda: box.get_to(path, out))
+                await lanes.call(lambda: box.get_to(path, cast(IO[bytes], out)))
             except Exception as error:
                 await queue.put(error)
             else:
@@ -120,8 +119,7 @@ def file_routes(service: Service) -> APIRouter:
 
     @routes.get("/{name}/entries", summary="The entries of a folder")
     async def entries(name: str, path: str = Path) -> list[model.Entry]:
-        box = await service.box(name)
-        return await lanes.call(lambda: box.listdir(path))
+        return await service.look(name, lambda box: box.listdir(path))
 
     return routes
 
