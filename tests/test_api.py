@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
+from support import quick
 from support.programs import train
 from windtunnel.store.runs import Store
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> wt.Run:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, quick.captures():
         patch.setenv("WINDTUNNEL_HOME", str(tmp_path_factory.mktemp("home")))
         return wt.emulate(train, 256, cluster="h100-sxm:2x2")
 
@@ -79,7 +80,8 @@ def test_timelines_are_of_the_ranks_asked_for(run: wt.Run, kept: wt.Run) -> None
 
 
 def test_runs_are_compared(run: wt.Run, kept: wt.Run) -> None:
-    other = wt.emulate(train, 512, cluster=wt.load_cluster("h100-sxm:2x2"), report=False)
+    with quick.captures():
+        other = wt.emulate(train, 512, cluster=wt.load_cluster("h100-sxm:2x2"), report=False)
     found = run.compare(other)
     assert found.inputs["args"] == (["256"], ["512"])
     ratios = {one.name: one.ratios[1] for one in found.figures}

@@ -16,6 +16,7 @@ from capturing import SCRIPTS, session
 
 from support.waiting import gone, until
 from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.cli.main import main
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.live.session import Script, Session
 
@@ -92,25 +93,36 @@ def command(tmp_path: Path, *arguments: str, pid_file: Path | None = None) -> su
     )  # fmt: skip
 
 
+def test_the_command_refuses_with_a_status_and_a_sentence(tmp_path: Path) -> None:
+    process = command(tmp_path, "nowhere.py")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    assert err == "windtunnel: script 'nowhere.py' does not exist\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "status", "said"),
+    ("script", "said"),
     [
-        (["nowhere.py"], 2, r"^windtunnel: script 'nowhere.py' does not exist$"),
-        (
-            [str(SCRIPTS / "faulty.py"), "case_raises"],
-            1,
-            r"^windtunnel: faulty.py:\d+ in case_raises: ValueError: no",
-        ),
-        ([str(SCRIPTS / "lonely.py")], 1, r"the job would hang: .* at lonely\.py:12 in <module>"),
+        (["faulty.py", "case_raises"], r"^windtunnel: faulty.py:\d+ in case_raises: ValueError: no"),
+        (["lonely.py"], r"the job would hang: .* at lonely\.py:12 in <module>"),
     ],
 )
 def test_the_command_ends_with_a_status_and_a_sentence(
-    tmp_path: Path, script: list[str], status: int, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    script: list[str],
+    said: str,
 ) -> None:
-    process = command(tmp_path, *script)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == status, err
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ["windtunnel", "emulate", "-c", "h100-sxm:1x8", str(SCRIPTS / script[0]), *script[1:]]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert end.value.code == 1
     assert re.search(said, err, re.MULTILINE), err
     assert out == "" and "windtunnel/" not in err.replace(str(SCRIPTS), "")
     assert not list(tmp_path.glob("windtunnel-*"))
