@@ -17,7 +17,7 @@ from windtunnel.training.checkpoint import policy as checkpoint
 from windtunnel.training.elastic import policy as elastic
 from windtunnel.training.elastic.policy import rules
 from windtunnel.training.goodput.twin import cost
-from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.goodput.twin.templates import Templates
@@ -172,7 +172,9 @@ def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:
     ]
     assert [len(now.present) for now, _ in lived] == [5, 4, 3]
     first, last = lived[0][0], lived[-1][0]
-    job = Job(5, 1.0, sum(last.layer_bytes), first.templates.n0, first.microbatches, len(last.layer_bytes))
+    job = JobModel(
+        5, 1.0, sum(last.layer_bytes), first.templates.n0, first.microbatches, len(last.layer_bytes)
+    )
     scheme = Templates(job, COSTS, 10)
     scheme.set, scheme.layer_bytes = first.templates, last.layer_bytes
     scheme.layout = scheme._decided(None, (), first.present, first.microbatches).layout
@@ -184,8 +186,8 @@ def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:
         assert scheme.layout == said.layout
 
 
-JOB = Job(HOSTS, 1.0, 1e9)
-COSTS = Costs(detect=0.1, start=1.0, replace=math.inf)
+JOB = JobModel(HOSTS, 1.0, 1e9)
+COSTS = PhaseCosts(detect=0.1, start=1.0, replace=math.inf)
 
 
 def test_what_decisions_cost(recorded: list[dict[str, Any]]) -> None:
@@ -193,6 +195,6 @@ def test_what_decisions_cost(recorded: list[dict[str, Any]]) -> None:
     priced = [cost(now, said) for now, said in changes if isinstance(said, rules.Form)]
     assert all(one["seconds"] > 0 for one in priced)
     waited = [cost(now, said) for now, said in changes if isinstance(said, rules.Wait) and said.order]
-    assert waited and all(one["seconds"] == Costs().replace for one in waited)
+    assert waited and all(one["seconds"] == PhaseCosts().replace for one in waited)
     loads = [cost(now, plan) for now, plan in decisions(recorded, "training.checkpoint")]
     assert any(one.get("bytes", 0) > 0 and 0 <= one["steps"] <= 1 for one in loads)

@@ -19,16 +19,15 @@ from windtunnel.traces.failures import Change, poisson
 from windtunnel.training.checkpoint.policy.placement import survives
 from windtunnel.training.goodput.advise import Question, advise
 from windtunnel.training.goodput.twin import templates as twin_templates
-from windtunnel.training.goodput.twin.model import Costs, Job
-from windtunnel.training.goodput.twin.neighbourhood import Neighbourhood
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.replicas import ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import regroup_time
 from windtunnel.training.goodput.twin.simulate import simulate
-from windtunnel.training.goodput.twin.templates import Templates
+from windtunnel.training.goodput.twin.templates import Neighbourhood, Templates
 from windtunnel.training.pipelines.policy.reconfigure import reconfigure
 
-JOB = Job(hosts=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
-COSTS = Costs(detect=1.0, start=20.0, replace=300.0)
+JOB = JobModel(hosts=24, step_time=5.0, state_bytes=96e9, stages=3, microbatches=96, layers=24)
+COSTS = PhaseCosts(detect=1.0, start=20.0, replace=300.0)
 
 
 @given(

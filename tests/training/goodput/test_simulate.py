@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from windtunnel.traces.failures import Change, poisson
 from windtunnel.training.checkpoint.policy.placement import place
-from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import PeerMemory, StorageRestart
 from windtunnel.training.goodput.twin.simulate import Scheme, Setback, simulate
 
-JOB = Job(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
-COSTS = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=11.0, replace=40.0, storage_bandwidth=1e9)
-SCHEMES: dict[str, Callable[[Job, Costs], Scheme]] = {
+JOB = JobModel(hosts=12, step_time=7.0, state_bytes=12e9, stages=3, microbatches=48)
+COSTS = PhaseCosts(
+    detect=3.0, regroup=1.0, regroup_growth=0.0, start=11.0, replace=40.0, storage_bandwidth=1e9
+)
+SCHEMES: dict[str, Callable[[JobModel, PhaseCosts], Scheme]] = {
     "storage": lambda job, costs: StorageRestart(job, costs, every=5),
     "memory": lambda job, costs: PeerMemory(job, costs, place(job.hosts, 2, "group"), storage_every=50),
     "rerouting": lambda job, costs: Rerouting(job, costs, storage_every=50),
@@ -108,7 +110,7 @@ def walked(every: int, trace: Sequence[Change], horizon: int) -> tuple[int, int]
 @settings(max_examples=100, deadline=None)
 def test_restart_from_storage_agrees_with_a_walk(trace: tuple[Change, ...]) -> None:
     """The result spreads a save over the steps between two saves: it may be off by one interval a failure."""
-    costs = Costs(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
+    costs = PhaseCosts(3.0, 1.0, 0.0, 11.0, 40.0, storage_bandwidth=1e9, blocking_save=True)
     result = simulate(StorageRestart(JOB, costs, every=5), JOB, costs, trace, 2000.0)
     steps, _ = walked(5, trace, 2000)
     assert abs(result.steps - steps) <= 5 * (1 + result.failures)
@@ -145,7 +147,7 @@ def test_losses_in_a_recovery_take_back_no_more_steps(name: str) -> None:
 
 
 def test_a_host_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
-    costs = Costs(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
+    costs = PhaseCosts(detect=3.0, regroup=1.0, regroup_growth=0.0, start=50.0, replace=40.0, join=5.0)
     trace = (Change(700.0, (0,)), Change(735.0, (5,), software=True))
     for name in ("storage", "memory", "rerouting", "redundant", "drop"):
         scheme = SCHEMES[name](JOB, costs)
@@ -156,7 +158,7 @@ def test_a_host_that_comes_in_a_recovery_is_taken_in_after_it() -> None:
 
 
 def test_hosts_that_never_come_back() -> None:
-    costs = Costs(replace=math.inf, storage_bandwidth=1e9)
+    costs = PhaseCosts(replace=math.inf, storage_bandwidth=1e9)
     trace = (Change(700.0, (1,)),)
     stopped = simulate(StorageRestart(JOB, costs, 5), JOB, costs, trace, 2000.0)
     assert stopped.phases["wait"] == pytest.approx(1300.0)

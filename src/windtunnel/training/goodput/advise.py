@@ -21,7 +21,7 @@ from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.placement import Kind, place, survives, weakest_domain
 from windtunnel.training.checkpoint.policy.probability import chances, recovery, recovery_given
 from windtunnel.training.checkpoint.policy.slots import explain, needed
-from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.replicas import Redundant, ReplicaDrop, Rerouting
 from windtunnel.training.goodput.twin.restart import (
     PeerMemory,
@@ -50,8 +50,8 @@ class Question:
     infinite since the trace brings hosts itself.
     """
 
-    job: Job
-    costs: Costs
+    job: JobModel
+    costs: PhaseCosts
     mtbf: float
     horizon: float
     host_memory: float

@@ -20,7 +20,7 @@ from windtunnel.training.goodput.bench.published import (
     published_throughput,
     twin_runs,
 )
-from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.simulate import simulate
 from windtunnel.training.pipelines.bench.runs import JobRun
 
@@ -34,8 +34,8 @@ def test_when_the_twin_was_done() -> None:
 
 
 def test_the_twin_replays_the_losses_of_a_run() -> None:
-    job = Job(6, 0.2, 8e6, 2, 12, 8)
-    costs = Costs(detect=0.1, regroup=0.1, regroup_growth=0, start=0.4, replace=1.5, join=0.15)
+    job = JobModel(6, 0.2, 8e6, 2, 12, 8)
+    costs = PhaseCosts(detect=0.1, regroup=0.1, regroup_growth=0, start=0.4, replace=1.5, join=0.15)
     costs = replace(costs, storage_bandwidth=80e6, blocking_save=True)
     calibration = Calibration(job, costs, 0.02, {2: 0.6, 3: 0.4, 4: 0.3, 5: 0.25, 6: 0.2})
     steps = [{"kind": "step", "generation": 1, "step": i, "t": 100 + 0.2 * (i + 1)} for i in range(30)]
@@ -53,9 +53,11 @@ def test_the_twin_replays_the_losses_of_a_run() -> None:
 
 
 def test_restart_on_fewer_keeps_saved_steps_and_its_pace() -> None:
-    costs = Costs(detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf, storage_bandwidth=1.0)
+    costs = PhaseCosts(
+        detect=0, regroup=0, regroup_growth=0, start=10, replace=math.inf, storage_bandwidth=1.0
+    )
     costs = replace(costs, blocking_save=True)
-    job = Job(2, 1.0, 0.0)  # saves and loads take no time
+    job = JobModel(2, 1.0, 0.0)  # saves and loads take no time
     trace = regular(2, 25.5, 1)
     result = simulate(RestartOnFewer(job, costs, 10, {2: 1.0, 1: 2.0}), job, costs, trace, 45.5)
     assert result.steps == 20 + 5 and result.redone == 5

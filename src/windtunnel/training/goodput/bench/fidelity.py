@@ -18,7 +18,7 @@ from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import Change
 from windtunnel.training.goodput.bench.published import RestartOnFewer
 from windtunnel.training.goodput.twin import simulate as twin
-from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.templates import Templates
 from windtunnel.training.pipelines.bench.job import FORWARD, LAYERS, MICROBATCHES, N0
@@ -45,8 +45,8 @@ class Calibration:
     """``stall``: seconds of a checkpoint to storage. ``step_times``: by the number of hosts, as the policy
     predicts them from the one on all hosts."""
 
-    job: Job
-    costs: Costs
+    job: JobModel
+    costs: PhaseCosts
     stall: float
     step_times: dict[int, float]
 
@@ -60,7 +60,7 @@ def calibrate(found: Recoveries) -> Calibration:
     regroup = median([r.phases["regroup"] for r in ours]) or 0.0
     warm = median([r.phases["regroup"] for r in theirs]) or 0.0
     job = _job(found)
-    costs = Costs(
+    costs = PhaseCosts(
         detect=median([_of(r.phases, ("detect", "decide")) for r in (*ours, *theirs)]) or 0.0,
         regroup=regroup,
         regroup_growth=0.0,
@@ -81,10 +81,10 @@ def calibrate(found: Recoveries) -> Calibration:
     return Calibration(job, replace(costs, peer_bandwidth=copied), _stall(found), step_times)
 
 
-def _job(found: Recoveries) -> Job:
+def _job(found: Recoveries) -> JobModel:
     """What a step takes beyond its layers' time is the same on fewer hosts."""
-    job = Job(HOSTS, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
-    scheme = Templates(job, Costs(), CHECKPOINT_EVERY)
+    job = JobModel(HOSTS, found.step_time, _state_bytes(found), N0, MICROBATCHES, LAYERS)
+    scheme = Templates(job, PhaseCosts(), CHECKPOINT_EVERY)
     layers = 3 * FORWARD * LAYERS * step_seconds(scheme.set, scheme.layout)
     return replace(job, overhead=max(0.0, found.step_time - layers))
 
@@ -118,7 +118,7 @@ def _stall(found: Recoveries) -> float:
     return max(0.0, saves - (median(steps) or 0.0))
 
 
-def _busiest(found: Recoveries, job: Job, costs: Costs) -> float:
+def _busiest(found: Recoveries, job: JobModel, costs: PhaseCosts) -> float:
     """Bytes that the busiest host sends or receives in one of the recoveries that were measured, mean, as
     the twin counts them."""
     unit = replace(costs, peer_bandwidth=1.0, replace=math.inf)
@@ -162,7 +162,9 @@ def replay(
     return twin.simulate(_made(calibration, costs, scheme, back), job, costs, trace, until), end
 
 
-def _made(calibration: Calibration, costs: Costs, scheme: Scheme, back: bool) -> Templates | StorageRestart:
+def _made(
+    calibration: Calibration, costs: PhaseCosts, scheme: Scheme, back: bool
+) -> Templates | StorageRestart:
     """The twin's scheme for a live one."""
     job = calibration.job
     if scheme == "templates":

@@ -17,7 +17,7 @@ import numpy as np
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import poisson
 from windtunnel.training.goodput.advise import Question, advise
-from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
 HOSTS, QUICK_HOSTS = 8192, 512
 DAYS = 30.0
@@ -60,10 +60,10 @@ def twin_rows(quick: bool) -> Iterator[Row]:
 
 def main(hosts: int) -> None:
     """Print the goodput of every scheme, the failures, and the memory that this process took."""
-    job = Job(hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * hosts, LAYERS)
+    job = JobModel(hosts, STEP_TIME, STATE_BYTES, STAGES, 4 * hosts, LAYERS)
     horizon = DAYS * 86_400
     domains = tuple(f"leaf {host // 16}" for host in range(hosts))
-    question = Question(job, Costs(), mtbf(hosts), horizon, 1e12, domains)
+    question = Question(job, PhaseCosts(), mtbf(hosts), horizon, 1e12, domains)
     trace = poisson(hosts, question.mtbf, horizon, np.random.default_rng(0))
     advice = advise(question, trace)
     told = {

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import regular
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.hosts import Members
-from windtunnel.training.goodput.twin.model import Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts, SimulationResult
 from windtunnel.training.goodput.twin.restart import StorageRestart
 from windtunnel.training.goodput.twin.simulate import Setback, simulate
 
@@ -189,7 +188,7 @@ class RestartOnFewer(StorageRestart):
     ``step_times``: seconds of a step by the number of hosts.
     """
 
-    def __init__(self, job: Job, costs: Costs, every: int, step_times: Mapping[int, float]) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, every: int, step_times: Mapping[int, float]) -> None:
         super().__init__(job, costs, every)
         self.members = Members(job.hosts, 0, Rules("shrink-restart"))
         self.step_times = step_times
@@ -270,12 +269,12 @@ def twin_runs(every: float, save_every: int = SAVE_EVERY) -> tuple[SimulationRes
     oobleck = {hosts: SAMPLES / rate for hosts, rate in OOBLECK.items()}
     varuna = {hosts: SAMPLES / rate for hosts, rate in VARUNA.items()}
     # what is saved takes as long to save as to load, which is a part of the published restart
-    costs = Costs(
+    costs = PhaseCosts(
         detect=0.0, regroup=0.0, regroup_growth=0.0, start=RESTART - SAVE, replace=math.inf,
         storage_bandwidth=1.0 / SAVE, blocking_save=True,
     )  # fmt: skip
-    ours = Job(HOSTS, oobleck[HOSTS], 1.0)
-    theirs = Job(HOSTS, varuna[HOSTS], 1.0)
+    ours = JobModel(HOSTS, oobleck[HOSTS], 1.0)
+    theirs = JobModel(HOSTS, varuna[HOSTS], 1.0)
     goes_on = GoOnOnFewer(HOSTS, RECONFIGURE, oobleck)
     restarts = RestartOnFewer(theirs, costs, save_every, varuna)
     return simulate(goes_on, ours, costs, trace, horizon), simulate(restarts, theirs, costs, trace, horizon)

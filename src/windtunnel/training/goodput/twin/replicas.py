@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.restart import StorageRestart, regroup_time
 from windtunnel.training.goodput.twin.simulate import Setback
 
@@ -23,7 +23,7 @@ class _Grid:
     Hosts beyond the last whole replica are not used: these schemes have one layout.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobModel) -> None:
         self.stages = job.stages
         self.replicas = job.hosts // job.stages
         self.dead: set[int] = set()
@@ -55,18 +55,18 @@ class _Grid:
         self.hurt += (self.dead_of_replica[replica] > 0) - before
 
 
-def _out(job: Job, costs: Costs) -> Phases:
+def _out(job: JobModel, costs: PhaseCosts) -> Phases:
     """Going on without a host."""
     return (("detect", costs.detect), ("regroup", regroup_time(costs, job.hosts)))
 
 
-def _in(job: Job, costs: Costs, stages: int) -> Phases:
+def _in(job: JobModel, costs: PhaseCosts, stages: int) -> Phases:
     """Taking in a host that holds so many stages."""
     share = stages * job.state_bytes / job.stages
     return (("join", costs.join), ("load", share / costs.peer_bandwidth))
 
 
-def _anew(job: Job, costs: Costs, storage: StorageRestart, waited: bool) -> Phases:
+def _anew(job: JobModel, costs: PhaseCosts, storage: StorageRestart, waited: bool) -> Phases:
     """Every process from storage; while a host was waited for, the loss has long been noticed."""
     return (
         ("detect", 0.0 if waited else costs.detect),
@@ -84,7 +84,7 @@ class _OnGrid:
 
     holds = 1
 
-    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, storage_every: int) -> None:
         self.job, self.costs = job, costs
         self.storage = StorageRestart(job, costs, storage_every)
         self.grid = _Grid(job)
@@ -135,7 +135,7 @@ class Rerouting(_OnGrid):
 
     name = "rerouting"
 
-    def __init__(self, job: Job, costs: Costs, storage_every: int) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, storage_every: int) -> None:
         super().__init__(job, costs, storage_every)
         self.per_replica = max(1, job.microbatches // self.grid.replicas)
 
@@ -164,7 +164,7 @@ class Redundant(_OnGrid):
     name = "redundant computation"
     holds = 2
 
-    def __init__(self, job: Job, costs: Costs, storage_every: int, overhead: float = 0.2) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, storage_every: int, overhead: float = 0.2) -> None:
         super().__init__(job, costs, storage_every)
         self.overhead = overhead
 

@@ -9,24 +9,23 @@ from windtunnel.training.checkpoint.model import Copy, Placement
 from windtunnel.training.checkpoint.policy.interval import best_every
 from windtunnel.training.checkpoint.policy.restore import StoredShard, StoredStep, plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
-from windtunnel.training.goodput.twin.hosts import Members
-from windtunnel.training.goodput.twin.model import Costs, Job
+from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts
 from windtunnel.training.goodput.twin.simulate import Setback
 
 
-def regroup_time(costs: Costs, hosts: int) -> float:
+def regroup_time(costs: PhaseCosts, hosts: int) -> float:
     """Seconds to form a group of ``hosts``."""
     return costs.regroup + costs.regroup_growth * math.log2(max(1, hosts))
 
 
-def storage_every(job: Job, costs: Costs, mtbf: float) -> int:
+def storage_every(job: JobModel, costs: PhaseCosts, mtbf: float) -> int:
     """Steps between two checkpoints to storage that waste least, if every ``mtbf`` seconds one is needed."""
     upload = job.state_bytes / costs.storage_bandwidth
     stall = upload if costs.blocking_save else copy_time(job, costs)
     return best_every(stall, mtbf, job.step_time, 0.0 if costs.blocking_save else upload)
 
 
-def copy_time(job: Job, costs: Costs) -> float:
+def copy_time(job: JobModel, costs: PhaseCosts) -> float:
     """Seconds in which every host copies its part of the state within its own memory."""
     return job.state_bytes / job.hosts / costs.memory_bandwidth
 
@@ -37,7 +36,7 @@ class StorageRestart:
     ``every``: steps between two checkpoints.
     """
 
-    def __init__(self, job: Job, costs: Costs, every: int, spares: int = 0) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0) -> None:
         self.name = "restart from storage"
         self.job, self.costs, self.every = job, costs, every
         self.members = Members(job.hosts, spares, Rules("restart"))
@@ -90,8 +89,8 @@ class PeerMemory:
 
     def __init__(
         self,
-        job: Job,
-        costs: Costs,
+        job: JobModel,
+        costs: PhaseCosts,
         placement: Placement,
         storage_every: int,
         spares: int = 0,

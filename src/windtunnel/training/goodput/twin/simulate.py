@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from windtunnel.traces.failures import Change
-from windtunnel.training.goodput.twin.model import PHASES, Costs, Job, SimulationResult
+from windtunnel.training.goodput.twin.model import PHASES, JobModel, PhaseCosts, SimulationResult
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Scheme(Protocol):
 
 
 def simulate(
-    scheme: Scheme, job: Job, costs: Costs, trace: Sequence[Change], horizon: float
+    scheme: Scheme, job: JobModel, costs: PhaseCosts, trace: Sequence[Change], horizon: float
 ) -> SimulationResult:
     """Run ``job`` for ``horizon`` seconds through ``trace``.
 
@@ -103,7 +103,7 @@ def simulate(
 class _Simulation:
     """A job on its way: what it has done, and what it has to do before it runs again (``plan``)."""
 
-    def __init__(self, scheme: Scheme, job: Job) -> None:
+    def __init__(self, scheme: Scheme, job: JobModel) -> None:
         self.scheme = scheme
         self.job = job
         self.spent = dict.fromkeys(PHASES, 0.0)
