@@ -55,7 +55,7 @@ def _missing(home: Path) -> str:
     if _run([*python, "-c", "import windtunnel.agents.sandbox.live.host"], home, more).returncode:
         return "needs packages that another user can read"
     said = _run(
-        [*python, "-c", "from windtunnel.agents.sandbox.live.machine import rootless; rootless.demand()"],
+        [*python, "-c", "from windtunnel.agents.sandbox.live.machine import launch; launch.demand()"],
         home,
         more,
     )

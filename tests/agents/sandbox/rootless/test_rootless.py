@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.machine import rootless
+from windtunnel.agents.sandbox.live.machine import launch
 
 Tell = Callable[..., None]
 STORIES = (
@@ -61,10 +61,10 @@ def test_a_host_image_leaves_out_what_the_user_may_not_read(tell: Tell, home: Pa
 def test_root_is_told_of_what_is_closed_to_users(tmp_path: Path, name: str, value: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: others are told what a trial says")
-    assert rootless.refusal(tmp_path) == ("", "")
+    assert launch.refusal(tmp_path) == ("", "")
     file = tmp_path / name
     file.parent.mkdir()
     file.write_text(f"{value}\n")
-    why, remedy = rootless.refusal(tmp_path)
+    why, remedy = launch.refusal(tmp_path)
     assert name.replace("/", ".") in why
     assert remedy.startswith("sysctl -w ")

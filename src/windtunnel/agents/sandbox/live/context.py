@@ -17,7 +17,7 @@ from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import Pool, btrfs
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore
 from windtunnel.agents.sandbox.live.inspect import Inspector, open_inspector
-from windtunnel.agents.sandbox.live.machine import rootless
+from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
@@ -86,7 +86,7 @@ def lacking(
 
 def admit(home: Home, pool_kind: str, inspector_kind: str) -> None:
     """Raises UserError where this user cannot have a host of sandboxes in ``home``, or not of these kinds."""
-    rootless.demand()
+    launch.demand()
     for what, kind, accepted in (
         ("pool", pool_kind, ("auto", "copy")),
         ("inspector", inspector_kind, ("auto",)),

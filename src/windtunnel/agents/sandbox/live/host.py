@@ -34,7 +34,7 @@ from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.machine import Machine, rootless
+from windtunnel.agents.sandbox.live.machine import Machine, launch
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
@@ -91,7 +91,7 @@ class Host:
         on_request: Callable[[ProxyEvent], None] | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
-        self._rootless = rootless.rootless()
+        self._rootless = launch.rootless()
         if self._rootless:
             admit(self.home, pool_kind, inspector_kind)
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
@@ -154,7 +154,7 @@ class Host:
         checked_name(spec.name)
         spec = with_address(spec)
         if self._rootless:
-            rootless.check(spec)
+            launch.check(spec)
         context, name = self.context, spec.name
         left_out: list[str] = []
         image = context.pool.import_image(spec.image, lambda text: _note(left_out, text))

@@ -22,7 +22,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, find_criu, known_trial
 from windtunnel.agents.sandbox.live.inspect import marks, memory
-from windtunnel.agents.sandbox.live.machine import rootless
+from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.model import Capability, Facility
 from windtunnel.linux import LinuxError, bpf, cgroup
 
@@ -242,7 +242,7 @@ def _facility(name: Capability, probe: Probe, gives: str, remedy: str) -> Facili
 
 
 def _user_namespaces() -> Facility:
-    why, remedy = rootless.refusal()
+    why, remedy = launch.refusal()
     gives = "sandboxes of files and shells without root"
     return Facility("user-namespaces", not why, why or "users may make them", gives, remedy)
 

@@ -1,9 +1,18 @@
-"""What exists on the host before a sandbox has a process, and how its first one is started."""
+"""What exists on the host before a sandbox has a process, how its first one is started, and who may.
+
+A user without root has sandboxes where the kernel lets users make namespaces. He is 0 inside, and nobody else
+exists there. Namespaces, refused system calls and capabilities are those of every sandbox; what root would
+add is absent, and said: control groups (see ``group``), networks that the host owns, process images. A root
+is not mounted on the host, so nothing is left of a sandbox but its folder.
+
+Source: user_namespaces(7), pid_namespaces(7).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import stat
 import subprocess
 import threading
@@ -13,10 +22,12 @@ from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import network
 from windtunnel.agents.sandbox.live.machine.channel import Folder
 from windtunnel.agents.sandbox.live.machine.files import make_folders
-from windtunnel.agents.sandbox.live.machine.group import Cgroup
+from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.native import locate
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.base.errors import UserError
+from windtunnel.base.processes import boot_id
 
 NODES = {
     "null": (1, 3),
@@ -49,6 +60,67 @@ BASE_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
+COUNTED_INSIDE = (5, 14)
+"""From this kernel on, a limit on processes counts those of the user namespace and no others of the user."""
+SWITCHES = (
+    ("user.max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=10000"),
+    ("kernel.unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    (
+        "kernel.apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+"""What an administrator may have set: name, the value that refuses, the command that allows."""
+
+
+def rootless() -> bool:
+    """Whether this process makes sandboxes without root."""
+    return os.geteuid() != 0
+
+
+def refusal(settings: Path = Path("/proc/sys")) -> tuple[str, str]:
+    """Why this user cannot have sandboxes, and the command that would help; both empty when he can.
+
+    Root is told of what is set for others, since it can do everything itself.
+    """
+    closed = [
+        (name, value, remedy)
+        for name, value, remedy in SWITCHES
+        if _read(settings / name.replace(".", "/")) == value
+    ]
+    if not rootless():
+        return (f"{closed[0][0]} is {closed[0][1]}", closed[0][2]) if closed else ("", "")
+    done = subprocess.run([str(locate()), "try"], capture_output=True, text=True)
+    if done.returncode == 0:
+        return "", ""
+    words = network.launcher_words(done.stdout)
+    if closed:
+        name, value, remedy = closed[0]
+        return f"{name} is {value} ({words})", remedy
+    return f"{words} (a container or a security module forbids it)", ""
+
+
+def demand() -> None:
+    """Raises UserError where this user cannot have sandboxes, with the setting that is in the way."""
+    why, remedy = refusal()
+    if why:
+        helps = f"; as root: {remedy}" if remedy else ""
+        raise UserError(f"sandbox: without root, sandboxes need user namespaces, and {why}{helps}")
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises UserError for what a sandbox without root cannot have."""
+    if spec.network == "host":
+        raise UserError(
+            "sandbox: network 'host' is not accepted without root, because its devices need root; use 'off' "
+            "or 'proxy', or run it as root"
+        )
+
+
+def group(home: Home, box: str) -> Cgroup | Group:
+    """What holds the sandbox's processes together: control groups, or without root its pid namespace."""
+    return Group(home, box) if rootless() else Cgroup(home.tag, box)
 
 
 def devices(home: Home) -> Path:
@@ -75,15 +147,19 @@ def devices(home: Home) -> Path:
 
 
 def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[str]]:
-    """Control groups, network and /dev of the sandbox, as they should be, and which limits could not be set.
+    """What there is before the first process, as it should be: control groups, network and /dev (without root
+    nothing); and which limits cannot be held, in words.
 
     What exists stays, so it can be called before every start and every restore. Raises MachineError.
     """
-    if os.geteuid() != 0:
-        raise MachineError("a sandbox with processes of its own needs root: run this as root")
+    held = group(home, spec.name)
+    missed = held.create(spec.limits)
+    if isinstance(held, Group):
+        if spec.limits.pids is not None and not _counted_inside():
+            missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
+        home.box(spec.name).mkdir(parents=True, exist_ok=True)
+        return Externals(root, (), network.netns_file(home, spec.name), held.path, held.procs), missed
     folder = devices(home)
-    cgroup = Cgroup(home.tag, spec.name)
-    missed = cgroup.create(spec.limits)
     netns = network.make(home, spec.name, spec.network)
     mounts = [("/dev", "dev", folder)]
     mounts += [
@@ -91,7 +167,7 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
         for name in MASKED
         if Path("/proc", name).exists()
     ]
-    return Externals(root, tuple(mounts), netns, cgroup.path, cgroup.procs), missed
+    return Externals(root, tuple(mounts), netns, held.path, held.procs), missed
 
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
@@ -102,23 +178,19 @@ def hostname(spec: SandboxSpec) -> str:
     return (spec.hostname or spec.name)[:63]
 
 
-def launch(spec: SandboxSpec, externals: Externals) -> int:
+def start(spec: SandboxSpec, externals: Externals) -> int:
     """Start pid 1 in the root; returns its pid on the host. Raises MachineError, leaving no process."""
-    lay_channel(spec, externals.root)
-    device_folder = next(path for _, key, path in externals.mounts if key == "dev")
-    command = [
-        locate(),
-        "launch",
-        externals.root,
-        device_folder,
-        externals.netns,
-        hostname(spec),
-        spec.workdir,
-    ]
-    return started([*map(str, command), *map(str, externals.procs)], spec)
+    _lay_channel(spec, externals.root)
+    own = [hostname(spec), spec.workdir]
+    if rootless():
+        pids = spec.limits.pids if _counted_inside() else None
+        noted = [externals.freezer / INIT, boot_id(), spec.limits.memory or 0, pids or 0]
+        return _started(["rootless", externals.root, *own, *noted], spec)
+    folder = next(path for _, key, path in externals.mounts if key == "dev")
+    return _started(["launch", externals.root, folder, externals.netns, *own, *externals.procs], spec)
 
 
-def lay_channel(spec: SandboxSpec, where: Path) -> None:
+def _lay_channel(spec: SandboxSpec, where: Path) -> None:
     """The working folder and the channel are in the root ``where``. Raises MachineError."""
     root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -137,12 +209,26 @@ def lay_channel(spec: SandboxSpec, where: Path) -> None:
         channel.close()
 
 
-def started(command: list[str], spec: SandboxSpec) -> int:
+def _started(arguments: list[object], spec: SandboxSpec) -> int:
     """Run the launcher; the pid on the host that it answers with. Raises MachineError."""
     done = subprocess.run(
-        command, env=environment(spec), stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+        [str(locate()), *map(str, arguments)],
+        env=environment(spec), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
     kind, _, value = done.stdout.strip().partition(" ")
     if done.returncode != 0 or kind != "pid":
         raise MachineError(f"the sandbox could not be started: {network.launcher_words(done.stdout)}")
     return int(value)
+
+
+def _counted_inside() -> bool:
+    parts = platform.release().split(".")
+    numbers = tuple(int("".join(filter(str.isdigit, part.split("-")[0])) or 0) for part in parts[:2])
+    return numbers >= COUNTED_INSIDE
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

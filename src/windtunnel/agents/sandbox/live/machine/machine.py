@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import files, launch, network, rootless
+from windtunnel.agents.sandbox.live.machine import files, launch, network
 from windtunnel.agents.sandbox.live.machine.channel import Folder, Init, OnOutput
 from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, home: Home, spec: SandboxSpec, externals: Externals, pid: int) -> None:
         self.home, self.spec, self.externals, self.pid = home, spec, externals, pid
-        self.cgroup = rootless.group(home, spec.name)
+        self.cgroup = launch.group(home, spec.name)
         self.limits_missed: list[str] = []
         self._lock = threading.Lock()
         self._shells: dict[str, Shell] = {}
@@ -59,23 +59,21 @@ class Machine:
 
     @staticmethod
     def prepare(home: Home, spec: SandboxSpec, root: Path) -> Externals:
-        """Control groups, network and /dev exist; for a restore, before there is a process."""
+        """Control groups, network and /dev exist; for a restore of processes, before there are any. Raises
+        MachineError."""
+        if launch.rootless():
+            raise MachineError("a sandbox with processes of its own needs root: run this as root")
         return launch.prepare(home, spec, root)[0]
 
     @classmethod
     def start(cls, home: Home, spec: SandboxSpec, root: Path) -> Machine:
         """Start the sandbox on ``root``, with the shell ``main``. Raises MachineError, leaving nothing."""
-        if rootless.group(home, spec.name).pids():
+        if launch.group(home, spec.name).pids():
             raise MachineError(f"sandbox {spec.name} runs already")
         machine: Machine | None = None
         try:
-            if rootless.rootless():
-                externals, missed = rootless.prepare(home, spec, root)
-                pid = rootless.start(spec, externals)
-            else:
-                externals, missed = launch.prepare(home, spec, root)
-                pid = launch.launch(spec, externals)
-            machine = cls(home, spec, externals, pid)
+            externals, missed = launch.prepare(home, spec, root)
+            machine = cls(home, spec, externals, launch.start(spec, externals))
             machine.limits_missed = missed
             machine._shell("main")
             return machine
@@ -90,8 +88,7 @@ class Machine:
     def adopt(cls, home: Home, spec: SandboxSpec, root: Path, pid: int) -> Machine:
         """Take over a sandbox that runs: after a restart of the daemon, or just restored. Raises
         MachineError."""
-        prepared = rootless.prepare if rootless.rootless() else launch.prepare
-        externals, missed = prepared(home, spec, root)
+        externals, missed = launch.prepare(home, spec, root)
         machine = cls(home, spec, externals, pid)
         machine.limits_missed = missed
         try:
@@ -111,10 +108,10 @@ class Machine:
     def clear(home: Home, box: str) -> None:
         """Kill whatever runs of a sandbox and remove its control groups and its network. Raises
         MachineError."""
-        cgroup = rootless.group(home, box)
+        cgroup = launch.group(home, box)
         cgroup.kill()
         cgroup.remove()
-        if not rootless.rootless():
+        if not launch.rootless():
             network.remove(home, box)
 
     def alive(self) -> bool:
@@ -224,7 +221,7 @@ class Machine:
         asks the kernel gets fresh numbers. Raises MachineError.
         """
         name = hostname[:63]
-        if not rootless.rootless():  # there, no process outlives a fork: init was given the name
+        if not launch.rootless():  # there, no process outlives a fork: init was given the name
             try:
                 set_hostname(self._handle, name)
             except OSError as error:

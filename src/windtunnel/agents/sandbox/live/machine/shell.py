@@ -17,9 +17,17 @@ import time
 from typing import Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import scripts
 from windtunnel.agents.sandbox.live.machine.channel import Answers, Folder, Init, OnOutput, Outputs
-from windtunnel.agents.sandbox.live.machine.state import State, differences, replay_script
+from windtunnel.agents.sandbox.live.machine.state import (
+    State,
+    capture_script,
+    differences,
+    end_script,
+    go_script,
+    quiet_script,
+    replay_script,
+    stream,
+)
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.linux import processes
 
@@ -93,10 +101,8 @@ class Shell:
         self.inner, self.program = int(inner), program.decode(errors="replace")
         try:
             self._folder.write("born", f"{self.inner} {self.program} {self._mark}".encode())
-            end = scripts.end_script(self.program, self.name)
-            self._folder.write("end", end.encode())
-            capture = scripts.capture_script(self.program, self.name, self._mark)
-            self._folder.write("capture", capture.encode())
+            self._folder.write("end", end_script(self.program, self.name).encode())
+            self._folder.write("capture", capture_script(self.program, self.name, self._mark).encode())
             self._folder.write("rc", b"return 0\n")
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
@@ -168,8 +174,8 @@ class Shell:
         try:
             outputs = Outputs(self._folder, token, None)
             try:
-                self._folder.write("go", scripts.quiet_script(self.name, script, token))
-                lines = scripts.stream(self.program, self.name, token, None, quiet=True)
+                self._folder.write("go", quiet_script(self.name, script, token))
+                lines = stream(self.program, self.name, token, None, quiet=True)
                 self._answers.send(lines)
                 if self._wait(f"done {token}".encode(), time.monotonic() + BIRTH) is None:
                     raise MachineError(f"shell {self.name} does not answer")
@@ -202,11 +208,11 @@ class Shell:
         token = secrets.token_hex(8)
         outputs, healed = self._outputs(token, on_output)
         try:
-            go = scripts.go_script(self.program, self.name, command, token)
+            go = go_script(self.program, self.name, command, token)
             direct = len(go) < DIRECT and b" DEBUG\n" in self._folder.read("traps", STATE_LIMIT)
             self._folder.write("go", go)
             kept = self.state() if timeout is not None or cancel is not None else None
-            lines = scripts.stream(self.program, self.name, token, go if direct else None, quiet=False)
+            lines = stream(self.program, self.name, token, go if direct else None, quiet=False)
             self._answers.send(lines)
             deadline = None if timeout is None else begin + timeout
             ended, status, notes = self._await(token, deadline, cancel, outputs)
