@@ -13,9 +13,9 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
-from windtunnel.store import runs, table
+from windtunnel.store import database, runs
+from windtunnel.store.database import is_gone, plain, this_process
 from windtunnel.store.runs import Store
-from windtunnel.store.table import is_gone, plain, this_process
 
 
 @pytest.fixture(autouse=True)
@@ -265,4 +265,4 @@ def test_plain_values():
     assert plain({1: np.arange(3), "p": home(), "b": np.bool_(True), "i": float("-inf"), "s": {4}}) == {
         "1": [0, 1, 2], "p": str(home()), "b": True, "i": None, "s": [4],
     }  # fmt: skip
-    assert type(plain(table.Row)) is str
+    assert type(plain(database.Row)) is str

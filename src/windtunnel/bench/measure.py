@@ -99,7 +99,7 @@ def conditions() -> str:
 def host_facts() -> dict[str, Any]:
     """What figures of this host depend on."""
     from windtunnel.cluster.catalogue import processor_name
-    from windtunnel.store.table import versions
+    from windtunnel.store.database import versions
 
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()), "processor": processor_name(),

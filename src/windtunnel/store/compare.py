@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.store.database import Json
 from windtunnel.store.runs import Run
-from windtunnel.store.table import Json
 
 # Figures at the top of a summary, with their units; others are taken from where they lie in it.
 _TOP = (

@@ -17,8 +17,16 @@ from sqlalchemy import Engine, delete, select, update
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
-from windtunnel.store.database import open_engine, transaction
-from windtunnel.store.table import Json, Row, is_gone, plain, this_process, versions
+from windtunnel.store.database import (
+    Json,
+    Row,
+    is_gone,
+    open_engine,
+    plain,
+    this_process,
+    transaction,
+    versions,
+)
 
 
 @dataclass(frozen=True, slots=True)

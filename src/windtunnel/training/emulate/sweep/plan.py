@@ -18,7 +18,7 @@ from typing import Any
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster, Device
-from windtunnel.store.table import versions
+from windtunnel.store.database import versions
 from windtunnel.training.emulate.emulation import Options
 from windtunnel.training.emulate.live.session import Script
 from windtunnel.training.emulate.policy.search import parse_ranks
