@@ -148,38 +148,30 @@ class Rung:
 
 
 OUTSIDE = "what was done outside the sandbox (pushed, paid, sent)"
+WHOLE = ("files", "processes with their memory", "state of shells", "connections inside the sandbox")
+NOT_WHOLE = (OUTSIDE, "connections to the outside (they come back closed)", "GPU memory")
+FILES = ("files", "state of shells", "declared services (started again)")
+NOT_FILES = (OUTSIDE, "memory of processes", "processes that were not declared as services")
 LADDER: tuple[Rung, ...] = (
     Rung(
         "whole sandboxes, cheapest checkpoints",
         ("root", "criu", "btrfs", "ebpf", "userfaultfd", "cgroup-freezer"),
-        ("files", "processes with their memory", "state of shells", "connections inside the sandbox"),
-        (OUTSIDE, "connections to the outside (they come back closed)", "GPU memory"),
+        WHOLE,
+        NOT_WHOLE,
     ),
     Rung(
         "whole sandboxes, turns judged without eBPF",
         ("root", "criu", "cgroup-freezer"),
-        ("files", "processes with their memory", "state of shells", "connections inside the sandbox"),
-        (
-            OUTSIDE,
-            "connections to the outside (they come back closed)",
-            "GPU memory",
-            "more turns count as full",
-        ),
+        WHOLE,
+        (*NOT_WHOLE, "more turns count as full"),
     ),
-    Rung(
-        "files and shells",
-        ("root",),
-        ("files", "state of shells", "declared services (started again)"),
-        (OUTSIDE, "memory of processes", "processes that were not declared as services"),
-    ),
+    Rung("files and shells", ("root",), FILES, NOT_FILES),
     Rung(
         "files and shells without root",
         ("user-namespaces",),
-        ("files", "state of shells", "declared services (started again)"),
+        FILES,
         (
-            OUTSIDE,
-            "memory of processes",
-            "processes that were not declared as services",
+            *NOT_FILES,
             "limits on memory and CPUs of a whole sandbox",
             "users other than the sandbox's root, and networks other than off and proxy",
         ),

@@ -87,10 +87,7 @@ DUMP: tuple[tuple[str, str], ...] = (
         r"send_fds failed \(-22\)",
         "holds a descriptor that cannot be handed over, as an io_uring ring is; let it close that first",
     ),
-    (
-        "io_uring",
-        "uses io_uring, which CRIU cannot keep; stop it first",
-    ),
+    ("io_uring", "uses io_uring, which CRIU cannot keep; stop it first"),
     (
         r"Unknown shit \d+ \(/secretmem",
         "uses secret memory (memfd_secret), which nobody else may read; stop it first",
@@ -99,10 +96,7 @@ DUMP: tuple[tuple[str, str], ...] = (
         "Can't handle non-regular mapping|handle_device_vma|Unknown shit",
         "has a device mapped into its memory; stop it first",
     ),
-    (
-        r"BPF map type (\d+)|bpfmap",
-        "holds a BPF map, which CRIU cannot keep; let it close that first",
-    ),
+    (r"BPF map type (\d+)|bpfmap", "holds a BPF map, which CRIU cannot keep; let it close that first"),
     (
         r"Can't lookup mount=\d+ for fd=\d+ path=(\S+)",
         "holds {0} open on a file system that no mount inside shows (a message queue, or one "
@@ -136,10 +130,7 @@ DUMP: tuple[tuple[str, str], ...] = (
         "Can't find suitable path for handle|Can't dump that handle",
         "watches a file by inotify or fanotify that was deleted; let it end the watch",
     ),
-    (
-        "fsnotify|fanotify",
-        "watches files in a way that CRIU cannot keep (fanotify); let it end the watch",
-    ),
+    ("fsnotify|fanotify", "watches files in a way that CRIU cannot keep (fanotify); let it end the watch"),
     (
         "Unsupported (?:packet|netlink)|netlink.*(?:callback|in progress|not supported|groups)",
         "has a kernel message socket (netlink) in a state that CRIU cannot keep; let it close that first",
@@ -168,10 +159,7 @@ DUMP: tuple[tuple[str, str], ...] = (
         "SysV|sysv|Can't get .*shm|IPC",
         "uses System V memory or semaphores in a state that CRIU cannot keep; stop it first",
     ),
-    (
-        "aio|AIO",
-        "has asynchronous file operations in flight (AIO); try again when they are done",
-    ),
+    ("aio|AIO", "has asynchronous file operations in flight (AIO); try again when they are done"),
     (
         "[Ss]eccomp",
         "has a system call filter that CRIU cannot read; run as root, with a kernel that has "
@@ -186,14 +174,8 @@ DUMP: tuple[tuple[str, str], ...] = (
         "could not be stopped in time: a process waits in the kernel (a dead disk or network file "
         "system, a debugger)",
     ),
-    (
-        "uprobes vma",
-        "is being traced by uprobes; end the tracer first",
-    ),
-    (
-        "No space left on device",
-        "could not be written: the disk that holds the images is full",
-    ),
+    ("uprobes vma", "is being traced by uprobes; end the tracer first"),
+    ("No space left on device", "could not be written: the disk that holds the images is full"),
 )
 
 RESTORE: tuple[tuple[str, str], ...] = (
@@ -233,10 +215,7 @@ RESTORE: tuple[tuple[str, str], ...] = (
         "Can't bind.*Cannot assign requested address",
         "an address that a process uses does not exist in the sandbox's network namespace",
     ),
-    (
-        "Unable to mount|Can't mount at|mount-v2",
-        "a mount of the checkpoint could not be made again ({line})",
-    ),
+    ("Unable to mount|Can't mount at|mount-v2", "a mount of the checkpoint could not be made again ({line})"),
     (
         r"(?:Can't|Unable to) fork.*(?:File exists|pid)|Pid \d+ do not match|already exists",
         "a process number of the checkpoint is taken; restore into a pid namespace of its own",
@@ -249,18 +228,12 @@ RESTORE: tuple[tuple[str, str], ...] = (
         "Cannot allocate memory|Can't mmap|exit(?:ed)?,? .*signal 9|killed by signal 9",
         "there was not enough memory, on the machine or within the sandbox's limit",
     ),
-    (
-        "No space left on device",
-        "the disk is full",
-    ),
+    ("No space left on device", "the disk is full"),
     (
         "cpu:|CPU (?:capabilit|feature)",
         "this machine's processor lacks something that the checkpoint's processes use ({line})",
     ),
-    (
-        "uffd|lazy",
-        "lazy restore is not possible here ({line}); restore without it",
-    ),
+    ("uffd|lazy", "lazy restore is not possible here ({line}); restore without it"),
     (
         "magic|Unknown image|unpack|Bad image|Failed to open (?:image|directory)|inventory",
         "the process image is damaged or incomplete ({line})",

@@ -27,9 +27,10 @@ import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import process
@@ -38,17 +39,11 @@ from windtunnel.agents.sandbox.live.place import Externals
 from windtunnel.linux import namespaces
 from windtunnel.linux.cgroup import pids_of
 
+T = TypeVar("T")
 DUMP = {
-    1: "freezing_us",
-    2: "frozen_us",
-    3: "memdump_us",
-    4: "memwrite_us",
-    5: "pages_scanned",
-    7: "pages_written",
-    9: "pages_lazy",
-    12: "shared_pages_scanned",
-    14: "shared_pages_written",
-}
+    1: "freezing_us", 2: "frozen_us", 3: "memdump_us", 4: "memwrite_us", 5: "pages_scanned",
+    7: "pages_written", 9: "pages_lazy", 12: "shared_pages_scanned", 14: "shared_pages_written",
+}  # fmt: skip
 RESTORE = {1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored"}
 
 
@@ -84,8 +79,6 @@ def _varint(content: bytes) -> tuple[int, bytes]:
 
 COMMON = ("-o", "log", "-v1", "--no-default-config", "--manage-cgroups=ignore", "--file-locks")
 NETWORK = ("--network-lock", "skip", "--skip-in-flight")
-CONNECTIONS = ("--tcp-established", "--tcp-close")
-"""Kept, or, where CRIU cannot (an address that a new network namespace does not have), closed."""
 CONNECTION_FAILED = re.compile(r"soccr|criu/sk-tcp|tcp-stream|Cannot assign requested address")
 COLLECT_SECONDS = 10
 """How long CRIU may try to stop all processes of a tree."""
@@ -123,15 +116,11 @@ class Criu:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
         arguments += ["--external", f"net[{externals.netns.stat().st_ino}]:net"]
         with _freezer_kept(externals.freezer):
-            for connections in CONNECTIONS:
-                try:
-                    return self.dump_tree(
-                        pid, into, [*arguments, connections], leave_running=leave_running, timeout=timeout
-                    )
-                except CriuError as failed:
-                    if connections == CONNECTIONS[-1] or not CONNECTION_FAILED.search(failed.details):
-                        raise
-        raise AssertionError("the last way either returns or raises")
+            return _with_connections(
+                lambda option: self.dump_tree(
+                    pid, into, [*arguments, option], leave_running=leave_running, timeout=timeout
+                )
+            )
 
     def dump_tree(
         self,
@@ -183,13 +172,9 @@ class Criu:
         options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
         for _, key, host in externals.mounts:
             options += ["--external", f"mnt[{key}]:{host}"]
-        for connections in CONNECTIONS:
-            try:
-                pid = self._restore(images, externals, [*options, connections], lazy, timeout)
-                break
-            except CriuError as failed:
-                if connections == CONNECTIONS[-1] or not CONNECTION_FAILED.search(failed.details):
-                    raise
+        pid = _with_connections(
+            lambda option: self._restore(images, externals, [*options, option], lazy, timeout)
+        )
         close_orphans(pid, externals.netns)
         return pid
 
@@ -256,6 +241,17 @@ class Criu:
             if pages is not None:
                 pages.serve(pid, procs)
         return pid
+
+
+def _with_connections(attempt: Callable[[str], T]) -> T:
+    """What ``attempt(option)`` returns: connections are kept, or, where CRIU cannot (an address that a new
+    network namespace does not have), closed."""
+    try:
+        return attempt("--tcp-established")
+    except CriuError as failed:
+        if not CONNECTION_FAILED.search(failed.details):
+            raise
+    return attempt("--tcp-close")
 
 
 def refuse_traced(pids: list[int]) -> None:

@@ -27,42 +27,11 @@ RECIPE = 2
 """Moves when the same packages give another image."""
 
 WANTED = [
-    "base-files",
-    "base-passwd",
-    "bash",
-    "bzip2",
-    "ca-certificates",
-    "coreutils",
-    "curl",
-    "dash",
-    "debianutils",
-    "diffutils",
-    "findutils",
-    "gawk",
-    "git",
-    "grep",
-    "gzip",
-    "hostname",
-    "iproute2",
-    "less",
-    "libc-bin",
-    "login",
-    "make",
-    "mawk",
-    "mount",
-    "ncurses-base",
-    "ncurses-bin",
-    "netbase",
-    "patch",
-    "procps",
-    "python3",
-    "python3-minimal",
-    "sed",
-    "tar",
-    "util-linux",
-    "xz-utils",
-    "zlib1g",
-]
+    "base-files", "base-passwd", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "dash",
+    "debianutils", "diffutils", "findutils", "gawk", "git", "grep", "gzip", "hostname", "iproute2", "less",
+    "libc-bin", "login", "make", "mawk", "mount", "ncurses-base", "ncurses-bin", "netbase", "patch",
+    "procps", "python3", "python3-minimal", "sed", "tar", "util-linux", "xz-utils", "zlib1g",
+]  # fmt: skip
 LEFT_OUT = re.compile(
     r"/usr/share/(doc|man|locale|info|lintian|bug|bash-completion|zsh|menu|doc-base|gitweb|pixmaps|icons|"
     r"applications|perl/5\.\d+\.\d+/pod|debconf)(/|$)"

@@ -97,15 +97,12 @@ class Inspector:
                     self._marks.add(box, tree, watched.window)
                 self._boxes[box] = watched
                 self.rebase(box, files=True, processes=True)
-            except OSError as error:
+            except BaseException as error:
                 self._let_go(box, watched, slot)
                 if watched is None:
                     tree.close()
-                raise InspectError(f"sandbox {box} cannot be watched: {error.strerror}") from error
-            except BaseException:
-                self._let_go(box, watched, slot)
-                if watched is None:
-                    tree.close()
+                if isinstance(error, OSError):
+                    raise InspectError(f"sandbox {box} cannot be watched: {error.strerror}") from error
                 raise
 
     def unwatch(self, box: str) -> None:

@@ -7,7 +7,7 @@ both machines. A call that is in neither changes nothing that a sandbox keeps, o
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from windtunnel.agents.sandbox.model import Doubt, Part
 
@@ -32,8 +32,7 @@ DOUBTS = (
 URING, TRACE, MOUNT, IPC, AIO, NAMESPACE = range(4, 10)
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Operands are argument numbers; ``NONE``: the call has none."""
 
     kind: int
@@ -46,17 +45,7 @@ class Rule:
     doubt: int = 0
 
     def packed(self) -> bytes:
-        return struct.pack(
-            "8B",
-            self.kind,
-            self.op,
-            self.dirfd1,
-            self.path1,
-            self.dirfd2,
-            self.path2,
-            self.descriptor,
-            self.doubt,
-        )
+        return struct.pack("8B", *self)
 
 
 def _rules() -> dict[str, Rule]:
@@ -113,12 +102,7 @@ def _rules() -> dict[str, Rule]:
 
 RULES = _rules()
 
-_LATER = {
-    "fchmodat2": 452,
-    "setxattrat": 463,
-    "removexattrat": 466,
-    "file_setattr": 469,
-}
+_LATER = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 """Calls newer than the list below; since 5.1 every machine gives a call the same number."""
 
 # fmt: off
