@@ -38,31 +38,27 @@ class Map:
         self.fd = bpf(_CREATE, struct.pack("IIIII", kind, key, value, entries, 0))
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        keys, values = (
-            ctypes.create_string_buffer(key, self.key),
-            ctypes.create_string_buffer(value, self.value),
-        )
-        bpf(_UPDATE, struct.pack("IIQQQ", self.fd, 0, ctypes.addressof(keys), ctypes.addressof(values), 0))
+        self._ask(_UPDATE, key, value)
 
     def get(self, key: bytes) -> bytes | None:
-        keys, values = ctypes.create_string_buffer(key, self.key), ctypes.create_string_buffer(self.value)
+        return self._ask(_LOOKUP, key)
+
+    def remove(self, key: bytes) -> None:
+        self._ask(_DELETE, key)
+
+    def _ask(self, command: int, key: bytes, value: bytes = b"") -> bytes | None:
+        """What stands at the value after it; None: there is no such key."""
+        keys = ctypes.create_string_buffer(key, self.key)
+        values = ctypes.create_string_buffer(value, self.value)
+        # who removes gives no value
+        at = ctypes.addressof(values) if command != _DELETE else 0
         try:
-            bpf(
-                _LOOKUP, struct.pack("IIQQQ", self.fd, 0, ctypes.addressof(keys), ctypes.addressof(values), 0)
-            )
+            bpf(command, struct.pack("IIQQQ", self.fd, 0, ctypes.addressof(keys), at, 0))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
             raise
         return values.raw
-
-    def remove(self, key: bytes) -> None:
-        keys = ctypes.create_string_buffer(key, self.key)
-        try:
-            bpf(_DELETE, struct.pack("IIQQQ", self.fd, 0, ctypes.addressof(keys), 0, 0))
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
 
     def __iter__(self) -> Iterator[bytes]:
         key: bytes | None = None
@@ -130,23 +126,11 @@ def loaded(program: Program, maps: Mapping[str, Map]) -> int:
     instructions = ctypes.create_string_buffer(bytes(code), len(code))
     license_name = ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(1 << 20)
+    what = (_RAW_TRACEPOINT_PROGRAM, len(code) // 8, ctypes.addressof(instructions))
 
     def load(level: int) -> int:
-        return bpf(
-            _LOAD,
-            struct.pack(
-                "<IIQQIIQII",
-                _RAW_TRACEPOINT_PROGRAM,
-                len(code) // 8,
-                ctypes.addressof(instructions),
-                ctypes.addressof(license_name),
-                level,
-                len(log) if level else 0,
-                ctypes.addressof(log) if level else 0,
-                0,
-                0,
-            ),
-        )
+        told = (level, len(log), ctypes.addressof(log)) if level else (0, 0, 0)
+        return bpf(_LOAD, struct.pack("<IIQQIIQII", *what, ctypes.addressof(license_name), *told, 0, 0))
 
     try:
         return load(0)

@@ -60,11 +60,6 @@ class Cgroup:
         self.v1 = {name: point / below for name, point in found.v1.items()}
 
     @property
-    def id(self) -> int:
-        """What bpf_get_current_cgroup_id gives for the processes inside."""
-        return os.stat(self.path).st_ino
-
-    @property
     def procs(self) -> tuple[Path, ...]:
         return tuple(folder / "cgroup.procs" for folder in (*dict.fromkeys(self.v1.values()), self.path))
 

@@ -165,17 +165,17 @@ def started_by(shell: int, pids: set[int], before: set[int], since: float) -> se
 
 def end(pids: set[int], bounds: tuple[float, float] = (0.3, 0.3)) -> None:
     """SIGINT, then SIGTERM, then SIGKILL to each that is still there; returns when all are gone."""
-    handles: dict[int, int] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            handles[pid] = os.pidfd_open(pid)
-    try:
+    with contextlib.ExitStack() as stack:
+        waiting: set[int] = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                waiting.add(handle := os.pidfd_open(pid))
+                stack.callback(os.close, handle)
         for number, bound in ((signal.SIGINT, bounds[0]), (signal.SIGTERM, bounds[1]), (signal.SIGKILL, 5.0)):
-            for handle in handles.values():
+            for handle in waiting:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(handle, number)
             deadline = time.monotonic() + bound
-            waiting = set(handles.values())
             while waiting and (left := deadline - time.monotonic()) > 0:
                 poll = select.poll()
                 for handle in waiting:
@@ -183,16 +183,6 @@ def end(pids: set[int], bounds: tuple[float, float] = (0.3, 0.3)) -> None:
                 waiting -= {handle for handle, _ in poll.poll(left * 1000)}
             if not waiting:
                 return
-            handles = {pid: handle for pid, handle in handles.items() if handle in waiting or _closed(handle)}
-    finally:
-        for handle in handles.values():
-            with contextlib.suppress(OSError):
-                os.close(handle)
-
-
-def _closed(handle: int) -> bool:
-    os.close(handle)
-    return False
 
 
 def kill_carrying(variable: str, timeout: float = 5.0) -> int:

@@ -67,7 +67,6 @@ def test_a_frozen_sandbox_stands_still_and_goes_on(box: Machine) -> None:
 def test_a_frozen_sandbox_can_be_stopped(box: Machine) -> None:
     box.run("sleep 1000 &")
     assert len(box.cgroup.pids()) == 3
-    assert box.cgroup.id == os.stat(box.cgroup.path).st_ino
     assert box.cgroup.usage()[1] > 0
     box.cgroup.freeze()
     box.stop()
