@@ -22,7 +22,6 @@ from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.model import FilesPart, ImagePart, Manifest, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.traces.generate import generate
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.replay import Shares
 from windtunnel.agents.sandbox.traces.schema import TraceTurn
 from windtunnel.agents.sandbox.traces.score import agreed
 from windtunnel.base.errors import UserError
@@ -191,7 +190,8 @@ def test_without_the_class_shell_such_turns_cost_what_a_full_one_does() -> None:
 
 
 def test_shares_are_of_the_turns_whose_class_is_known() -> None:
-    rows = list(volume.class_rows("s", Shares(none=3, files=1), Shares(none=2, shell=2), published=True))
+    decided, true = [NONE, NONE, NONE, FILES], [NONE, NONE, SHELL, SHELL]
+    rows = list(volume.class_rows("s", decided, true, published=True))
     assert [row.measured for row in rows] == [0.75, 0.0, 0.25, 0.0]
     assert [row.published for row in rows] == [0.75, None, None, None]
     assert "true 50.0%" in rows[0].note and "true 50.0%" in rows[1].note

@@ -28,7 +28,7 @@ from windtunnel.agents.sandbox.model import Manifest, Turn, TurnClass
 from windtunnel.agents.sandbox.policy import PolicyName
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.observe import Observation
-from windtunnel.agents.sandbox.traces.replay import Output, Shares, replay, shares
+from windtunnel.agents.sandbox.traces.replay import Output, replay
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 from windtunnel.agents.sandbox.traces.score import weaker
 from windtunnel.bench.measure import side_by_side
@@ -170,23 +170,26 @@ def shares_rows(quick: bool) -> Iterator[Row]:
     own = {trace.name for trace in shipped()}
     for words, generated in (("shipped sessions", False), ("generated sessions", True)):
         chosen = [one for one in found if (one.trace.name not in own) is generated]
-        decided = shares(line.turn_class for one in chosen for line in one.turns)
-        true = shares(turn.true_class for one in chosen for turn in one.trace.turns)
+        decided = [line.turn_class for one in chosen for line in one.turns]
+        true = [turn.true_class for one in chosen for turn in one.trace.turns if turn.true_class is not None]
         yield from class_rows(words, decided, true, published=not generated)
 
 
-def class_rows(words: str, decided: Shares, true: Shares, *, published: bool) -> Iterator[Row]:
+def class_rows(
+    words: str, decided: Sequence[TurnClass], true: Sequence[TurnClass], *, published: bool
+) -> Iterator[Row]:
     """Shares of the classes as they were decided, with the true ones in the notes."""
     for one in TurnClass:
         none = one is TurnClass.NONE
+        truth = true.count(one) / max(1, len(true))
         yield Row(
             "shares",
             f"turns of class {one.word}, {words}",
             "",
-            measured=decided.share(one),
+            measured=decided.count(one) / max(1, len(decided)),
             published=0.75 if none and published else None,
             source=f"{SOURCE}: more than 75 %, on its own traces" if none and published else "",
-            note=f"{getattr(decided, one.word)} of {decided.known} turns; true {true.share(one):.1%}"
+            note=f"{decided.count(one)} of {len(decided)} turns; true {truth:.1%}"
             + ("; three quarters of none are drawn by choice" if none and not published else ""),
         )
 

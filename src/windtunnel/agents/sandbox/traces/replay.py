@@ -2,20 +2,17 @@
 
 What a run shows of a turn is its standard output and how it ended. Standard error is not compared: shells
 write notices of ended jobs into it whenever they happen to notice.
-
-And what a run looks like in figures: classes, and how seconds are spread.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from windtunnel.agents.sandbox.model import TurnClass, TurnResult
+from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.agents.sandbox.traces.schema import Trace, TraceTurn
 
 
@@ -69,11 +66,10 @@ def replay(
     on_turn: Callable[[TraceTurn, Output], None] | None = None,
     think_scale: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
-    first: int = 1,
     last: int | None = None,
     opening: bool = True,
 ) -> list[Output]:
-    """Play turns ``first`` to ``last``, after the opening unless that was run already.
+    """Play the turns up to ``last``, after the opening unless that was run already.
 
     ``on_open`` is called after the opening: take a checkpoint there, or turn 1 is charged with it. After
     each turn ``on_turn`` is called, then the model's think time passes, scaled.
@@ -83,7 +79,7 @@ def replay(
         if on_open is not None:
             on_open()
     outputs = []
-    for turn in trace.turns[first - 1 : last]:
+    for turn in trace.turns[:last]:
         output = play(box, turn)
         outputs.append(output)
         if on_turn is not None:
@@ -125,29 +121,3 @@ def recorded(trace: Trace, outputs: Sequence[Output]) -> Trace:
         for turn, output in zip(trace.turns, outputs, strict=True)
     )
     return replace(trace, turns=turns)
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How many turns are of each class; turns whose class is not known are counted apart."""
-
-    none: int = 0
-    shell: int = 0
-    files: int = 0
-    full: int = 0
-    unknown: int = 0
-
-    @property
-    def known(self) -> int:
-        return self.none + self.shell + self.files + self.full
-
-    def share(self, turn_class: TurnClass) -> float:
-        """Part of the turns of known class that are of this one; 0 when none is known."""
-        count: int = getattr(self, turn_class.word)
-        return count / self.known if self.known else 0.0
-
-
-def shares(classes: Iterable[TurnClass | None]) -> Shares:
-    """Of true classes, or of those that were decided."""
-    counts = Counter("unknown" if one is None else one.word for one in classes)
-    return Shares(**counts)

@@ -14,7 +14,6 @@ Source: Crab (arXiv 2604.28138), evaluation of recovery correctness.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +93,6 @@ def recovery(
     on_open: Callable[[Any], None] | None = None,
     end_turn: Callable[[Any, TraceTurn, Output], None] | None = None,
     arm: Callable[[Any, int], None] | None = None,
-    think_scale: float = 0.0,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Recovered:
     """Play the trace with one kill after turn ``after``, and score it.
 
@@ -125,8 +122,6 @@ def recovery(
         outputs.append(output)
         if end_turn is not None:
             end_turn(box, turn, output)
-        if turn.think * think_scale > 0:
-            sleep(turn.think * think_scale)
         if arm is None and turn.turn == after:
             kill(box, after)
             box = recover(box, after)
