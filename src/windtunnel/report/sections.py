@@ -18,40 +18,13 @@ from windtunnel.report import text
 from windtunnel.report.text import Summary
 from windtunnel.report.timeline import HeatMap
 
-_PATH_COLOURS = {
-    "compute": "compute",
-    "pipeline_bubble": "bubble",
-    "imbalance": "imbalance",
-    "launch": "launch",
-    "idle": "idle",
-}
+_PATH_COLOURS = {"pipeline_bubble": "bubble", "compute": "compute", "imbalance": "imbalance",
+                 "launch": "launch", "idle": "idle"}  # fmt: skip
 
 
 def cards(summary: Summary) -> str:
     """The headline figures; each says whether it is emulated, measured or published."""
-    found = []
-    first = summary.get("first_iteration_time_s")
-    tokens, wall = summary.get("tokens_per_iteration"), summary.get("wall_time_s")
-    flops = summary.get("model_flops_per_iteration"), summary.get("hardware_flops_per_iteration")
-    rows: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
-        (
-            "iteration_time_s",
-            "Iteration time",
-            units.seconds,
-            f"first one {units.seconds(first)}" if first else "",
-        ),
-        (
-            "tokens_per_second_per_device",
-            "Tokens/s per device",
-            units.count,
-            f"{units.count(tokens)} an iteration" if tokens else "",
-        ),
-        ("mfu", "MFU", units.share, f"{units.decimal(flops[0])}FLOP of the model" if flops[0] else ""),
-        ("hfu", "HFU", units.share, f"{units.decimal(flops[1])}FLOP run" if flops[1] else ""),
-    )
-    for field, name, form, about_it in rows:
-        if summary.get(field):
-            found.append(_card(name, form(summary[field]), text.provenance(summary, field), about_it))
+    found = [_card(*row) for row in text.headline(summary)]
     classes = summary.get("ranks") or ()
     if classes:
         worst = min(classes, key=lambda one: one.get("headroom_bytes", 0))
@@ -59,12 +32,9 @@ def cards(summary: Summary) -> str:
         of = f"of {units.size(worst.get('memory_bytes'))}, ranks {worst['name']}"
         verdict = f'<span class="verdict {VERDICT_STYLES[word]}">{word}</span> {escape(of)}'
         peak = units.size(worst.get("peak_reserved_bytes"))
-        found.append(
-            _card(
-                "Peak memory reserved", peak, text.provenance(summary, "peak_reserved_bytes"), verdict, True
-            )
-        )
-    if wall:
+        origin = text.provenance(summary, "peak_reserved_bytes")
+        found.append(_card("Peak memory reserved", peak, origin, verdict, True))
+    if wall := summary.get("wall_time_s"):
         rss = summary.get("peak_rss_bytes")
         note = f"{units.size(rss)} of memory" if rss else ""
         found.append(_card("This run took", units.seconds(wall), "measured", note))

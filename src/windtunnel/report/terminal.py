@@ -82,37 +82,14 @@ def _headline(summary: Summary) -> Table:
     table.add_column()
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column(style="dim")
-    first = summary.get("first_iteration_time_s")
-    begun = f"first one {units.seconds(first)}" if first else ""
-    rows = (
-        ("iteration_time_s", "Iteration", units.seconds, begun),
-        ("tokens_per_second_per_device", "Tokens/s per device", units.count, _tokens(summary)),
-        ("mfu", "MFU", units.share, _flops(summary, "model_flops_per_iteration")),
-        ("hfu", "HFU", units.share, _flops(summary, "hardware_flops_per_iteration")),
-    )
-    for field, name, form, note in rows:
-        if summary.get(field):
-            words = [text.provenance(summary, field), note]
-            table.add_row(name, form(summary[field]), ", ".join(filter(None, words)))
+    for name, value, origin, about in text.headline(summary):
+        table.add_row(name, value, ", ".join(filter(None, (origin, about))))
     wall = summary.get("wall_time_s")
     if wall:
-        took = (
-            f"measured, with {units.size(summary['peak_rss_bytes'])}"
-            if "peak_rss_bytes" in summary
-            else "measured"
-        )
+        rss = summary.get("peak_rss_bytes")
+        took = f"measured, with {units.size(rss)}" if rss else "measured"
         table.add_row("This run took", units.seconds(wall), took)
     return table
-
-
-def _tokens(summary: Summary) -> str:
-    tokens = summary.get("tokens_per_iteration")
-    return f"{units.count(tokens)} tokens an iteration" if tokens else ""
-
-
-def _flops(summary: Summary, field: str) -> str:
-    flops = summary.get(field)
-    return f"{units.decimal(flops)}FLOP an iteration" if flops else ""
 
 
 def _path(summary: Summary, width: int) -> Table:

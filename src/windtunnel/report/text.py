@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from windtunnel.base import units
@@ -88,6 +88,28 @@ def provenance(summary: Summary, field: str) -> str:
     ``declared``."""
     word = (summary.get("provenance") or {}).get(field, "emulated")
     return str(word)
+
+
+def headline(summary: Summary) -> list[tuple[str, str, str, str]]:
+    """The figures that come first, as far as they are known: name, figure, how it came about, a remark."""
+
+    def remark(field: str, form: Callable[[float], str], words: str) -> str:
+        return words.format(form(summary[field])) if summary.get(field) else ""
+
+    rows: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
+        ("iteration_time_s", "Iteration time", units.seconds,
+         remark("first_iteration_time_s", units.seconds, "first one {}")),
+        ("tokens_per_second_per_device", "Tokens/s per device", units.count,
+         remark("tokens_per_iteration", units.count, "{} tokens an iteration")),
+        ("mfu", "MFU", units.share,
+         remark("model_flops_per_iteration", units.decimal, "{}FLOP of the model")),
+        ("hfu", "HFU", units.share, remark("hardware_flops_per_iteration", units.decimal, "{}FLOP run")),
+    )  # fmt: skip
+    return [
+        (name, form(summary[field]), provenance(summary, field), about)
+        for field, name, form, about in rows
+        if summary.get(field)
+    ]
 
 
 def provenance_sentence(summary: Summary) -> str:

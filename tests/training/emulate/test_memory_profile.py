@@ -173,11 +173,11 @@ def test_steady_step_counts_what_it_starts_with():
     rows = [alloc(1, 40 * MIB), alloc(2, 90 * MIB), free(2), alloc(3, 30 * MIB), free(3)]
     profile = emulate_memory(make(rows, [(0, 3), (3, 5)]), AllocatorConfig(), 1e12)
     assert (profile.whole.allocated_bytes, profile.whole.event) == (130 * MIB, 1)
-    assert (profile.peak_allocated_bytes, profile.steady.event) == (70 * MIB, 3)
-    assert profile.peak_reserved_bytes == 130 * MIB
+    assert (profile.steady.allocated_bytes, profile.steady.event) == (70 * MIB, 3)
+    assert profile.steady.reserved_bytes == 130 * MIB
     # A step that only frees has its peak at its start, like a counter that was reset there.
     profile = emulate_memory(make(rows, [(0, 2), (2, 5)]), AllocatorConfig(), 1e12)
-    assert (profile.peak_allocated_bytes, profile.steady.event) == (130 * MIB, 1)
+    assert (profile.steady.allocated_bytes, profile.steady.event) == (130 * MIB, 1)
 
 
 def test_what_is_held_at_the_peak():

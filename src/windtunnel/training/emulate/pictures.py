@@ -93,7 +93,7 @@ def _name(timing: Timing, colour: int, node: int) -> str:
     if program.is_join[node]:
         calls = timing.job.world.calls[row]
         call = int(program.program.join[node]) % len(calls.event)
-        family = timing.job.world.classes.families.families[calls.channel(call)[0]]
+        family = timing.job.world.family(calls.channel(call))
         return f"{calls.collective(call).kind} {family.name}"
     event = program.slice.events[program.event[node % program.nodes]]
     if event["kind"] == EventKind.OP:

@@ -158,7 +158,7 @@ def gpu_rows(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
     yield Row(
         GPU, f"{job}: peak allocated", "bytes", max(step[1] for step in settled),
-        max(profile.peak_allocated_bytes for profile in result.memory), source=source,
+        max(profile.steady.allocated_bytes for profile in result.memory), source=source,
     )  # fmt: skip
     yield Row(
         GPU, f"{job}: peak reserved", "bytes", max(step[2] for step in settled),

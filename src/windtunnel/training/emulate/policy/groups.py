@@ -57,6 +57,15 @@ class Family:
     def name(self) -> str:
         return self.label or "unnamed"
 
+    def group(self, rank: int) -> Index:
+        """The ranks of the rank's group, in its order."""
+        found: Index = self.members[self.group_of[rank]]
+        return found
+
+    def peer(self, rank: int, distance: int) -> int:
+        """The rank at that distance in the rank's group, round the end."""
+        return int(self.group(rank)[(self.index_of[rank] + distance) % self.size])
+
 
 @dataclass(frozen=True)
 class Families:

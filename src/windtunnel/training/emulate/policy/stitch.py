@@ -45,6 +45,9 @@ class StitchedWorld:
     def size(self) -> int:
         return self.classes.world_size
 
+    def family(self, channel: Channel) -> Family:
+        return self.classes.families.families[channel[0]]
+
 
 @dataclass(frozen=True)
 class _Break:

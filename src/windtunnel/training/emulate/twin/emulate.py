@@ -201,15 +201,13 @@ def _stands(job: WorldJob, stalled: Stalled, k: int) -> str:
     join = int(job.programs[row].program.join[stalled.node[k]])
     call = join % len(calls.event)
     one = calls.collective(call)
-    number, direction, distance = calls.channel(call)
-    family = job.world.classes.families.families[number]
+    _, direction, distance = channel = calls.channel(call)
+    family = job.world.family(channel)
     rank = int(job.leader[colour])
     alike = int((job.colour == colour).sum()) - 1
     words = f"rank {rank}{f' (and {alike} like it)' if alike else ''} waits in {call_words(one)}"
     if direction != COLLECTIVE:
-        group = family.members[family.group_of[rank]]
-        peer = int(group[(int(family.index_of[rank]) + distance) % family.size])
-        words += f" {'to' if one.kind == 'send' else 'from'} rank {peer}"
+        words += f" {'to' if one.kind == 'send' else 'from'} rank {family.peer(rank, distance)}"
     order = int(calls.order[call]) + 1
     return (
         f"{words} (group {family.name!r} of {family.size} ranks, call {order} of the step)"

@@ -82,11 +82,11 @@ def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: flo
     calls = job.world.calls[job.class_of(c)]
     one = calls.collective(call)
     rank = int(job.leader[c])
-    number, direction, distance = calls.channel(call)
-    family = job.world.classes.families.families[number]
-    ranks = tuple(family.members[family.group_of[rank]].tolist())
+    _, direction, distance = channel = calls.channel(call)
+    family = job.world.family(channel)
+    ranks = tuple(family.group(rank).tolist())
     if direction != COLLECTIVE:
-        peer = ranks[(int(family.index_of[rank]) + distance) % family.size]
+        peer = family.peer(rank, distance)
         ranks = (rank, peer) if one.kind == "send" else (peer, rank)
     return CollectiveUse(one, family.name, family.size, ranks, count, each, exposed)
 
@@ -167,9 +167,9 @@ def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tupl
     calls = job.world.calls[row]
     call = int(program.program.join[node])
     one = calls.collective(call)
-    family = job.world.classes.families.families[calls.channel(call)[0]]
+    family = job.world.family(calls.channel(call))
     phase = Phase(int(program.slice.events["phase"][program.event[node]])).name.lower()
-    members = family.members[family.group_of[job.world.classes.classes[row].members[0]]]
+    members = family.group(int(job.world.classes.classes[row].members[0]))
     crosses = cluster.placement(tuple(members.tolist())).hosts > 1
     during = "" if phase == "other" else f" in {phase}"
     what = f"exposed {one.kind} over {family.name} ({family.size} ranks){during}"

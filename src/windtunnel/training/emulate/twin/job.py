@@ -129,7 +129,7 @@ def build(
 
 
 def _between_parts(world: StitchedWorld, send: Channel) -> bool:
-    members = world.classes.families.families[send[0]].members
+    members = world.family(send).members
     row = world.classes.rank_class
     return bool((row[members] != row[np.roll(members, -send[2], axis=1)]).any())
 
@@ -150,7 +150,7 @@ def _crossings(
 
     result = {}
     for channel in channels:
-        family = world.classes.families.families[channel[0]]
+        family = world.family(channel)
         if channel[1] == COLLECTIVE:
             rows, of_row = family.members, family.group_of.astype(np.int64)
         else:
@@ -177,8 +177,9 @@ def _colours(
     everyone = np.arange(world.size)
     slots: list[Longs] = [everyone]  # a group of each rank's own, also used where it is outside a family
     count = world.size
-    for number, direction, distance in [*shared, *sends]:
-        family = world.classes.families.families[number]
+    for channel in [*shared, *sends]:
+        _, direction, distance = channel
+        family = world.family(channel)
         inside = family.group_of >= 0
         if direction == COLLECTIVE:
             slots.append(np.where(inside, count + family.group_of, everyone))
@@ -241,14 +242,12 @@ class _Joins:
 
     def _meeting(self, rank: int, channel: Channel) -> tuple[tuple[int, ...], int, int]:
         """Whom the rank meets: (colours, the rank whose crossing counts, simulated members of the join)."""
-        number, direction, distance = channel
-        family = self.world.classes.families.families[number]
-        group = family.members[family.group_of[rank]]
+        _, direction, distance = channel
+        family = self.world.family(channel)
         if direction == COLLECTIVE:
-            colours = tuple(np.unique(self.colours[group]).tolist())
+            colours = tuple(np.unique(self.colours[family.group(rank)]).tolist())
             return colours, rank, len(colours)
-        other = int(group[(family.index_of[rank] + distance) % family.size])
-        sender = other if direction == RECV else rank
+        sender = family.peer(rank, distance) if direction == RECV else rank
         return (int(self.colours[sender]),), sender, 2
 
     def _durations(self, row: int, calls: Calls, positions: Longs, channel: Channel, rank: int) -> Floats:

@@ -225,8 +225,7 @@ class _Walk:
     def transfer_kind(self, node: int) -> str:
         job = self.walker.job
         calls = job.world.calls[self.row]
-        family = calls.channel(self._call(node))[0]
-        return f"communication:{job.world.classes.families.families[family].name}"
+        return f"communication:{job.world.family(calls.channel(self._call(node))).name}"
 
     def _call(self, node: int) -> int:
         """The number of a join node's call among the class's calls of one step."""

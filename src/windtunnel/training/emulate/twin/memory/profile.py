@@ -73,26 +73,14 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Memory of one rank. The figures on top are those of the steady step; `whole` includes set-up and the
-    first step. When ``oom`` is set, everything after it is what the rank would need of a larger device."""
+    """Memory of one rank in its ``steady`` step, and in the ``whole`` run, with set-up and first step. When
+    ``oom`` is set, everything after it is what the rank would need of a larger device."""
 
     steady: Peak
     whole: Peak
     capacity_bytes: float
     oom: OutOfMemory | None
     curve: MemoryCurve
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return self.steady.allocated_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return self.steady.reserved_bytes
-
-    @property
-    def by_category(self) -> dict[Category, int]:
-        return self.steady.by_category
 
     @property
     def headroom_bytes(self) -> float:
@@ -106,7 +94,8 @@ class MemoryProfile:
     @property
     def fragmentation(self) -> float:
         """Share of the peak reserved bytes (steady step) that was never allocated at one time."""
-        return 1 - self.peak_allocated_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
+        peak = self.steady
+        return 1 - peak.allocated_bytes / peak.reserved_bytes if peak.reserved_bytes else 0.0
 
 
 def emulate_memory(
