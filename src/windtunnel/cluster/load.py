@@ -149,13 +149,10 @@ def usual_host(kind: catalogue.HostKind, devices: int) -> Host:
             sources=device.sources | {"memory_bytes": shared},
         )
     return replace(
-        full,
-        device=device,
-        devices=devices,
-        nics=max(1, full.nics * devices // full.devices),
+        full, device=device, devices=devices, nics=max(1, full.nics * devices // full.devices),
         cpu_cores=max(1, full.cpu_cores * devices // full.devices),
         intra_hosts=kind.trays if devices <= kind.tray_devices else 1,
-    )
+    )  # fmt: skip
 
 
 def usual_topology(kind: catalogue.HostKind, devices: int) -> Topology:

@@ -160,10 +160,10 @@ class GraphNodes:
         return len(self.id)
 
 
-def write_graph(path: Path, nodes: GraphNodes, metadata: Attributes | None = None) -> None:
-    """Write ``nodes`` to ``path`` (folders are made), with ``metadata`` (or the nodes' own) at its head."""
+def write_graph(path: Path, nodes: GraphNodes) -> None:
+    """Write ``nodes`` to ``path`` (folders are made)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = dict(nodes.metadata if metadata is None else metadata)
+    known = dict(nodes.metadata)
     head = GlobalMetadata(version=known.pop("version", VERSION))
     for name, value in known.items():
         head.attr.append(_attribute(name, value))

@@ -15,6 +15,7 @@ import numpy as np
 
 from windtunnel.base import units
 from windtunnel.report import text
+from windtunnel.report.page import heading
 from windtunnel.report.text import Summary
 from windtunnel.report.timeline import HeatMap
 
@@ -74,8 +75,8 @@ def critical_path(summary: Summary) -> str:
     whole = units.seconds(summary.get("iteration_time_s"))
     which = f"critical path{text.critical(summary)}, {whole} in all, emulated"
     return (
-        f"<h2>Where the iteration goes <small>{which}</small></h2>"
-        f'<div class="bar" aria-hidden="true">{"".join(bar)}</div><ul class="legend">{"".join(legend)}</ul>'
+        heading("Where the iteration goes", which)
+        + f'<div class="bar" aria-hidden="true">{"".join(bar)}</div><ul class="legend">{"".join(legend)}</ul>'
     )
 
 
@@ -88,7 +89,7 @@ def waits(summary: Summary) -> str:
     ]
     if not items:
         return ""
-    head = "<h2>What it waits for <small>the largest, and what would change them</small></h2>"
+    head = heading("What it waits for", "the largest, and what would change them")
     return f'{head}<ol class="waits">{"".join(items)}</ol>'
 
 
@@ -105,8 +106,8 @@ def timeline_section(spans: Mapping[str, Any] | None, note: str) -> str:
         for kind in spans["used"]
     )
     return (
-        "<h2>Timeline <small>one steady iteration, emulated</small></h2>"
-        '<div class="tools"><button data-zoom="in" aria-label="Zoom in">+</button>'
+        heading("Timeline", "one steady iteration, emulated")
+        + '<div class="tools"><button data-zoom="in" aria-label="Zoom in">+</button>'
         '<button data-zoom="out" aria-label="Zoom out">−</button><button data-zoom="all">All</button>'
         '<input type="search" placeholder="Find a name…" aria-label="Highlight spans by name">'
         f"<fieldset><legend>Ranks</legend>{boxes}</fieldset></div>"
@@ -128,8 +129,8 @@ def heat_section(heat: HeatMap) -> str:
     mean = units.figure(float(np.nanmean(value)), heat.unit)
     words = f"{extremes[0]}, mean {mean}, {extremes[1]}"
     return (
-        f"<h2>{escape(heat.title)} <small>a column is a host, a square a device; emulated</small></h2>"
-        f'<div><canvas role="img" aria-label="{escape(words)}"></canvas></div>'
+        heading(heat.title, "a column is a host, a square a device; emulated")
+        + f'<div><canvas role="img" aria-label="{escape(words)}"></canvas></div>'
         f'<p class="note">{escape(words)}</p>'
     )
 
@@ -140,7 +141,7 @@ def cluster(summary: Summary, picture: str) -> str:
     if not picture and not name:
         return ""
     drawn = f"<pre>{escape(picture)}</pre>" if picture else ""
-    return f"<h2>Cluster <small>{escape(str(name))}</small></h2>{drawn}{_pairs(summary.get('cluster') or {})}"
+    return heading("Cluster", str(name)) + drawn + _pairs(summary.get("cluster") or {})
 
 
 def warnings(summary: Summary) -> str:
@@ -152,7 +153,7 @@ def warnings(summary: Summary) -> str:
     ):
         items = "".join(f"<li>{escape(str(item))}</li>" for item in summary.get(field) or ())
         if items:
-            parts.append(f'<h2>{title}</h2><ul class="{style}">{items}</ul>')
+            parts.append(f'{heading(title)}<ul class="{style}">{items}</ul>')
     return "".join(parts)
 
 
@@ -173,7 +174,7 @@ def about(summary: Summary) -> str:
         **(summary.get("versions") or {}),
         "schema": summary.get("schema", ""),
     }
-    return f"<h2>Inputs</h2>{_pairs({key: value for key, value in pairs.items() if value != ''})}"
+    return heading("Inputs") + _pairs({key: value for key, value in pairs.items() if value != ""})
 
 
 def _pairs(pairs: Mapping[str, Any]) -> str:
@@ -198,7 +199,7 @@ def memory(summary: Summary, curves: Sequence[Mapping[str, Any]]) -> str:
     classes = summary.get("ranks") or ()
     if not classes and not curves:
         return ""
-    parts = ["<h2>Device memory <small>emulated caching allocator</small></h2>"]
+    parts = [heading("Device memory", "emulated caching allocator")]
     if curves:
         options = "".join(
             f'<option value="{i}">{escape(one["label"])}</option>' for i, one in enumerate(curves)
@@ -299,9 +300,7 @@ def collectives(summary: Summary) -> str:
     )
     if not rows:
         return ""
-    return "<h2>Collectives and messages <small>in one iteration, emulated</small></h2>" + _table(
-        columns, rows
-    )
+    return heading("Collectives and messages", "in one iteration, emulated") + _table(columns, rows)
 
 
 def operators(summary: Summary) -> str:
@@ -319,7 +318,7 @@ def operators(summary: Summary) -> str:
     if not rows:
         return ""
     some = f"the {TOP_OPERATORS} longest of {len(rows)}, " if len(rows) > TOP_OPERATORS else ""
-    head = f"<h2>Operators <small>{some}in one iteration of a rank, emulated</small></h2>"
+    head = heading("Operators", f"{some}in one iteration of a rank, emulated")
     return head + _table(columns, rows[:TOP_OPERATORS])
 
 

@@ -10,12 +10,9 @@ from windtunnel.base import units
 Summary = Mapping[str, Any]
 
 _PATH_WORDS = {
-    "compute": "compute",
-    "pipeline_bubble": "pipeline bubble",
-    "imbalance": "imbalance (late ranks)",
-    "launch": "launch (host thread)",
-    "idle": "idle",
-}
+    "compute": "compute", "pipeline_bubble": "pipeline bubble", "imbalance": "imbalance (late ranks)",
+    "launch": "launch (host thread)", "idle": "idle",
+}  # fmt: skip
 
 
 def path_label(key: str) -> str:

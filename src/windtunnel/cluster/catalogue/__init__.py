@@ -117,12 +117,9 @@ def host_kind(name: str) -> HostKind:
         nics=entry["nics"], pcie=link(entry["pcie"]), cpu_cores=entry["cpu_cores"], source=source,
     )  # fmt: skip
     topology = Topology(
-        kind=kind,
-        hosts_per_leaf=entry["hosts_per_leaf"],
-        leaves_per_pod=entry["leaves_per_pod"],
-        hop_latency=hop_latency(entry["nic"]) or 0.0,
-        source=source,
-    )
+        kind=kind, hosts_per_leaf=entry["hosts_per_leaf"], leaves_per_pod=entry["leaves_per_pod"],
+        hop_latency=hop_latency(entry["nic"]) or 0.0, source=source,
+    )  # fmt: skip
     return HostKind(host, topology, entry.get("tray_devices", 0), entry.get("trays", 0))
 
 

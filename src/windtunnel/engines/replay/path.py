@@ -182,12 +182,9 @@ def _walk(
             break
         i = h
     return (
-        ranks[:count].copy(),
-        nodes[:count].copy(),
-        reasons[:count].copy(),
-        begins[:count].copy(),
+        ranks[:count].copy(), nodes[:count].copy(), reasons[:count].copy(), begins[:count].copy(),
         ends[:count].copy(),
-    )
+    )  # fmt: skip
 
 
 @jit_inline

@@ -239,11 +239,8 @@ def _describe(
     group = cls.slice.groups[call.group]
     size = full_bytes(call, len(group.ranks))
     common = {
-        "is_cpu_op": call.backend == "gloo",
-        "comm_size": size,
-        "pg_name": group.name,
-        "group": group.label,
-    }
+        "is_cpu_op": call.backend == "gloo", "comm_size": size, "pg_name": group.name, "group": group.label,
+    }  # fmt: skip
     me = cls.slice.rank
     if call.kind == "send":
         return "send", COMM_SEND, common | {"comm_src": me, "comm_dst": call.peer, "comm_tag": 0}

@@ -50,7 +50,6 @@ def emulate(
     pictures: bool = True,
     timeline_ranks: tuple[int, ...] = (),
     progress: Progress = no_progress,
-    store: Store | None = None,
     take: Capturing | None = None,
 ) -> Emulation:
     """Emulate a program on a cluster, and keep the run with its files.
@@ -70,13 +69,12 @@ def emulate(
     options = options or Options()
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
-    store = store or Store.open()
     inputs = {
         "script": program.name, "args": [str(one) for one in program.arguments], "cluster": cluster.name,
         "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
         "jitter": options.jitter, "allocator": options.allocator,
     }  # fmt: skip
-    run = store.begin(CAPABILITY, inputs, options.seed)
+    run = Store.open().begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     try:
         result = simulate(program, cluster, options, progress, log, take)

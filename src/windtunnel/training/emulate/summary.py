@@ -26,6 +26,10 @@ from windtunnel.training.emulate.twin.findings import CollectiveUse
 SCHEMA = "windtunnel.emulate/1"
 OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
 """Those that decide the figures."""
+EMULATED = (
+    "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
+    "critical_path", "ranks", "collectives",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -222,9 +226,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
     for note in result.notes:
         notes[note.kind].append(note.text)
     return Summary(
-        schema=SCHEMA,
-        run_id=run_id,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        schema=SCHEMA, run_id=run_id, created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={name: version(name) for name in ("windtunnel", "torch")}
         | {"python": platform.python_version()},
         command=Command(
@@ -241,47 +243,27 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
             nic=cluster.host.nic.name,
             intra=cluster.host.intra.name,
         ),
-        world_size=world,
-        captured_ranks=tuple(result.classes.captured),
-        steps_captured=len(result.classes.classes[0].slice.steps),
-        iteration_time_s=seconds,
-        first_iteration_time_s=result.first_iteration_s,
-        tokens_per_iteration=work.tokens,
+        world_size=world, captured_ranks=tuple(result.classes.captured),
+        steps_captured=len(result.classes.classes[0].slice.steps), iteration_time_s=seconds,
+        first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
         tokens_per_second_per_device=work.tokens / seconds / world if seconds > 0 else 0.0,
-        model_flops_per_iteration=work.model_flops,
-        hardware_flops_per_iteration=work.hardware_flops,
-        flops_dtype=work.dtype,
-        mfu=utilisation(work.model_flops, seconds, world, device, work.dtype),
+        model_flops_per_iteration=work.model_flops, hardware_flops_per_iteration=work.hardware_flops,
+        flops_dtype=work.dtype, mfu=utilisation(work.model_flops, seconds, world, device, work.dtype),
         hfu=utilisation(work.hardware_flops, seconds, world, device, work.dtype),
-        cost_per_iteration=_price(result),
-        critical_rank=timing.critical_rank,
+        cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
         critical_path=_split(timing.critical_path),
         waits=tuple(WaitFacts(one.what, one.seconds, one.share, one.remedy) for one in timing.waits),
         ranks=tuple(_rank_class(result, row) for row in range(len(result.classes.classes))),
         collectives=tuple(_collective(result, use) for use in timing.collectives),
         operators=tuple(operator_table(result)),
-        provenance={
-            "iteration_time_s": "emulated",
-            "first_iteration_time_s": "emulated",
-            "tokens_per_second_per_device": "emulated",
-            "mfu": "emulated",
-            "hfu": "emulated",
-            "critical_path": "emulated",
-            "ranks": "emulated",
-            "collectives": "emulated",
-            "tokens_per_iteration": "declared" if result.options.tokens is not None else "emulated",
-            "cluster": "published",
-            "wall_time_s": "measured",
-            "peak_rss_bytes": "measured",
+        provenance=dict.fromkeys(EMULATED, "emulated") | {
+            "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
+            "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
         },
-        approximations=tuple(notes[NoteKind.APPROXIMATION]),
-        warnings=tuple(notes[NoteKind.WARNING]),
-        replay=ReplayFacts(timing.simulated, timing.events, result.options.seed),
-        directory=str(directory),
-        capture_time_s=result.capture_time_s,
-        wall_time_s=result.wall_time_s,
-        peak_rss_bytes=peak_rss_bytes(),
-    )
+        approximations=tuple(notes[NoteKind.APPROXIMATION]), warnings=tuple(notes[NoteKind.WARNING]),
+        replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
+        capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
+    )  # fmt: skip
 
 
 def peak_rss_bytes() -> int:
@@ -314,24 +296,18 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
     cls, memory, timing = result.classes.classes[row], result.memory[row], result.timing
     whole, steady, oom = memory.whole, memory.steady, memory.oom
     return RankFacts(
-        name=cls.name,
-        members=tuple(cls.members.tolist()),
-        count=len(cls.members),
-        captured=cls.captured,
-        peak_allocated_bytes=steady.allocated_bytes,
-        peak_reserved_bytes=steady.reserved_bytes,
+        name=cls.name, members=tuple(cls.members.tolist()), count=len(cls.members), captured=cls.captured,
+        peak_allocated_bytes=steady.allocated_bytes, peak_reserved_bytes=steady.reserved_bytes,
         first_step_peak_allocated_bytes=whole.allocated_bytes,
         first_step_peak_reserved_bytes=whole.reserved_bytes,
         by_category={c.name.lower(): steady.by_category.get(c, 0) for c in Category},
-        memory_bytes=result.cluster.host.device.memory_bytes,
-        headroom_bytes=memory.headroom_bytes,
-        fits=memory.fits,
-        fragmentation=memory.fragmentation,
+        memory_bytes=result.cluster.host.device.memory_bytes, headroom_bytes=memory.headroom_bytes,
+        fits=memory.fits, fragmentation=memory.fragmentation,
         peak_at=tuple(MemoryUse(live.scope, live.bytes) for live in steady.live[:12]),
         oom=None if oom is None else OutOfMemory(oom.scope, oom.requested_bytes, oom.reserved_bytes),
         busy_s=float(timing.rank_busy_s[cls.members].mean()),
         iteration_time_s=float(timing.rank_iteration_s[cls.members].max()),
-    )
+    )  # fmt: skip
 
 
 def _collective(result: EmulationResult, use: CollectiveUse) -> CollectiveFacts:

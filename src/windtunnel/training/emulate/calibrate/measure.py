@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,17 @@ MAX_STOCK_BYTES = 4 << 30
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """PyTorch computes on ``count`` threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def measure_operators(
     ops: Sequence[Operator], device: str = "cpu", threads: int = 1, *, order: Sequence[int] | None = None,
     seconds: float = 20.0, progress: Callable[[float], None] | None = None,
@@ -41,18 +53,10 @@ def measure_operators(
     of the profile, and ``provenance["skipped"]`` names them. Sets PyTorch's number of threads for the time
     of the call.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.no_grad():
-            runner = _Runner(ops, device)
-            wanted = list(order) if order is not None else list(range(len(ops)))
-            if device == "cuda":
-                times = runner.on_gpu(progress)
-            else:
-                times = runner.in_order(wanted, seconds, progress)
-    finally:
-        torch.set_num_threads(before)
+    wanted = list(order) if order is not None else list(range(len(ops)))
+    with on_threads(threads), torch.no_grad():
+        runner = _Runner(ops, device)
+        times = runner.on_gpu(progress) if device == "cuda" else runner.in_order(wanted, seconds, progress)
     profile = DeviceProfile(
         device, provenance={"threads": str(threads), "torch": torch.__version__, "measured": "yes"}
     )

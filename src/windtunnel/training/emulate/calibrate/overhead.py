@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from windtunnel.training.emulate.calibrate.measure import measure_operators
+from windtunnel.training.emulate.calibrate.measure import measure_operators, on_threads
 from windtunnel.training.emulate.calibrate.operators import Recorder
 from windtunnel.training.emulate.graph import Operator
 from windtunnel.training.emulate.twin.costs.work import kind_of
@@ -52,9 +52,7 @@ class Block(nn.Module):
 def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:
     """Host seconds for each operator in ``"forward"``, ``"recompute"``, ``"backward"``, ``"optimizer"`` and
     ``"other"``, beyond the operator itself, and of one ``"view"``, on this machine's CPU."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         model = _model()
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         x = torch.rand(1, ROWS, WIDTH)
@@ -86,8 +84,6 @@ def measure_overhead(threads: int = 1, repeats: int = 30) -> dict[str, float]:
         overhead = {
             name: _each(statistics.median(times[name]), recorded[name], view, threads) for name in phases
         }
-    finally:
-        torch.set_num_threads(before)
     overhead["recompute"] = overhead["forward"]
     overhead["other"] = overhead["forward"]
     overhead["view"] = view
@@ -129,9 +125,7 @@ def measure_sharding(threads: int = 1, repeats: int = 20) -> float:
 
     All ranks of the default process group (gloo) call this together.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         plain, _ = _beyond_operators(_model(), threads, repeats)
         model = _model()
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
@@ -139,8 +133,6 @@ def measure_sharding(threads: int = 1, repeats: int = 20) -> float:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         sharded, tensors = _beyond_operators(model, threads, repeats)
-    finally:
-        torch.set_num_threads(before)
     return max(0.0, sharded - plain) / max(1, tensors)
 
 

@@ -98,14 +98,12 @@ class Session:
     """
 
     def __init__(
-        self, program: Program, cluster: Cluster, *, world_size: int | None = None, jobs: int = 2,
-        timeout: float = 900.0, max_steps: int = MAX_STEPS,
+        self, program: Program, cluster: Cluster, *, jobs: int = 2, timeout: float = 900.0,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         program.check()
         self.program, self.cluster = program, cluster
-        self.world_size = cluster.world_size if world_size is None else world_size
-        self.jobs, self.timeout, self.max_steps = jobs, timeout, max_steps
+        self.jobs, self.timeout = jobs, timeout
         self.progress = progress
         self.captured: list[int] = []
         self.settled: int | None = None
@@ -150,9 +148,9 @@ class Session:
         request = {
             "number": self.requests,
             **self._what(), "ranks": list(ranks),
-            "world_size": self.world_size, "devices_per_host": self.cluster.devices_per_host,
+            "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
-            "max_steps": self.max_steps, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
+            "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
             "settled": self.settled,
         }  # fmt: skip
         try:

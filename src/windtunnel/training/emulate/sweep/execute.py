@@ -206,21 +206,15 @@ def _figures(summary: Summary) -> Row:
     priced = summary.cost_per_iteration
     cost = summary.world_size * seconds / 3600 if priced is None else priced
     return {
-        "run_id": summary.run_id,
-        "directory": summary.directory,
-        "iteration_time_s": seconds,
-        "tokens_per_iteration": tokens,
-        "tokens_per_second_per_device": summary.tokens_per_second_per_device,
-        "mfu": summary.mfu,
-        "peak_reserved_bytes": max(rank.peak_reserved_bytes for rank in ranks),
+        "run_id": summary.run_id, "directory": summary.directory, "iteration_time_s": seconds,
+        "tokens_per_iteration": tokens, "tokens_per_second_per_device": summary.tokens_per_second_per_device,
+        "mfu": summary.mfu, "peak_reserved_bytes": max(rank.peak_reserved_bytes for rank in ranks),
         "memory_bytes": max(rank.memory_bytes for rank in ranks),
         "headroom_bytes": min(rank.headroom_bytes for rank in ranks),
-        "fits": all(rank.fits for rank in ranks),
-        "cost_per_iteration": cost,
+        "fits": all(rank.fits for rank in ranks), "cost_per_iteration": cost,
         "cost_per_million_tokens": cost / tokens * 1e6 if tokens else None,
-        "cost_unit": "device-hours" if priced is None else "price",
-        "wall_time_s": summary.wall_time_s,
-    }
+        "cost_unit": "device-hours" if priced is None else "price", "wall_time_s": summary.wall_time_s,
+    }  # fmt: skip
 
 
 def sweep_folder(home: Path, sweep_id: str) -> Path:

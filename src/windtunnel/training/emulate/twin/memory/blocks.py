@@ -281,12 +281,9 @@ def back_pages(heap: Heap, rules: Rules, block: int, size: int) -> bool:
     if backed < heap.blocks[block].size:
         # The block itself becomes the mapped front part, because a caller holds on to it.
         rest = new_block(
-            heap,
-            heap.blocks[block].address + backed,
-            heap.blocks[block].size - backed,
-            heap.blocks[block].row,
-            UNMAPPED,
-        )
+            heap, heap.blocks[block].address + backed, heap.blocks[block].size - backed,
+            heap.blocks[block].row, UNMAPPED,
+        )  # fmt: skip
         heap.blocks[rest].before = block
         heap.blocks[rest].after = heap.blocks[block].after
         if heap.blocks[rest].after != NONE:

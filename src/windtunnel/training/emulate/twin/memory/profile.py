@@ -119,12 +119,9 @@ def emulate_memory(
         [slice.block_category.get(int(block), Category.TEMPORARY) for block in path.ids], np.int64
     )
     return MemoryProfile(
-        steady=_peak(slice, path, category, begin, end),
-        whole=_peak(slice, path, category, 0, len(events)),
-        capacity_bytes=float(capacity),
-        oom=_out_of_memory(slice, path),
-        curve=_curve(path, category),
-    )
+        steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
+        capacity_bytes=float(capacity), oom=_out_of_memory(slice, path), curve=_curve(path, category),
+    )  # fmt: skip
 
 
 def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int) -> Peak:
