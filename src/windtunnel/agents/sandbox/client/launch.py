@@ -24,7 +24,7 @@ from windtunnel.base.errors import UserError
 SOCKET = "daemon.sock"
 LONGEST = 107
 """Bytes that the kernel accepts as the path of a Unix socket."""
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.live.daemon")
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "windtunnel.agents.sandbox.live.daemon.server")
 LOG = "daemon.log"
 READY_SECONDS = 60.0
 """A daemon takes over the sandboxes of its home before it answers."""

@@ -96,9 +96,9 @@ class Link:
             try:
                 response = self._http.send(request, stream=True)
             except httpx.ConnectError:
-                self.start()
                 if not self._start or call.content is not None:
                     raise
+                self.start()
                 response = self._http.send(request, stream=True)
             try:
                 if response.is_error:
@@ -176,9 +176,9 @@ class AsyncLink:
             try:
                 response = await self._http.send(request, stream=True)
             except httpx.ConnectError:
-                await self.start()
                 if not self._start or call.content is not None:
                     raise
+                await self.start()
                 response = await self._http.send(request, stream=True)
             try:
                 if response.is_error:

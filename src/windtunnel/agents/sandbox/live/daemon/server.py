@@ -12,6 +12,7 @@ requests then carry that name in ``Host``.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -20,6 +21,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -308,3 +310,21 @@ def _locked(lock: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def main() -> None:
+    """The daemon as it is started in passing; its words go to the home's ``daemon.log``."""
+    parser = argparse.ArgumentParser(prog="python -m windtunnel.agents.sandbox.live.daemon.server")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--idle", type=float, default=300.0, help="end after so many seconds unused")
+    given = parser.parse_args()
+    try:
+        run(given.home.absolute(), idle_seconds=given.idle)
+    except UserError as error:
+        print(f"windtunnel: {error}", file=sys.stderr, flush=True)
+        end(2)
+    end(0)
+
+
+if __name__ == "__main__":
+    main()
