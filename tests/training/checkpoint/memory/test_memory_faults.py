@@ -112,7 +112,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
     for attempt, at in enumerate([0, N - 1, *(rng.randrange(N) for _ in range(4))]):
         folder = tmp_path / f"f{attempt}"
         process = Process(folder)
-        with transfer.connect(process.address, 5.0) as sock:
+        with wire.connect(process.address, 5.0) as sock:
             for step in (3, 4):
                 assert put(sock, step, content(SHARD, step, N)) == "go"
                 send(sock, content(SHARD, step, N))
@@ -136,12 +136,12 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
 
 
 def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Cluster) -> None:
-    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+    with wire.connect(cluster.service(0).address, 5.0) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
         sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 0, N)[: N // 2])
     until(lambda: not cluster.service(0)._holder._under_way)
     assert whole(cluster.folder / "n0") == {}
-    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+    with wire.connect(cluster.service(0).address, 5.0) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
         send(sock, content(SHARD, 0, N))
         assert verdict(sock) == "complete"
@@ -149,7 +149,7 @@ def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Clu
 
 
 def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
-    with transfer.connect(cluster.service(0).address, 5.0) as sock:
+    with wire.connect(cluster.service(0).address, 5.0) as sock:
         data = bytearray(content(SHARD, 0, N))
         data[N // 3] ^= 1
         assert put(sock, 0, bytes(data), summed=content(SHARD, 0, N)) == "go"
@@ -160,7 +160,7 @@ def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
 
 def test_a_stale_generation_cannot_write(cluster: Cluster) -> None:
     service = cluster.service(0)
-    with transfer.connect(service.address, 5.0) as early, transfer.connect(service.address, 5.0) as late:
+    with wire.connect(service.address, 5.0) as early, wire.connect(service.address, 5.0) as late:
         assert put(early, 0, content(SHARD, 0, N)) == "go"
         cluster.form(cluster.places)
         # What was under way is cut, and whoever was fenced and comes back is refused at once.
@@ -177,7 +177,7 @@ def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
     answers: list[str] = []
 
     def early() -> None:
-        with transfer.connect(service.address, 5.0) as sock:
+        with wire.connect(service.address, 5.0) as sock:
             answers.append(put(sock, 0, content(SHARD, 0, N), generation=2))
 
     thread = threading.Thread(target=early)
@@ -189,7 +189,7 @@ def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
 
 def test_a_sender_that_comes_back_displaces_its_old_connection(cluster: Cluster) -> None:
     service = cluster.service(0)
-    with transfer.connect(service.address, 5.0) as old, transfer.connect(service.address, 5.0) as new:
+    with wire.connect(service.address, 5.0) as old, wire.connect(service.address, 5.0) as new:
         assert put(old, 0, content(SHARD, 0, N)) == "go"
         assert put(new, 0, content(SHARD, 0, N)) == "go"
         send(new, content(SHARD, 0, N))
@@ -203,9 +203,9 @@ def test_a_sender_that_comes_back_displaces_its_old_connection(cluster: Cluster)
 def test_garbage_does_not_harm(cluster: Cluster) -> None:
     service = cluster.service(0)
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0" * 12):
-        with transfer.connect(service.address, 5.0) as sock:
+        with wire.connect(service.address, 5.0) as sock:
             sock.sendall(garbage)
-    with transfer.connect(service.address, 5.0) as sock:
+    with wire.connect(service.address, 5.0) as sock:
         assert transfer.ask(sock, {"op": "no such"})["error"] == "user"
         assert transfer.ask(sock, {"op": "put", "generation": "x"})["error"] == "user"
         assert transfer.ask(sock, {"op": "saved"})["error"] == "user"  # only local ranks may

@@ -81,7 +81,7 @@ def standing(launched: Launched, ranks: int) -> dict[int, int]:
     while time.monotonic() < end:
         with contextlib.suppress(KeyError):
             pids = {rank: launched.places()[rank]["workers"][rank] for rank in range(ranks)}
-            if all(pid is not None and _lives(pid) for pid in pids.values()):
+            if all(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values()):
                 return pids
         time.sleep(0.01)
     raise Failed("the agents do not say who works for them")
@@ -163,7 +163,3 @@ def _generation(events: list[Event]) -> int:
 
 def _evidence(recovery: Recovery) -> str:
     return str(recovery.lost[0]["evidence"]) if recovery.lost else ""
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

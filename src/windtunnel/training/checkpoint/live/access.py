@@ -6,11 +6,12 @@ which slot file, which address or which URL something lies at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from windtunnel.store.objects.files import ObjectError
-from windtunnel.training.checkpoint.live import objects, snapshot, storage
+from windtunnel.training.checkpoint.live import snapshot, storage
 from windtunnel.training.checkpoint.live.layout import digest
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.restore import Kept
@@ -177,10 +178,8 @@ class Access:
         """
         if source.place is None:
             return self._stored.layout(source, step, shard, digest)
-        try:
+        with _had(f"layout {digest}"):
             return self.memory.layout(digest)
-        except OSError as error:
-            raise CopyError(f"layout {digest}: {error}") from error
 
     def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
         """The shard's data into ``into``, verified against its own checksum, which is returned.
@@ -190,10 +189,8 @@ class Access:
         """
         if source.place is None:
             return self._stored.fetch(source, step, shard, world, into)
-        try:
+        with _had(f"{shard} of step {step}"):
             return self.memory.fetch(source.place, shard, step, into, world=world)
-        except OSError as error:
-            raise CopyError(f"{shard} of step {step}: {error}") from error
 
     def close(self) -> None:
         self._let_go()
@@ -219,16 +216,20 @@ class Stored:
         return storage.steps(self._url)
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
-        try:
+        with _had(f"layout {digest}"):
             return storage.layout(self._url, digest)
-        except (OSError, ObjectError) as error:
-            raise CopyError(f"layout {digest}: {error}") from error
 
     def fetch(self, source: Source, step: int, shard: str, world: int, into: memoryview) -> str:
-        try:
+        with _had(f"{shard} of step {step}"):
             return storage.read_shard(self._url, step, shard, into)
-        except (OSError, ObjectError) as error:
-            raise CopyError(f"{shard} of step {step}: {error}") from error
+
+
+@contextlib.contextmanager
+def _had(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ObjectError) as error:
+        raise CopyError(f"{what}: {error}") from error
 
 
 def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any], serial: str) -> None:
@@ -238,13 +239,8 @@ def store(job: Any, url: str, step: int, tensors: Tensors, others: dict[str, Any
         ObjectError: it cannot be written.
         TimeoutError: not all ranks came.
     """
-    packed = objects.pack(others)
-    plan = snapshot.plan(tensors, tuple(others), len(packed), None, job.world, job.rank)
     shard = f"rank{job.rank}"
-    layout, moves = plan.layouts[shard], plan.moves[shard]
-    data = memoryview(bytearray(layout.nbytes))
-    snapshot.put_objects(packed, layout.tail, data)
-    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    plan, data = snapshot.whole(tensors, others, job.world, job.rank)
     told: dict[str, Any] = {"world": job.world, "has_shared": False, "generation": job.generation}
     checksum = checksum_of(data)
     storage.write_shard(url, step, shard, data, layout=plan.digests[shard], checksum=checksum, **told)

@@ -81,7 +81,7 @@ class PeerCheckpointer:
         self._base = -1  # what all went back to, where copies of it are still to be made
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
-        self._told: set[str] = set()
+        self._told = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
         kept["current"] = self
         job.at_end(self._last)
@@ -371,7 +371,11 @@ class PeerCheckpointer:
         """Without an agent: to storage, by this process, all ranks together."""
         chosen = self.settings
         if not chosen.persist:
-            self._tell("unsupervised", "no supervisor and no storage: no checkpoints are made")
+            text, told, self._told = "no supervisor and no storage: no checkpoints are made", self._told, True
+            if self.job.supervised and not told:
+                self.job.event("note", text=text)
+            elif self.job.rank == 0 and not told:
+                warnings.warn(text, stacklevel=4)
             return
         if (step + 1) % chosen.persist_every:
             return
@@ -430,15 +434,6 @@ class PeerCheckpointer:
         for value in program.values():
             if isinstance(value, Optimizer) and id(value) not in self._hooked:
                 self._hooked[id(value)] = value.register_step_pre_hook(lambda *_: self.before_update())
-
-    def _tell(self, what: str, text: str) -> None:
-        if what in self._told:
-            return
-        self._told.add(what)
-        if self.job.supervised:
-            self.job.event("note", text=text)
-        elif self.job.rank == 0:
-            warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
         """Let go of the slots; nothing of this object writes any more."""

@@ -61,7 +61,7 @@ def export(folder: str | Path, layouts: Sequence[Layout], fetch: Fetch) -> list[
     for layout in layouts:
         if layout.shard not in moves and not layout.objects:
             continue
-        data = _room(layout.nbytes)
+        data = memoryview(bytearray(layout.nbytes))
         fetch(layout.shard, data)
         for move in moves.get(layout.shard, []):
             copy_overlap(move, view_of(data, move.source), wholes[move.want.name])
@@ -136,36 +136,16 @@ def import_stored(
     tensors = [((names or {}).get(name, name), value) for name, value in found.items()]
     plain = {**with_it, **(others or {})}
     objects.check(plain)
-    packed = objects.pack(plain)
-    plan = snapshot.plan(tensors, tuple(plain), len(packed), None, 1, 0)
-    layout, moves = plan.layouts["rank0"], plan.moves["rank0"]
-    data = _room(layout.nbytes)
-    snapshot.put_objects(packed, layout.tail, data)
-    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    plan, data = snapshot.whole(tensors, plain, 1, 0)
     digest = plan.digests["rank0"]
-    storage.write_shard(
-        url,
-        step,
-        "rank0",
-        data,
-        world=1,
-        has_shared=False,
-        generation=0,
-        layout=digest,
-        checksum=checksum_of(data),
-    )
-    storage.complete_step(
-        url, step, world=1, has_shared=False, generation=0, layouts={digest: plan.blobs["rank0"]}
-    )
+    told: dict[str, Any] = {"world": 1, "has_shared": False, "generation": 0}
+    storage.write_shard(url, step, "rank0", data, layout=digest, checksum=checksum_of(data), **told)
+    storage.complete_step(url, step, layouts={digest: plan.blobs["rank0"]}, **told)
     return sorted(name for name, _ in tensors)
 
 
 def _own(name: str) -> bool:
     return name == RNG or name.startswith(f"{RNG}/")
-
-
-def _room(nbytes: int) -> memoryview:
-    return memoryview(bytearray(nbytes))
 
 
 @contextlib.contextmanager

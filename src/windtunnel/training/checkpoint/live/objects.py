@@ -33,9 +33,7 @@ _PLAIN = {
     "decimal": {"Decimal"},
     "torch": {"Size", "device"},
 }
-_NUMPY = {
-    "_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype"
-}  # fmt: skip
+_NUMPY = {"_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype"}
 
 
 @dataclass(frozen=True)

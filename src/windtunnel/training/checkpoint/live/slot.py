@@ -21,6 +21,7 @@ import struct
 import zlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -109,6 +110,11 @@ class Header:
             state == _COMPLETE,
             sequence,
         )
+
+    @property
+    def course(self) -> dict[str, Any]:
+        """What all shards of its checkpoint have in common, beside the step."""
+        return {"world": self.world, "has_shared": self.has_shared, "generation": self.generation}
 
     def copy(self, place: int) -> Copy:
         """As a holder at ``place`` lists it."""
@@ -239,12 +245,6 @@ class Slot:
         header = self.header
         if header is not None and header.complete:
             self._put(replace(header, generation=generation))
-
-    def void(self) -> None:
-        """What is here counts for nothing any more."""
-        header = self.header
-        if header is not None and header.complete:
-            self._put(replace(header, checksum="", complete=False, sequence=header.sequence + 1))
 
     def close(self) -> None:
         """Unmap it; where somebody still holds a view of `data`, as soon as that is gone."""

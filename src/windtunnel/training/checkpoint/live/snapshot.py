@@ -95,6 +95,17 @@ def copy(tensors: Tensors, moves: Sequence[tuple[int, int]], targets: list[torch
         torch.cuda.synchronize()
 
 
+def whole(tensors: Tensors, others: dict[str, Any], world: int, rank: int) -> tuple[Plan, memoryview]:
+    """All of a rank's state as one shard in new memory, for storage; the objects are ``others``."""
+    packed, shard = plain.pack(others), f"rank{rank}"
+    made = plan(tensors, tuple(others), len(packed), None, world, rank)
+    layout, moves = made.layouts[shard], made.moves[shard]
+    data = memoryview(bytearray(layout.nbytes))
+    put_objects(packed, layout.tail, data)
+    copy(tensors, moves, views(layout, moves, data))
+    return made, data
+
+
 def put_objects(packed: bytes, tail: int, data: memoryview) -> None:
     """The objects' bytes before the tensors, with zeros behind, so that equal states are equal bytes."""
     data[: plain.LENGTH] = _LENGTH.pack(len(packed))

@@ -134,7 +134,8 @@ def needed_objects(state: State, names: list[str]) -> list[str]:
     needed: set[str] = set()
     for item, value in state.items():
         if isinstance(value, nn.Module):
-            needed.update(name for name, _key, inner in _module(item, value) if not _is_tensor(inner))
+            inside = _module(item, value)
+            needed.update(name for name, _key, inner in inside if not isinstance(inner, torch.Tensor))
         elif isinstance(value, torch.optim.Optimizer):
             needed.update(f"{item}/state/{label}" for label, _ in _labels(value, owners))
     return [name for name in names if name in needed]
@@ -201,7 +202,8 @@ def _put_module(
         elif id(value) in live:
             local(value).copy_(tensor(name))
         else:  # a hook made this tensor for the state dictionary: only the module can take it back
-            rest[key] = _like(value, tensor(name))
+            here = tensor(name).clone()
+            rest[key] = _like(value, here) if isinstance(value, DTensor) else here
     if rest:
         module.load_state_dict(rest, strict=False)
 
@@ -268,7 +270,7 @@ def _put_optimizer(
             old = present.get(key)
             if isinstance(value, plain.Ref):
                 new = tensor(value.name)
-                if isinstance(old, torch.Tensor) and _same(local(old), new):
+                if isinstance(old, torch.Tensor) and (local(old).shape, old.dtype) == (new.shape, new.dtype):
                     local(old).copy_(new)
                     continue
             present[key] = plain.flesh(value, partial(_state_of, parameter, tensor, whole))
@@ -288,15 +290,7 @@ def _state_of(
     if whole(name) != tuple(parameter.shape):
         return value.clone()
     if isinstance(parameter, DTensor):
-        here = value.to(parameter._local_tensor.device, copy=True)
-        return DTensor.from_local(
-            here,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        return _like(parameter, value.to(parameter._local_tensor.device, copy=True))
     new = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
     return new.copy_(value)
 
@@ -348,22 +342,13 @@ def _under(saved: dict[str, Entry], path: str) -> list[str]:
     return [name for name in saved if name == path or name.startswith(path + "/")]
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
-
-
-def _like(value: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    if not isinstance(value, DTensor):
-        return new.clone()
+def _like(whole: DTensor, here: torch.Tensor) -> DTensor:
+    """The tensor that is cut as ``whole`` is, and of which ``here`` lies on this rank."""
     return DTensor.from_local(
-        new.clone(),
-        value.device_mesh,
-        value.placements,
+        here,
+        whole.device_mesh,
+        whole.placements,
         run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
+        shape=whole.shape,
+        stride=whole.stride(),
     )

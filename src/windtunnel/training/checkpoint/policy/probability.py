@@ -9,8 +9,9 @@ what can be lost of the one part times what can be lost of the other. A part is
   the state (a transfer matrix), around the circle;
 - anything else: enumerated up to `ENUMERATED` hosts, sampled beyond, and then the error is told.
 
-For groups alone `group` is the closed form by inclusion and exclusion. The paper (GEMINI, section 4,
-corollary 1) gives the union bound, which is lower and equal to it only for k < 2m.
+For groups alone there is a closed form by inclusion and exclusion, 1 - sum over j >= 1 of
+(-1)^(j+1) C(N/m, j) C(N-jm, k-jm) / C(N, k). The paper (GEMINI, section 4, corollary 1) gives the union
+bound, which is lower and equal to it only for k < 2m.
 
 What fails together: a loss of domains is one of all places in them, so the same is asked of the copy sets
 with domains in the places' stead.
@@ -44,19 +45,6 @@ class Estimate:
     value: float
     error: float = 0.0
     exact: Fraction | None = None
-
-
-def group(places: int, copies: int, lost: int) -> Fraction:
-    """Probability to survive ``lost`` simultaneous losses with placement ``group``, in closed form.
-
-    1 - sum over j of (-1)^(j+1) C(N/m, j) C(N-jm, k-jm) / C(N, k).
-    """
-    groups = places // copies
-    fatal = sum(
-        (-1) ** (j + 1) * math.comb(groups, j) * math.comb(places - j * copies, lost - j * copies)
-        for j in range(1, min(groups, lost // copies) + 1)
-    )
-    return 1 - Fraction(fatal, math.comb(places, lost))
 
 
 def recovery(

@@ -158,12 +158,12 @@ class LocalMemory:
             CopyError: it is missing, torn, of another length, or not what its checksum says.
         """
         if isinstance(place, str):
-            where: dict[str, Any] = {"address": place, "outgoing": ""}
+            where: dict[str, Any] = {"address": place}
         else:
             where = self._ask("locate", place=place, shard=shard, step=step, world=world)
         if "path" in where:
             return slots.load(Path(where["path"]), into, step=step).checksum
-        with transfer.connect(where["address"], min(CONNECT, self._timeout), where["outgoing"]) as sock:
+        with wire.connect(where["address"], min(CONNECT, self._timeout)) as sock:
             sock.settimeout(self._timeout)
             return transfer.receive_copy(sock, transfer.ask_copy(sock, shard, step, world), into)
 
@@ -176,7 +176,7 @@ class LocalMemory:
         for address in (self._path, *self._ask("places")["addresses"]):
             with (
                 contextlib.suppress(OSError, CopyError),
-                transfer.connect(address, min(CONNECT, self._timeout)) as sock,
+                wire.connect(address, min(CONNECT, self._timeout)) as sock,
             ):
                 sock.settimeout(self._timeout)
                 return transfer.layout(sock, digest)

@@ -30,10 +30,10 @@ TRAFFIC_KEPT = 64
 
 
 class Owner:
-    """The handlers of these requests, and the senders. ``outgoing``: own address for connections to peers."""
+    """The handlers of these requests, and the senders."""
 
-    def __init__(self, state: State, pacer: Pacer, outgoing: str) -> None:
-        self._state, self._pacer, self._outgoing = state, pacer, outgoing
+    def __init__(self, state: State) -> None:
+        self._state, self._pacer = state, Pacer()
         self._senders: dict[int, Sender] = {}
         self._traffic: dict[int, list[int]] = {}
         self.handlers: dict[str, Handler] = {
@@ -162,7 +162,7 @@ class Owner:
         }
         limits = state.limits
         try:
-            with transfer.connect(self._address(host), limits.connect, self._outgoing) as sock:
+            with wire.connect(self._address(host), limits.connect) as sock:
                 sock.settimeout(
                     limits.silence + limits.membership + message["slots"] * shelf.capacity / ALLOCATION
                 )
@@ -230,7 +230,6 @@ class Owner:
                 state.limits,
                 lambda: (state.committed, state.base),
                 state.folder.layout,
-                self._outgoing,
             )
         self._senders[host].add(delivery)
 
@@ -297,7 +296,7 @@ class Owner:
             hosts = state.membership.hosts if state.membership else ()
             if not isinstance(wanted, int) or not 0 <= wanted < len(hosts):
                 raise CopyError(f"there is no place {wanted!r}")
-            return {"address": hosts[wanted].memory, "outgoing": self._outgoing}
+            return {"address": hosts[wanted].memory}
 
     def _give_traffic(self) -> Message:
         with self._state.changed:

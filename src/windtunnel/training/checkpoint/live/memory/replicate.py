@@ -195,10 +195,9 @@ class Sender:
         limits: Limits,
         known: Callable[[], tuple[int, int]],
         layout: Callable[[str], bytes | None],
-        outgoing: str = "",
     ) -> None:
         self.host = host
-        self._pacer, self._limits, self._outgoing = pacer, limits, outgoing
+        self._pacer, self._limits = pacer, limits
         self._known, self._layout = known, layout
         self._queue: deque[Delivery] = deque()
         self._changed = threading.Condition()
@@ -338,7 +337,7 @@ class Sender:
 
     def _connection(self) -> socket.socket:
         if self._sock is None:
-            sock = transfer.connect(self.host.memory, self._limits.connect, self._outgoing)
+            sock = wire.connect(self.host.memory, self._limits.connect)
             # Longer than the other side waits before it answers.
             sock.settimeout(self._limits.silence + self._limits.slot + self._limits.membership)
             if self._pacer.pace.mode == "idle":

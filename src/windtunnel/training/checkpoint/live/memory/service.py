@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
@@ -29,7 +30,7 @@ from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import free
 from windtunnel.training.checkpoint.live.memory.holder import Holder
 from windtunnel.training.checkpoint.live.memory.owner import Owner
-from windtunnel.training.checkpoint.live.memory.replicate import Limits, Pacer
+from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Listener, Message
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
@@ -41,7 +42,7 @@ _LONGEST_SOCKET_NAME = 100
 
 class MemoryService:
     """``folder``: in tmpfs, of this host alone. ``host``: the address under which peers reach it; it listens
-    there alone. ``outgoing``: own address for connections to peers, which chooses the network card.
+    there alone.
 
     ``address``: "host:port" for peers. ``path``: "unix:/..." for local ranks.
     """
@@ -52,17 +53,15 @@ class MemoryService:
         host: str,
         *,
         context: Context,
-        port: int = 0,
-        outgoing: str = "",
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits()
         self._folder = folder
         self._state = State(folder, context, limits)
         self._holder = Holder(self._state)
-        self._owner = Owner(self._state, Pacer(), outgoing)
+        self._owner = Owner(self._state)
         self._persister = Persister(self._state)
-        outer = socket.create_server((host, port), family=_family(host), backlog=256)
+        outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
         self._peers = Listener(outer, self._holder.handlers, limits.silence)
         self._spare: str | None = None
@@ -196,17 +195,8 @@ class Persister:
             return
         try:
             for header, data in copied:
-                storage.write_shard(
-                    url,
-                    step,
-                    header.shard,
-                    data,
-                    world=header.world,
-                    has_shared=header.has_shared,
-                    generation=header.generation,
-                    layout=header.layout,
-                    checksum=header.checksum,
-                )
+                told = {"layout": header.layout, "checksum": header.checksum, **header.course}
+                storage.write_shard(url, step, header.shard, data, **told)
                 self._urls[key] = (url, header)
         except Exception as error:  # storage has errors of many kinds; the run goes on without this one
             self._not_written(step, url, error)
@@ -255,14 +245,7 @@ class Persister:
             blobs = {
                 digest: self._layout(digest, int(rank)) for rank, given in values.items() for digest in given
             }
-            storage.complete_step(
-                url,
-                header.step,
-                world=header.world,
-                has_shared=header.has_shared,
-                generation=header.generation,
-                layouts=blobs,
-            )
+            storage.complete_step(url, header.step, layouts=blobs, **header.course)
         except Exception as error:
             state.context.event("note", text=f"step {header.step} in {url} is not completed: {error}")
             return
@@ -277,6 +260,6 @@ class Persister:
         membership = state.membership
         assert membership is not None
         address = membership.hosts[rank // membership.per_host].memory
-        with transfer.connect(address, state.limits.connect) as sock:
+        with wire.connect(address, state.limits.connect) as sock:
             sock.settimeout(state.limits.silence)
             return transfer.layout(sock, digest)

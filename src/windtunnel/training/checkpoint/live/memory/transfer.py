@@ -40,21 +40,6 @@ class Refused(Exception):
         self.kind = kind
 
 
-def connect(address: str, timeout: float, outgoing: str = "") -> socket.socket:
-    """A connection to "host:port" or "unix:/path". ``outgoing``: the own address to use (which chooses the
-    network card).
-
-    Raises:
-        OSError: nobody listens there within ``timeout``.
-    """
-    if not outgoing or address.startswith("unix:"):
-        return wire.connect(address, timeout)
-    host, _, port = address.rpartition(":")
-    sock = socket.create_connection((host, int(port)), timeout, source_address=(outgoing, 0))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
 def ask(sock: socket.socket, message: dict[str, Any], data: bytes | None = None) -> dict[str, Any]:
     """Send a request and receive its answer, which has no raw bytes.
 
