@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.training.pipelines.live.entry import LayersLost
-    from windtunnel.training.pipelines.live.even import even_templates
-    from windtunnel.training.pipelines.live.layers import LayerSpec
+    from windtunnel.training.pipelines.live.layers import LayerSpec, even_templates
     from windtunnel.training.pipelines.live.profiler import measure_layers
     from windtunnel.training.pipelines.live.trainer import PipelineTrainer
 
@@ -21,7 +20,7 @@ _WHERE = {
     "LayerSpec": "layers",
     "LayersLost": "entry",
     "PipelineTrainer": "trainer",
-    "even_templates": "even",
+    "even_templates": "layers",
     "measure_layers": "profiler",
 }
 

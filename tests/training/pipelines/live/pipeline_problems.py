@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from windtunnel.training.elastic.determinism import seed_for
-from windtunnel.training.pipelines.live.even import even_templates
-from windtunnel.training.pipelines.live.layers import Layer, LayerSpec
-from windtunnel.training.pipelines.live.sampling import SampleOrder
-from windtunnel.training.pipelines.live.trainer import PipelineTrainer
+from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, even_templates
+from windtunnel.training.pipelines.live.trainer import PipelineTrainer, SampleOrder
 
 WIDTH = 16
 SAMPLES = 40

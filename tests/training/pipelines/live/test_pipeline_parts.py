@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic import determinism
-from windtunnel.training.pipelines.live import storage
-from windtunnel.training.pipelines.live.even import even_templates
-from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, checksum
-from windtunnel.training.pipelines.live.reduce import Holders, Sums
-from windtunnel.training.pipelines.live.sampling import SampleOrder
+from windtunnel.training.pipelines.live import transfer
+from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, checksum, even_templates
 from windtunnel.training.pipelines.live.stage import Stage
+from windtunnel.training.pipelines.live.team import Holders, Sums
+from windtunnel.training.pipelines.live.trainer import SampleOrder
 from windtunnel.training.pipelines.live.transfer import plan_transfers
 from windtunnel.training.pipelines.model import Layout
 from windtunnel.training.pipelines.policy.commit import Standing, resolve
@@ -257,23 +256,23 @@ def test_files_are_whole_or_do_not_count(tmp_path: Path) -> None:
     layer = odd()
     names = ["odd"]
     for step in (1, 2, 3):
-        mark = storage.write_layer(tmp_path, step, 0, layer.pack())
-        assert storage.steps(tmp_path) == list(range(step - 1, max(0, step - 3), -1))
-        storage.write_manifest(tmp_path, step, names, [mark], keep=2)
-    assert storage.steps(tmp_path) == [3, 2]
-    assert checksum(storage.read_layer(tmp_path, 3, 0, names)) == mark
+        mark = transfer.write_layer(tmp_path, step, 0, layer.pack())
+        assert transfer.saved_steps(tmp_path) == list(range(step - 1, max(0, step - 3), -1))
+        transfer.write_manifest(tmp_path, step, names, [mark], keep=2)
+    assert transfer.saved_steps(tmp_path) == [3, 2]
+    assert checksum(transfer.read_layer(tmp_path, 3, 0, names)) == mark
     with pytest.raises(UserError, match="the model has"):
-        storage.read_layer(tmp_path, 3, 0, ["another"])
+        transfer.read_layer(tmp_path, 3, 0, ["another"])
     file = tmp_path / "step-00000003" / "layer-0000"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match="the manifest says"):
-        storage.read_layer(tmp_path, 3, 0, names)
+        transfer.read_layer(tmp_path, 3, 0, names)
     file.unlink()
     with pytest.raises(UserError, match="layer odd cannot be read"):
-        storage.read_layer(tmp_path, 3, 0, names)
+        transfer.read_layer(tmp_path, 3, 0, names)
     (file.parent / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        storage.read_layer(tmp_path, 3, 0, names)
+        transfer.read_layer(tmp_path, 3, 0, names)
 
 
 @pytest.mark.parametrize(

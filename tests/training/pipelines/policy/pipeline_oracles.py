@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 
 from windtunnel.training.pipelines.model import LayerProfile, Layout, Stage, Template, TemplateSet
-from windtunnel.training.pipelines.policy.times import iteration_time
+from windtunnel.training.pipelines.policy.schedule import iteration_time, one_forward_one_backward
 
 
 def layers(times: Sequence[float], state: float = 0.0, activation: float = 0.0) -> list[LayerProfile]:
@@ -116,3 +116,34 @@ def held_by(set: TemplateSet, layout: Layout) -> dict[int, frozenset[int]]:
                 for layer in range(stage.first, stage.last)
             )
     return held
+
+
+def makespan(forward: Sequence[float], backward: Sequence[float], microbatches: int) -> float:
+    """What the 1F1B schedule takes (seconds), with stages that take ``forward[s]`` and ``backward[s]``.
+
+    Messages take no time.
+    """
+    stages = len(forward)
+    plans = [one_forward_one_backward(s, stages, microbatches) for s in range(stages)]
+    done: dict[tuple[str, int, int], float] = {}
+    clocks = [0.0] * stages
+    at = [0] * stages
+    while any(at[s] < len(plans[s]) for s in range(stages)):
+        for s in range(stages):
+            while at[s] < len(plans[s]):
+                kind, m = plans[s][at[s]].kind, plans[s][at[s]].microbatch
+                ahead = kind == "forward"
+                before = (kind, s - 1 if ahead else s + 1, m)
+                if 0 <= before[1] < stages and before not in done:
+                    break
+                start = max(clocks[s], done.get(before, 0.0))
+                clocks[s] = done[kind, s, m] = start + (forward[s] if ahead else backward[s])
+                at[s] += 1
+    return max(clocks)
+
+
+def pipeline_time(times: Sequence[float], microbatches: int) -> float:
+    """What microbatches are shared out by (seconds): forward and backward as one job that passes all
+    stages."""
+    slowest = max(times)
+    return sum(times) - slowest + microbatches * slowest

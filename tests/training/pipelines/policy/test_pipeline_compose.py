@@ -15,12 +15,12 @@ from windtunnel.training.pipelines.policy.compose import (
     _Problem,
     choose_sizes,
     compose,
+    distribute,
     fill_and_step,
     share,
     step_seconds,
     usable,
 )
-from windtunnel.training.pipelines.policy.distribute import distribute
 from windtunnel.training.pipelines.policy.templates import largest_size
 
 whole = st.integers(1, 9).map(float)

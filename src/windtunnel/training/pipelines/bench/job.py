@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from windtunnel.training import elastic
-from windtunnel.training.pipelines.live.even import even_templates
-from windtunnel.training.pipelines.live.layers import LayerSpec
+from windtunnel.training.pipelines.live.layers import LayerSpec, even_templates
 from windtunnel.training.pipelines.live.trainer import PipelineTrainer
 
 LAYERS, WIDTH = 8, 256

@@ -40,7 +40,6 @@ PEER_SCRIPT = Path(__file__).with_name("peer_job.py")
 WARM = (
     *PRELOAD,
     "windtunnel.training.pipelines.live.trainer",
-    "windtunnel.training.pipelines.live.even",
 )
 
 Scheme = Literal["templates", "warm restart"]

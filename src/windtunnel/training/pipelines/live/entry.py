@@ -26,9 +26,8 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog
-from windtunnel.training.pipelines.live import storage
 from windtunnel.training.pipelines.live.team import Team, assigned, make_team
-from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers
+from windtunnel.training.pipelines.live.transfer import copy_layers, plan_transfers, read_layer, saved_steps
 from windtunnel.training.pipelines.model import Layout
 from windtunnel.training.pipelines.policy import Decision, HostsChanged, InDoubt, Observation, after_change
 from windtunnel.training.pipelines.policy.commit import Resolution, Standing, commit_key, resolve
@@ -196,14 +195,14 @@ def _go_back(
 ) -> str:
     """All hosts go back to one checkpoint, or begin at the beginning; where the layers came from."""
     folder = trainer.checkpoint
-    told = job.agree(f"{prefix}/checkpoints", storage.steps(folder) if folder else [])
+    told = job.agree(f"{prefix}/checkpoints", saved_steps(folder) if folder else [])
     common = set.intersection(*(set(steps) for steps in told.values()))
     problems: list[str] = []
     for step in sorted(common, reverse=True):
         assert folder is not None
         blocks, problem = {}, ""
         try:
-            blocks = {index: storage.read_layer(folder, step, index, trainer.names) for index in needed}
+            blocks = {index: read_layer(folder, step, index, trainer.names) for index in needed}
         except UserError as error:
             problem = str(error)
         found = [text for text in job.agree(f"{prefix}/read/{step}", problem).values() if text]

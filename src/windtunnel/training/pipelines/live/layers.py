@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.elastic.determinism import seed_for
+from windtunnel.training.pipelines.model import LayerProfile, TemplateSet
+from windtunnel.training.pipelines.policy.planner import plan
+from windtunnel.training.pipelines.policy.templates import fingerprint
 
 _ALIGN = 16  # bytes: a tensor of any dtype may begin there
 
@@ -236,3 +239,24 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def even_templates(
+    layers: Sequence[LayerSpec], *, n0: int = 1, failures: int = 1, largest: int | None = None
+) -> TemplateSet:
+    """Cuts of ``layers`` into stages of as equal length as can be, for ``n0`` .. ``largest`` hosts.
+
+    ``n0``: fewest hosts whose memory holds the model, as the caller knows. ``failures``: hosts that
+    may be lost at once. ``largest``: as many as there are layers unless given; at least ``2 n0 - 1`` is of
+    use.
+
+    Raises:
+        UserError: there are fewer layers than hosts.
+    """
+    largest = len(layers) if largest is None else largest
+    if not 1 <= n0 <= largest <= len(layers):
+        raise UserError(f"templates for {n0} to {largest} hosts; accepted: 1 to {len(layers)}, the layers")
+    profile = [LayerProfile(layer.name, forward=1.0, backward=2.0) for layer in layers]
+    made = [plan(profile, hosts, 1, 1.0) for hosts in range(n0, largest + 1)]
+    templates = tuple(template for template in made if template is not None)
+    return TemplateSet(n0, failures, templates, fingerprint(profile, (n0, failures, largest)))

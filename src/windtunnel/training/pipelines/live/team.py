@@ -1,12 +1,35 @@
-"""Who does what in one generation: pipelines, stages, microbatches and groups, by rank."""
+"""Who does what in one generation, and how gradients are summed over microbatches and pipelines.
+
+Pipelines cut the model differently, so each layer has its own set of holders, one host of each pipeline,
+and its own group. The loss of a microbatch is weighted by one over the number of all microbatches of the
+step, so the sum over all of them is the gradient of the mean, however they are divided. How the sum is taken
+(floating-point addition is not associative, so the grouping shows in the last bits):
+
+- ``float``: each host adds up its microbatches, then the holders are summed. Fast; the result depends on
+  the layout in the last bits.
+- ``fixed``: gradients become 64-bit integers in steps of ``1 / scale``, whose sums are exact in any order.
+  A run with failures ends with the same bits as one without. Costs: 8 bytes an element on the wire and in
+  memory, a conversion for each microbatch; values below ``0.5 / scale`` (2^-41) vanish. A gradient so large
+  that a sum could overflow is noticed before the sum is used.
+- ``ordered``: each microbatch's gradient is kept, the holders exchange them, and all add them up in the order
+  of the microbatches. The same bits in every layout, without a scale. Costs: as many gradients as there are
+  microbatches, in memory and on the wire.
+
+A layer's sum starts when its last backward here is done, while earlier layers still compute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.pipelines.live.reduce import Holders, make_groups
+from windtunnel.training.pipelines.live.layers import Layer
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
 from windtunnel.training.pipelines.policy.transfers import layers_by_host
 
@@ -99,3 +122,126 @@ def _contiguous(template: Template) -> list[tuple[int, ...]]:
             " works on one device: make templates with one device a host"
         )
     return found
+
+
+Reduction = Literal["float", "fixed", "ordered"]
+
+SCALE = 2.0**40
+_LIMIT = 2.0**62
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Who holds a layer: ranks, ascending; ``group`` of torch.distributed, None where that is one rank.
+
+    ``microbatches``: the range of those that each of the ranks works on.
+    """
+
+    ranks: tuple[int, ...]
+    microbatches: tuple[range, ...]
+    group: Any
+
+
+def make_groups(
+    layers: Sequence[tuple[int, ...]], world: int, timeout: Any = None
+) -> dict[tuple[int, ...], Any]:
+    """A group for each distinct set of holders (``layers``: ranks of each layer, ascending).
+
+    Called by all ranks with the same argument: groups are made in the same order everywhere.
+    """
+    groups: dict[tuple[int, ...], Any] = {}
+    for ranks in sorted(set(layers)):
+        if len(ranks) == world > 1:
+            groups[ranks] = dist.group.WORLD
+        elif len(ranks) > 1:
+            groups[ranks] = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+        else:
+            groups[ranks] = None
+    return groups
+
+
+@dataclass
+class Sums:
+    """The gradients of one step on this host.
+
+    ``holders``: of each layer here, by its index. ``total``: microbatches of the whole step. ``overflow``:
+    a gradient was too large for ``scale``; ``nonfinite``: one was no number and has no fixed-point value.
+    """
+
+    kind: Reduction
+    holders: Mapping[int, Holders]
+    total: int
+    scale: float = SCALE
+    overflow: bool = False
+    nonfinite: bool = False
+    _own: dict[int, Tensor] = field(default_factory=dict)
+    _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    _works: dict[int, list[Any]] = field(default_factory=dict)
+
+    def add(self, layer: Layer, microbatch: int, gradients: list[Tensor]) -> None:
+        """Take in the gradients of the layer's parameters from one microbatch (its number in the step)."""
+        parts = [g.reshape(-1) for g in gradients]
+        flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if flat.dtype in (torch.bfloat16, torch.float16):
+            flat = flat.float()
+        if self.kind == "fixed":
+            flat = self._fixed(flat)
+        if self.kind == "ordered":
+            self._rows.setdefault(layer.index, {})[microbatch] = flat
+        elif layer.index in self._own:
+            self._own[layer.index] += flat
+        else:
+            # A single gradient may be memory that somebody else holds, too
+            self._own[layer.index] = flat.clone() if len(gradients) == 1 else flat
+
+    def start(self, layer: Layer) -> None:
+        """All microbatches of this host are in: begin the sum over the holders."""
+        holders = self.holders[layer.index]
+        if self.kind == "ordered":
+            self._start_ordered(layer.index, holders)
+            return
+        own = self._own[layer.index] = self._own[layer.index].cpu()
+        if holders.group is not None:
+            self._works[layer.index] = [dist.all_reduce(own, group=holders.group, async_op=True)]
+
+    def finish(self, layer: Layer) -> Tensor:
+        """The layer's gradient summed over the whole step: flat, in the parameters' order, on their device,
+        in single precision or better."""
+        for work in self._works.pop(layer.index, []):
+            work.wait()
+        parameter = layer.parameters[0]
+        if self.kind == "ordered":
+            rows = self._rows.pop(layer.index)
+            total = torch.zeros_like(rows[0])
+            for microbatch in range(self.total):
+                total += rows[microbatch]
+        else:
+            total = self._own.pop(layer.index)
+        if self.kind == "fixed":
+            double = any(p.dtype == torch.float64 for p in layer.parameters)
+            total = total.double().div_(self.scale).to(torch.float64 if double else torch.float32)
+        return total.to(parameter.device)
+
+    def _fixed(self, flat: Tensor) -> Tensor:
+        scaled = flat.double().mul_(self.scale).round_()
+        largest = float(scaled.abs().amax()) if scaled.numel() else 0.0
+        if not largest * self.total < _LIMIT:  # also for NaN
+            finite = largest < float("inf")
+            self.overflow, self.nonfinite = self.overflow or finite, self.nonfinite or not finite
+            scaled.zero_()  # its integers would mean nothing
+        return scaled.to(torch.int64)
+
+    def _start_ordered(self, index: int, holders: Holders) -> None:
+        rows = self._rows[index]
+        if holders.group is None:
+            return
+        works = []
+        me = dist.get_rank()
+        shape = next(iter(rows.values()))
+        for rank, microbatches in zip(holders.ranks, holders.microbatches, strict=True):
+            block = torch.stack([rows[m] for m in microbatches]).cpu() if rank == me else None
+            if block is None:
+                block = torch.empty((len(microbatches), shape.numel()), dtype=shape.dtype)
+            works.append(dist.broadcast(block, src=rank, group=holders.group, async_op=True))
+            rows.update({m: block[i] for i, m in enumerate(microbatches)})
+        self._works[index] = works

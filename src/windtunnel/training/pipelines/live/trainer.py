@@ -37,14 +37,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.elastic import determinism
 from windtunnel.training.elastic.determinism import seed_for
-from windtunnel.training.pipelines.live import entry, storage
+from windtunnel.training.pipelines.live import entry, transfer
 from windtunnel.training.pipelines.live.exchange import Exchange
 from windtunnel.training.pipelines.live.layers import Layer, LayerSpec, MakeOptimizer, MakeScheduler
-from windtunnel.training.pipelines.live.reduce import SCALE, Reduction, Sums
-from windtunnel.training.pipelines.live.sampling import SampleOrder
 from windtunnel.training.pipelines.live.stage import InFlight, Loss, Stage
-from windtunnel.training.pipelines.live.team import Team
+from windtunnel.training.pipelines.live.team import SCALE, Reduction, Sums, Team
 from windtunnel.training.pipelines.model import Layout, TemplateSet
 from windtunnel.training.pipelines.policy.commit import commit_key
 from windtunnel.training.pipelines.policy.schedule import one_forward_one_backward
@@ -52,6 +51,22 @@ from windtunnel.training.pipelines.policy.templates import to_json
 
 if TYPE_CHECKING:
     from windtunnel.training.elastic import Job
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """``samples`` in the data set, ``microbatches`` of ``size`` samples in a step."""
+
+    samples: int
+    microbatches: int
+    size: int
+    seed: int
+
+    def microbatch(self, step: int, microbatch: int) -> list[int]:
+        """The indices of the samples of one microbatch (0-based) of ``step`` (0-based)."""
+        begin = (step * self.microbatches + microbatch) * self.size
+        return determinism.samples(self.seed, self.samples, begin, self.size)
+
 
 Batch = Callable[[list[int]], tuple[Any, Any]]
 
@@ -297,7 +312,7 @@ class PipelineTrainer:
         pipelines = len(team.layout.pipelines)
         # Each layer is written by one of its holders, a different pipeline's in turn.
         written = {
-            str(index): storage.write_layer(self.checkpoint, self.version, index, self.layers[index].pack())
+            str(index): transfer.write_layer(self.checkpoint, self.version, index, self.layers[index].pack())
             for index in team.layers
             if index % pipelines == team.pipeline
         }
@@ -306,7 +321,7 @@ class PipelineTrainer:
             checksums.update(told)
         if team.rank == 0:
             ordered = [checksums[str(index)] for index in range(len(self.specs))]
-            storage.write_manifest(self.checkpoint, self.version, self.names, ordered, self.keep)
+            transfer.write_manifest(self.checkpoint, self.version, self.names, ordered, self.keep)
 
     def _finish(self, job: Job, prefix: str) -> dict[str, Any]:
         mine = {layer.name: layer.digest() for layer in self.layers.values()}

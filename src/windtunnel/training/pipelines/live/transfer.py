@@ -1,20 +1,29 @@
-"""Which layers go from whom to whom, and the copying.
+"""Layers copied: which go from whom to whom, and which to disk.
 
 The plan follows from what each host holds in fact, not from the layout before: a recovery may have been
 broken off by the next failure. Sources are chosen by the policy that the twin asks (`policy.transfers`). A
 layer's whole state is sent: without the optimizer's the trajectory would change. Sends do not block, and all
 hosts walk through the same list, so no order can deadlock.
+
+On disk is what the job falls back to when the last copy of a layer is lost. A step is a folder
+``step-00000040`` with one file a layer and, last, ``manifest.json`` with the checksum of each: a folder
+without a whole manifest does not count. The folder must be one that all hosts see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from windtunnel.base.errors import UserError
+from windtunnel.store.objects.files import LocalFiles, ObjectError, told
+from windtunnel.store.objects.manifest import seal, unseal
 from windtunnel.training.pipelines.live.layers import Layer, checksum
 from windtunnel.training.pipelines.model import Transfer
 from windtunnel.training.pipelines.policy.transfers import spread
@@ -95,3 +104,73 @@ def _with_head(block: Tensor) -> tuple[Tensor, Tensor]:
 
 def _parts(head: Tensor, block: Tensor) -> list[Tensor]:
     return [head, *block.split(_PART)]
+
+
+_KIND, _VERSION = "step of a pipeline", 1
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a step's manifest says: names of the layers and checksums of their files."""
+
+    step: int
+    layers: tuple[str, ...]
+    checksums: tuple[str, ...]
+
+
+def write_layer(folder: Path, step: int, index: int, block: Tensor) -> str:
+    """Write one layer's block of ``step``; its checksum."""
+    _write(LocalFiles(str(folder)), _layer(step, index), block.numpy().data)
+    return checksum(block)
+
+
+def write_manifest(folder: Path, step: int, names: list[str], checksums: list[str], keep: int) -> None:
+    """Make ``step`` count, and remove all but the ``keep`` newest steps."""
+    files = LocalFiles(str(folder))
+    saved = Saved(step, tuple(names), tuple(checksums))
+    _write(files, f"{_folder(step)}/{_MANIFEST}", seal(_KIND, _VERSION, saved))
+    with told(f"old steps in {folder}"):
+        for old in saved_steps(folder)[keep:]:
+            files.remove(f"{_folder(old)}/{_MANIFEST}")
+            files.remove(_folder(old))
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a manifest, the newest first."""
+    found = [path.parent.name.removeprefix("step-") for path in folder.glob(f"step-*/{_MANIFEST}")]
+    return sorted((int(step) for step in found if step.isdecimal()), reverse=True)
+
+
+def read_layer(folder: Path, step: int, index: int, names: list[str]) -> Tensor:
+    """A layer's verified block.
+
+    Raises:
+        UserError: the files are missing, cut short, altered, or of another model.
+    """
+    files, where = LocalFiles(str(folder)), folder / _folder(step) / _MANIFEST
+    try:
+        saved = unseal(Saved, _KIND, _VERSION, files.read(f"{_folder(step)}/{_MANIFEST}"), str(where))
+        block = torch.frombuffer(bytearray(files.read(_layer(step, index))), dtype=torch.uint8)
+    except (OSError, ObjectError, ValueError) as error:  # torch takes no empty buffer
+        raise UserError(f"{where.parent}: layer {names[index]} cannot be read: {error}") from None
+    if saved.layers != tuple(names):
+        raise UserError(f"{where}: layers {list(saved.layers)}; the model has {names}")
+    found, expected = checksum(block), saved.checksums[index]
+    if found != expected:
+        raise UserError(f"{folder / _layer(step, index)}: checksum {found}; the manifest says {expected}")
+    return block
+
+
+def _folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _layer(step: int, index: int) -> str:
+    return f"{_folder(step)}/layer-{index:04d}"
+
+
+def _write(files: LocalFiles, name: str, data: bytes | memoryview) -> None:
+    with told("a step cannot be saved"):
+        files.write(name, data)
+        files.settle()

@@ -17,7 +17,7 @@ Oobleck (Jang et al., SOSP 2023, section 4.2) splits the layers recursively and 
 part (`bench.planner` has it). That is not optimal, since which half is best depends on where the slowest
 stage of the whole will be: for layers of 13, 2, 3, 1, 1, 2, 2, 1, 20, 1 in 3 stages it finds 277 where 268 is
 possible. Here the slowest stage's time is guessed instead: every range of layers gives a candidate, and for
-each one two tables hold the rest (`search`). A lower bound ends the guesses early. Times are rounded to
+each one two tables hold the rest (`fill`). A lower bound ends the guesses early. Times are rounded to
 picoseconds, so that stages of equal layers are equal.
 """
 
@@ -30,8 +30,7 @@ from typing import Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import LayerProfile, Stage, Template
-from windtunnel.training.pipelines.policy.search import INFINITE, fill
-from windtunnel.training.pipelines.policy.times import iteration_time
+from windtunnel.training.pipelines.policy.schedule import iteration_time
 
 MICROBATCHES_A_STAGE = 4
 """Templates are made for so many microbatches a stage, as published."""
@@ -185,7 +184,7 @@ class _Problem:
         return np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
 
     def tables(self, w: int, most: int) -> tuple[Any, Any]:
-        """Both tables of `search.fill` for the slowest time ``w`` and up to ``most`` stages (overwritten by
+        """Both tables of `fill` for the slowest time ``w`` and up to ``most`` stages (overwritten by
         the next call)."""
         run = _compiled_fill() if self._compiled else fill
         power, time, state, activation = self._inputs
@@ -313,3 +312,85 @@ def _scale(seconds: Sequence[Sequence[float]], microbatches: int) -> int:
     while scale > 1 and largest * scale > INFINITE // 4:
         scale //= 10
     return scale
+
+
+INFINITE = 1 << 62
+
+# A table of integers: a list, or an array of int64 when compiled.
+Table = Any
+
+
+def fill(
+    w: int,
+    layers: int,
+    most: int,
+    devices: int,
+    per_host: int,
+    in_flight: int,
+    power: Table,
+    time: Table,
+    state: Table,
+    activation: Table,
+    memory: int,
+    after: Table,
+    whole: Table,
+) -> None:
+    """The best cut for one bottleneck time ``w``, over all numbers of stages up to ``most`` at once.
+
+    For the slowest stage's time ``w`` the published formula splits into one term for each stage (``j``:
+    stages from this one to the end, itself included; ``N``: microbatches):
+
+        before the slowest:  w_i          the slowest itself:  (N + 1 - j) w          after it:  2 w_i
+
+    so two tables, filled from the end of the model, hold the optimum: ``after[j, r, p]``, the least cost of
+    layers ``p``.. on the last ``r`` devices in ``j`` stages that are all faster than ``w``; and ``whole[j, r,
+    p]``, the same with the slowest among them and none slower before it, without the term ``N w``. Only ``N
+    w`` depends on the number of stages, so one pass serves all of them, and the memory of a stage (which
+    holds a microbatch for each stage from it to the end) depends on ``j`` alone. Everything is in integers:
+    equal stages are equal, and ties are seen.
+
+    Plain Python that Numba can compile: small searches run as they are, large ones compiled. All tables are
+    flat; entry ``(j, r, p)`` lies at ``(j * (devices + 1) + r) * (layers + 1) + p``.
+
+    ``power``: devices that a stage may have. ``time[d * (layers + 1) + p]``: what the first ``p`` layers
+    take on ``power[d]`` devices. ``state``, ``activation``: bytes of the first ``p`` layers. ``memory``: of
+    one device. ``in_flight``: no stage holds more microbatches than that.
+    """
+    width = layers + 1
+    for i in range((devices + 1) * width):
+        after[i] = INFINITE
+        whole[i] = INFINITE
+    after[layers] = 0
+    for j in range(1, most + 1):
+        held = min(j, in_flight)
+        for r in range(devices + 1):
+            here = (j * (devices + 1) + r) * width
+            for p in range(width):
+                after[here + p] = INFINITE
+                whole[here + p] = INFINITE
+            if r < j or r > j * per_host:
+                continue
+            room = (r - 1) % per_host + 1
+            for d in range(len(power)):
+                if power[d] > room:
+                    break
+                there = ((j - 1) * (devices + 1) + r - power[d]) * width
+                limit = memory * power[d]
+                for p in range(layers - j + 1):
+                    best = after[here + p]
+                    best_whole = whole[here + p]
+                    for q in range(p + 1, layers - j + 2):
+                        took = time[d * width + q] - time[d * width + p]
+                        if took > w:
+                            break
+                        if state[q] - state[p] + (activation[q] - activation[p]) * held > limit:
+                            break
+                        if took < w:
+                            if after[there + q] + 2 * took < best:
+                                best = after[there + q] + 2 * took
+                        elif after[there + q] < INFINITE and after[there + q] + (1 - j) * w < best_whole:
+                            best_whole = after[there + q] + (1 - j) * w
+                        if whole[there + q] < INFINITE and whole[there + q] + took < best_whole:
+                            best_whole = whole[there + q] + took
+                    after[here + p] = best
+                    whole[here + p] = best_whole

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -50,13 +49,6 @@ def minimum_hosts(
             return hosts
     reason = why_not(profile, limit, devices_per_host, memory, microbatches=microbatches)
     raise UserError(f"the model fits no number of hosts up to {limit}: {reason}")
-
-
-def estimated_hosts(profile: Sequence[LayerProfile], devices_per_host: int, memory: float) -> int:
-    """The published artifact's estimate of n0: all state and the largest activation over a host's
-    memory."""
-    need = sum(layer.state_bytes for layer in profile) + max(layer.activation_bytes for layer in profile)
-    return max(1, math.ceil(need / (devices_per_host * memory)))
 
 
 def count_needed(n0: int, failures: int) -> int:
