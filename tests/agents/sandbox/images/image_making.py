@@ -33,6 +33,11 @@ def made(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
+def packed(store: Path) -> int:
+    """Bytes of all packs of the page store in a folder."""
+    return sum(pack.stat().st_size for pack in (store / "images").glob("*.pack"))
+
+
 def image(folder: Path, *seeds: int) -> Path:
     """An image with these pages of memory and some small files."""
     return made(

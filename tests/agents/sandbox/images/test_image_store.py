@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_making import content, image, made, page
+from image_making import content, image, made, packed, page
 
 from windtunnel.agents.sandbox.live.images import PageStore
 from windtunnel.store.objects import ObjectError
@@ -222,9 +222,9 @@ def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, objec
                 model.pop(f"c{value}", None)
             elif what == "collect":
                 needed = {f"c{one}" for one in value}
-                before = store.stats().unique
+                before = packed(root / "store")
                 freed = store.collect(needed)
-                assert store.stats().unique == before - freed
+                assert packed(root / "store") == before - freed
                 model = {id: pages for id, pages in model.items() if id in needed | young}
             else:
                 store, young = PageStore(root / "store", keep_raw=0), set()
@@ -235,7 +235,7 @@ def test_collect_removes_only_what_nothing_needs(todo: Sequence[tuple[str, objec
         for id in list(model):
             store.drop(id)
         store.collect([])
-        assert store.stats().unique == 0
+        assert packed(root / "store") == 0
         assert list((root / "store" / "images").iterdir()) == []
 
 
@@ -245,7 +245,7 @@ def test_a_pack_of_which_little_is_needed_is_thinned(tmp_path: Path) -> None:
     store.keep("b", image(tmp_path / "b", 5, 99, 140, 200))
     store.drop("a")
     assert store.collect(["b"]) > 140 * 4096
-    assert store.stats().unique < 12 * 4096
+    assert packed(tmp_path / "store") < 12 * 4096
     store.materialise("b", tmp_path / "out")
     assert content(tmp_path / "out") == content(tmp_path / "b")
     # pages that went are stored again, those that stayed are not
@@ -297,7 +297,7 @@ def test_many_threads_keep_and_collect_at_once(tmp_path: Path) -> None:
     for number, folder in enumerate(folders):
         fresh.materialise(f"c{number}", tmp_path / f"out{number}")
         assert content(tmp_path / f"out{number}") == content(folder)
-    assert fresh.stats().unique < 8 * 60 * 4096
+    assert packed(tmp_path / "store") < 8 * 60 * 4096
 
 
 def test_what_a_dead_process_was_working_on_is_removed(tmp_path: Path) -> None:

@@ -31,28 +31,18 @@ from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
 from windtunnel.base.atomic import PART
 from windtunnel.store.objects.files import ObjectError, checked, told
 
-IMAGE, PACK = ".image", ".pack"
+IMAGE = ".image"
 
 Marks = dict[str, tuple[int, int]]
 """Size and time of change (ns) of each file of an image."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredImage:
     """What ``keep`` stored. ``bytes_raw``: size of the image; ``bytes_new``: by how much the store grew."""
 
     bytes_raw: int
     bytes_new: int
-
-
-@dataclass(frozen=True)
-class StoreStats:
-    """``unique``: bytes on the disk without the raw images; ``logical``: bytes of all images that can be
-    read; ``new``: for each of them the bytes that it added."""
-
-    unique: int
-    logical: int
-    new: dict[str, int]
 
 
 class PageStore:
@@ -75,7 +65,7 @@ class PageStore:
         self._known: Known | None = None
         self._loading = threading.Lock()
 
-    def keep(self, id: str, images: Path, *, like: str = "") -> Kept:
+    def keep(self, id: str, images: Path, *, like: str = "") -> StoredImage:
         """Store the folder ``images`` under ``id``; on the disk on return. The folder stays the caller's.
 
         ``like``: an image that is probably much the same, best the one before of the same sandbox.
@@ -95,7 +85,7 @@ class PageStore:
             self._young.add(id)
             with contextlib.suppress(OSError):
                 self._raw.put(id, images)
-        return Kept(*kept)
+        return StoredImage(*kept)
 
     def materialise(self, id: str, into: Path) -> None:
         """Write the files of an image into the folder ``into``, which must be empty or not there yet.
@@ -163,21 +153,6 @@ class PageStore:
                 return outlet.problems(self._folder, self.recipe(id), self._jobs)
             except ObjectError as error:
                 return [str(error)]
-
-    def stats(self) -> StoreStats:
-        """Sizes. An image that cannot be read counts only by what it takes on the disk."""
-        unique, logical, new = 0, 0, {}
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                size = entry.stat().st_size
-                if entry.name.endswith(PACK):
-                    unique += size
-                elif entry.name.endswith(IMAGE):
-                    new[entry.name.removesuffix(IMAGE)] = size
-        for id in new:
-            with contextlib.suppress(ObjectError):
-                logical += sum(size for _, size in self.recipe(id).files)
-        return StoreStats(unique, logical, new)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
