@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import IO, cast
 
 from windtunnel.agents.sandbox.live.files import Pool
-from windtunnel.agents.sandbox.live.images import intake, outlet
-from windtunnel.agents.sandbox.live.images.intake import Known
+from windtunnel.agents.sandbox.live.images import reader, writer
 from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
 from windtunnel.agents.sandbox.live.images.packs import LEVEL, Pack, opened
 from windtunnel.agents.sandbox.live.images.store import PageStore
+from windtunnel.agents.sandbox.live.images.writer import Known
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.base.errors import UserError
 from windtunnel.store.objects import chunks
@@ -146,7 +146,7 @@ def _send_image(
     images, made = work / "images", work / "made"
     made.mkdir()
     pages.materialise(id, images)
-    intake.keep(made, id, images, known, None, jobs)
+    writer.keep(made, id, images, known, None, jobs)
     (path,) = made.glob("*.pack")
     with opened(path) as one:
         recipe = one.recipe()
@@ -213,7 +213,7 @@ def _put_together(work: Path, own: Path) -> None:
         recipe = pack.recipe()
     (work / "images").mkdir()
     with ThreadPoolExecutor(TRANSFERS) as jobs:
-        outlet.write(work, recipe, work / "images", jobs)
+        reader.materialise(work, recipe, work / "images", jobs)
 
 
 def _publish(

@@ -25,9 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.images import intake, outlet
-from windtunnel.agents.sandbox.live.images.intake import Known
+from windtunnel.agents.sandbox.live.images import reader, writer
 from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
+from windtunnel.agents.sandbox.live.images.writer import Known
 from windtunnel.base.atomic import PART
 from windtunnel.store.objects.files import ObjectError, checked, told
 
@@ -81,7 +81,7 @@ class PageStore:
                 with contextlib.suppress(ObjectError), opened(self._path(like)) as pack:
                     base = (folder, pack.recipe())
             with told(f"image {id} cannot be kept"):
-                kept = intake.keep(self._folder, id, images, known, base, self._jobs)
+                kept = writer.keep(self._folder, id, images, known, base, self._jobs)
             self._young.add(id)
             with contextlib.suppress(OSError):
                 self._raw.put(id, images)
@@ -102,7 +102,7 @@ class PageStore:
             try:
                 self._recheck(recipe)
                 if not self._raw.give(id, into):
-                    outlet.write(self._folder, recipe, into, self._jobs)
+                    reader.materialise(self._folder, recipe, into, self._jobs)
                     self._raw.put(id, into)
             except (OSError, ObjectError):
                 for file in into.iterdir():
@@ -142,7 +142,7 @@ class PageStore:
                     self.drop(id)
             with told("the page store cannot be collected"):
                 self._advance()
-                freed = intake.sweep(self._folder)
+                freed = writer.sweep(self._folder)
             self._raw.forget_all_but(set(self.ids()))
             return freed
 
@@ -150,7 +150,7 @@ class PageStore:
         """Read every page of an image from its pack; what is damaged, in words."""
         with self._held(fcntl.LOCK_SH):
             try:
-                return outlet.problems(self._folder, self.recipe(id), self._jobs)
+                return reader.problems(self._folder, self.recipe(id), self._jobs)
             except ObjectError as error:
                 return [str(error)]
 
@@ -173,7 +173,7 @@ class PageStore:
         if folder is None:
             return
         with contextlib.suppress(ObjectError, OSError):
-            if outlet.matches(self._folder, recipe, folder):
+            if reader.matches(self._folder, recipe, folder):
                 self._raw.trust(recipe.id)
                 return
         self._raw.forget(recipe.id)
@@ -200,7 +200,7 @@ class PageStore:
         with self._loading:
             epoch = self._epoch()
             if self._known is None or self._known.epoch != epoch:
-                self._known = intake.load(self._folder, epoch)
+                self._known = writer.load(self._folder, epoch)
             return self._known
 
 

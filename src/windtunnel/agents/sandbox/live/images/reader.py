@@ -60,7 +60,7 @@ class _Packs:
                 yield pack, index, frame, which[chosen], rows
 
 
-def write(folder: Path, recipe: Recipe, into: Path, jobs: Executor) -> None:
+def materialise(folder: Path, recipe: Recipe, into: Path, jobs: Executor) -> None:
     """Write every file of the image into ``into``. While some pages are written the next are read."""
     buffers = [np.empty((min(_TOGETHER, len(recipe.places)), PAGE), np.uint8) for _ in range(2)]
     for name, _ in recipe.files:
