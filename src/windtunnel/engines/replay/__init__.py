@@ -2,16 +2,11 @@
 
 Every rank has a host thread that issues nodes in order and device queues (streams) that run them first in,
 first out; *joins* (collectives and messages) start when all their members are ready. `replay` gives all
-times, `critical_path` what the job was waiting for, and `symmetry` shrinks a job to one rank of each kind
-without changing a time.
+times; `colour` finds the ranks that do everything at the same instants, of which one need be replayed.
 """
 
 from windtunnel.engines.replay.engine import replay
 from windtunnel.engines.replay.layout import Program, ReplayJob, ReplayResult, Stalled
-from windtunnel.engines.replay.path import ISSUE, RUN, TRANSFER, Path, critical_path
-from windtunnel.engines.replay.symmetry import colour, job_colours, quotient
+from windtunnel.engines.replay.symmetry import colour
 
-__all__ = [
-    "ISSUE", "RUN", "TRANSFER", "Path", "Program", "ReplayJob", "ReplayResult", "Stalled", "colour",
-    "critical_path", "job_colours", "quotient", "replay",
-]  # fmt: skip
+__all__ = ["Program", "ReplayJob", "ReplayResult", "Stalled", "colour", "replay"]

@@ -1,4 +1,4 @@
-"""Ranks that cannot be told apart: the smallest job whose replay gives the same times.
+"""Ranks that cannot be told apart: one of each kind has the times of all.
 
 Two ranks that run the same program at the same speed, and whose k-th joins are with ranks that are alike in
 turn, do everything at the same instants, because a time is a maximum and a sum over times of their peers.
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.engine import starts
-from windtunnel.engines.replay.layout import Floats, Ints, Longs, ReplayJob, jit
+from windtunnel.engines.replay.layout import Ints, Longs, jit
 
 Hashes = NDArray[np.uint64]
 
@@ -52,63 +51,6 @@ def colour(rank_key: Longs, rank_group_ptr: Longs, rank_group: Longs, group_key:
         if finer_count == count:
             return finer
         colours, count = finer, finer_count
-
-
-def job_colours(job: ReplayJob) -> Ints:
-    """The colours of a job's ranks by its programs, scales and joins: `quotient` with them is exact."""
-    columns = np.column_stack([job.rank_program, job.compute_scale, job.issue_scale])
-    _, key = np.unique(columns, axis=0, return_inverse=True)
-    return colour(key.reshape(-1), job.rank_join_ptr, job.rank_join, _join_keys(job, _member_counts(job)))
-
-
-def quotient(job: ReplayJob, colours: Ints) -> ReplayJob:
-    """The job of one rank a colour, whose rank c does what every rank of colour c does in ``job``, at the
-    same times.
-
-    Joins whose members have the same colours at the same ordinals become one join, which has one member for
-    each colour and ordinal.
-
-    Raises:
-        ValueError: ranks of one colour differ in program, scale or in what they join, or the job has
-            jitter, which tells all ranks apart.
-    """
-    if job.jitter > 0:
-        raise ValueError("jitter tells all ranks apart: take the quotient without it")
-    _, first = np.unique(colours, return_index=True)
-    like = first[colours]
-    for name in ("rank_program", "compute_scale", "issue_scale"):
-        values = getattr(job, name)
-        if np.any(values != values[like]):
-            raise ValueError(f"ranks of one colour differ in {name}")
-    ptr = np.ascontiguousarray(job.rank_join_ptr, np.int64)
-    counts = _member_counts(job)
-    hashes = _group_hashes(
-        colours.astype(np.int32), ptr, job.rank_join, _join_keys(job, counts).view(np.uint64)
-    )
-    if not _same_joins(like, ptr, job.rank_join, hashes):
-        raise ValueError("ranks of one colour differ in what they join")
-    kept = np.concatenate([np.zeros(0, np.int64), *(job.rank_join[ptr[r] : ptr[r + 1]] for r in first)])
-    _, one, join = np.unique(hashes[kept], return_index=True, return_inverse=True)
-    original = kept[one]
-    absent = job.join_size[original] - counts[original]
-    return ReplayJob(
-        programs=job.programs, rank_program=job.rank_program[first], compute_scale=job.compute_scale[first],
-        issue_scale=job.issue_scale[first], rank_join_ptr=starts(np.diff(ptr)[first]),
-        rank_join=join.reshape(-1).astype(np.int64),
-        join_size=(np.bincount(join.reshape(-1), minlength=len(original)) + absent).astype(np.int32),
-        join_duration=job.join_duration[original], seed=job.seed,
-    )  # fmt: skip
-
-
-def _member_counts(job: ReplayJob) -> Longs:
-    return np.bincount(job.rank_join, minlength=len(job.join_size))
-
-
-def _join_keys(job: ReplayJob, counts: Longs) -> Longs:
-    """Equal where joins last equally long and lack equally many members."""
-    lacking = (job.join_size - counts).astype(np.int64)
-    durations: Floats = np.ascontiguousarray(job.join_duration, np.float64) + 0.0
-    return durations.view(np.int64) ^ (lacking << 32)
 
 
 def _dense(values: NDArray[Any]) -> tuple[Ints, int]:
@@ -150,16 +92,3 @@ def _rank_hashes(colours: Ints, ptr: Longs, group: Longs, hashes: Hashes) -> Has
             word = _mix(word * np.uint64(3) + hashes[group[k]])
         found[r] = word
     return found
-
-
-@jit
-def _same_joins(like: Longs, ptr: Longs, join: Longs, hashes: Hashes) -> bool:
-    """Whether the joins of every rank r hash as those of rank ``like[r]``, by ordinal."""
-    for r in range(len(like)):
-        s = like[r]
-        if ptr[r + 1] - ptr[r] != ptr[s + 1] - ptr[s]:
-            return False
-        for x in range(ptr[r + 1] - ptr[r]):
-            if hashes[join[ptr[r] + x]] != hashes[join[ptr[s] + x]]:
-                return False
-    return True
