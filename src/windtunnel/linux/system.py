@@ -10,6 +10,8 @@ import errno
 import fcntl
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +81,22 @@ def file_system(path: Path | str) -> int:
     """The magic number of the file system on which ``path`` lies (statfs(2)); 0 where there is nothing."""
     fields = (ctypes.c_long * 32)()
     return fields[0] if libc.statfs(os.fsencode(path), fields) == 0 else 0
+
+
+def in_sbin(program: str) -> str | None:
+    """Where a program of the administrator's is, whether or not his folders are in PATH."""
+    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin")
+
+
+def has_file_system(kind: str) -> bool:
+    """Whether the kernel knows a kind of file system; its module is loaded where that is allowed."""
+
+    def known() -> bool:
+        return kind in Path("/proc/filesystems").read_text(encoding="ascii").split()
+
+    if not known() and os.geteuid() == 0 and (modprobe := in_sbin("modprobe")):
+        subprocess.run([modprobe, "-q", kind], capture_output=True, timeout=20, check=False)
+    return known()
 
 
 def adopt_orphans() -> None:

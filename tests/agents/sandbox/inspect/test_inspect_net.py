@@ -13,6 +13,7 @@ from inspect_cell import Cell, files_may_have_changed
 
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.inspect.files import MOST, Changes
+from windtunnel.agents.sandbox.live.inspect.syscalls import CREATED, DELETED, MODIFIED, RENAMED
 
 NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "e", "e/a", "L", "L/a"])
 STEPS = st.lists(
@@ -42,16 +43,16 @@ class Model:
             return
         here = self.files.get(path)
         if kind in ("write", "append", "truncate") and here != "dir":
-            (self.changes.modified if here else self.changes.created)(path)
+            self.changes.note(MODIFIED if here else CREATED, path)
             self.files[path] = object()
         elif kind == "mkdir" and here is None:
             self.files[path] = "dir"
-            self.changes.created(path)
+            self.changes.note(CREATED, path)
         elif (kind == "remove" and here not in (None, "dir")) or (
             kind == "rmdir" and here == "dir" and not self.under(path)
         ):
             del self.files[path]
-            self.changes.deleted(path)
+            self.changes.note(DELETED, path)
         elif kind == "rename" and here is not None:
             self.rename(path, b"/" + names[1].encode())
 
@@ -66,8 +67,8 @@ class Model:
             return
         moved = {new + one[len(old) :]: self.files.pop(one) for one in [*self.under(old), old]}
         self.files.update(moved)
-        self.changes.deleted(old)
-        self.changes.moved_in(new)
+        self.changes.note(DELETED, old)
+        self.changes.note(RENAMED, new)
 
 
 @given(STEPS)
@@ -89,19 +90,19 @@ def test_no_sequence_of_changes_is_missed(steps: list[tuple[str, ...]]) -> None:
 
 def test_created_then_deleted_cancels_and_a_directory_covers_what_is_in_it() -> None:
     changes = Changes()
-    changes.created(b"/t")
-    changes.modified(b"/t/x")
-    changes.deleted(b"/t/x")
-    changes.moved_in(b"/t/y")
-    changes.deleted(b"/t/y")
-    changes.deleted(b"/t")
+    changes.note(CREATED, b"/t")
+    changes.note(MODIFIED, b"/t/x")
+    changes.note(DELETED, b"/t/x")
+    changes.note(RENAMED, b"/t/y")
+    changes.note(DELETED, b"/t/y")
+    changes.note(DELETED, b"/t")
     assert changes.net(lambda path: None) == ([], 0)
 
 
 def test_more_paths_than_are_remembered_are_still_counted() -> None:
     changes = Changes()
     for number in range(MOST + 7):
-        changes.created(b"/%d" % number)
+        changes.note(CREATED, b"/%d" % number)
     assert changes.net(lambda path: None)[1] == 7
 
 

@@ -11,9 +11,7 @@ import errno
 import os
 import platform
 import re
-import shutil
 import struct
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,10 +19,12 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.criu.find import default_prefix, find_criu, known_trial
+from windtunnel.agents.sandbox.live.files import btrfs as pools
 from windtunnel.agents.sandbox.live.inspect import marks, memory
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.model import Capability, Facility
 from windtunnel.linux import LinuxError, bpf, cgroup
+from windtunnel.linux.system import has_file_system, in_sbin
 
 RETURN_ZERO = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
 CAP_SYS_ADMIN = 21
@@ -43,26 +43,12 @@ def root() -> Probe:
 
 
 def file_system(name: str) -> Probe:
-    """Whether the kernel has a file system, loading its module where that is allowed."""
-
-    def known() -> bool:
-        return name in Path("/proc/filesystems").read_text().split()
-
-    if not known() and os.geteuid() == 0 and (modprobe := shutil.which("modprobe", path=_sbin())):
-        subprocess.run([modprobe, "-q", name], capture_output=True, timeout=20)
-    return (True, "in the kernel") if known() else (False, "not in this kernel")
+    return (True, "in the kernel") if has_file_system(name) else (False, "not in this kernel")
 
 
 def btrfs() -> Probe:
-    works, words = file_system("btrfs")
-    tool = shutil.which("mkfs.btrfs", path=_sbin())
-    if not works:
-        return False, words
-    if tool is None:
-        return False, "in the kernel, but mkfs.btrfs is missing"
-    if not os.path.exists("/dev/loop-control"):
-        return False, "in the kernel, but there are no loop devices to put it on"
-    return True, f"in the kernel, with {tool}"
+    lacking = pools.lacking()
+    return not lacking, lacking or f"in the kernel, with {in_sbin('mkfs.btrfs')}"
 
 
 def ebpf() -> Probe:
@@ -125,10 +111,6 @@ def cgroup2() -> Path | None:
         return cgroup.mounts().unified
     except LinuxError:
         return None
-
-
-def _sbin() -> str:
-    return os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
 
 
 SETUP = "windtunnel sandbox setup"

@@ -22,6 +22,7 @@ from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.run import Criu
 from windtunnel.base import atomic, paths
 from windtunnel.base.processes import boot_id
+from windtunnel.linux.system import in_sbin
 
 
 def default_prefix() -> Path:
@@ -32,10 +33,8 @@ def default_prefix() -> Path:
 def find_criu() -> Criu | None:
     """The CRIU to use: ``$WINDTUNNEL_CRIU``, the own folder, PATH; None when there is none."""
     given = os.environ.get("WINDTUNNEL_CRIU")
-    candidates = [given, str(default_prefix() / "bin" / "criu"), shutil.which("criu")]
-    if not given and os.geteuid() == 0:
-        candidates.append(shutil.which("criu", path="/usr/local/sbin:/usr/sbin:/sbin"))
-    for candidate in candidates:
+    found = in_sbin("criu") if not given and os.geteuid() == 0 else shutil.which("criu")
+    for candidate in (given, str(default_prefix() / "bin" / "criu"), found):
         if candidate and os.access(candidate, os.X_OK):
             version = version_of(Path(candidate))
             if version:

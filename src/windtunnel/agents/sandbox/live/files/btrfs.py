@@ -28,7 +28,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.linux import mounts
-from windtunnel.linux.system import BTRFS, file_system, ioctl, locked, opened
+from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin, ioctl, locked, opened
 
 SMALLEST = 128 << 20
 LARGEST_DEFAULT = 64 << 30
@@ -96,13 +96,9 @@ def mount_pool(folder: Path, size: int | None) -> None:
         _mount(image, folder)
 
 
-def _mkfs() -> str | None:
-    return shutil.which("mkfs.btrfs", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-
-
 def _make(image: Path, size: int | None) -> None:
     """The file system is made beside its name and renamed when it is whole."""
-    program = _mkfs()
+    program = in_sbin("mkfs.btrfs")
     if program is None:
         raise PoolError("mkfs.btrfs is missing; install btrfs-progs, or use a pool of kind 'copy'")
     if size is None:
@@ -147,17 +143,16 @@ def _mount(image: Path, folder: Path) -> None:
 
 def usable(folder: Path) -> str:
     """Why this process cannot have a btrfs at ``folder``; empty when it can."""
-    if os.geteuid() != 0:
-        return "mounting needs root"
-    with open("/proc/filesystems", encoding="ascii") as kinds:
-        known = any(line.split()[-1] == "btrfs" for line in kinds)
-    if not known and subprocess.run(["modprobe", "-q", "btrfs"], capture_output=True, check=False).returncode:
+    return "mounting needs root" if os.geteuid() != 0 else lacking(made=image_of(folder).exists())
+
+
+def lacking(*, made: bool = False) -> str:
+    """What this host lacks for a btrfs in a file, ``made`` already or not; empty for nothing."""
+    if not has_file_system("btrfs"):
         return "this kernel has no btrfs"
     if not os.path.exists("/dev/loop-control"):
         return "there are no loop devices"
-    if not image_of(folder).exists() and _mkfs() is None:
-        return "mkfs.btrfs is missing; install btrfs-progs"
-    return ""
+    return "" if made or in_sbin("mkfs.btrfs") else "mkfs.btrfs is missing; install btrfs-progs"
 
 
 def _block(raw: bytes) -> ctypes.Array[ctypes.c_char]:

@@ -74,22 +74,12 @@ class Changes:
             at = path.rfind(b"/", 0, at)
         return False
 
-    def created(self, path: bytes) -> None:
-        self._touched(path, False).replaced = True
-
-    def modified(self, path: bytes) -> None:
-        self._touched(path, True).modified = True
-
-    def metadata(self, path: bytes) -> None:
-        self._touched(path, True)
-
-    def deleted(self, path: bytes) -> None:
-        self._touched(path, True).replaced = True
-
-    def moved_in(self, path: bytes) -> None:
-        """The target of a rename, whose source counts as deleted."""
-        entry = self._touched(path, None)
-        entry.replaced = entry.moved_in = True
+    def note(self, op: int, path: bytes) -> None:
+        """Take in what happened to a path. RENAMED: it is the target, the source counts as deleted."""
+        entry = self._touched(path, False if op == CREATED else None if op == RENAMED else True)
+        entry.replaced |= op in (CREATED, DELETED, RENAMED)
+        entry.modified |= op == MODIFIED
+        entry.moved_in |= op == RENAMED
 
     def net(
         self, lstat: Callable[[bytes], os.stat_result | None], most: int = 4096
@@ -220,18 +210,8 @@ class Window:
 
     def _note(self, op: int, path: bytes) -> None:
         changes = self._changes(path)
-        if changes is None:
-            return
-        if op == CREATED:
-            changes.created(path)
-        elif op == MODIFIED:
-            changes.modified(path)
-        elif op == DELETED:
-            changes.deleted(path)
-        elif op == RENAMED:
-            changes.moved_in(path)
-        else:
-            changes.metadata(path)
+        if changes is not None:
+            changes.note(op, path)
 
     def _through_link(self, *paths: bytes) -> None:
         """A link that was made and perhaps moved within the window may have led elsewhere at the time."""
