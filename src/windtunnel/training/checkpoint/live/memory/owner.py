@@ -107,7 +107,7 @@ class Owner:
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
-        return {"paths": paths, "holders": list(holders)}
+        return {"paths": paths}
 
     def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
         """Ids of the hosts that hold the rank's copies, the own host left out."""

@@ -34,7 +34,7 @@ from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Listener, Message
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
-from windtunnel.training.checkpoint.model import SHARED, Health
+from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.elastic.model import Membership
 
 _LONGEST_SOCKET_NAME = 100
@@ -100,10 +100,6 @@ class MemoryService:
             self._persister.decided(key, values)
         elif self._state.commit(int(step), values) and self._state.place == 0:
             self._state.context.event("committed", step=int(step))
-
-    def health(self) -> Health:
-        """How well the present state is kept, as far as it is known here."""
-        return self._state.health()
 
     def close(self, wipe: bool) -> None:
         """Stop; ``wipe``: and delete all that is kept, or else let a step that is being written to storage

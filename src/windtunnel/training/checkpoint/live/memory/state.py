@@ -214,7 +214,7 @@ class State:
     def commit(self, step: int, values: dict[Any, Any]) -> bool:
         """All ranks have posted ``step`` in this generation; whether that is news."""
         with self.changed:
-            if step < self.committed:
+            if self.closed or step < self.committed:
                 return False
             self.holders = merged(values.values())
             self._set(step, time.time())
