@@ -27,11 +27,11 @@ class Held:
 
         def block() -> Turn:
             begun.set()
-            self.go.wait(20)
+            self.go.wait(60)
             return line(0)
 
         self.first = self.engine.submit("first", block)
-        assert begun.wait(20)
+        assert begun.wait(60)
 
     def submit(self, box: str, *, urgent: bool = False) -> Pending:
         def work() -> Turn:
@@ -91,8 +91,8 @@ def test_a_fault_belongs_to_whoever_waits_and_the_worker_goes_on() -> None:
 
     failed, fine = engine.submit("a", fail), engine.submit("b", lambda: line(2))
     with pytest.raises(OSError, match="disk full"):
-        failed.wait(20)
-    assert fine.wait(20).number == 2
+        failed.wait(60)
+    assert fine.wait(60).number == 2
     engine.close()
     with pytest.raises(EngineClosed):
         engine.submit("a", lambda: line(3))
@@ -103,5 +103,5 @@ def test_waiting_is_bounded_and_a_settled_turn_is_done() -> None:
     with pytest.raises(TimeoutError, match="first"):
         held.first.wait(0.01)
     assert held.finish() == []
-    assert held.first.wait(20).number == 0
+    assert held.first.wait(60).number == 0
     assert settled("x", line(5)).wait(0).number == 5

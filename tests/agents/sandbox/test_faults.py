@@ -329,10 +329,10 @@ def test_a_turn_that_hurts_its_shell(
     result = box.run(command, timeout=5)
     assert ended is None or result.ended == ended, result
     box.end_turn().wait(60)
-    assert box.run("cat /workspace/f", timeout=20).stdout == b"1\n"
+    assert box.run("cat /workspace/f", timeout=60).stdout == b"1\n"
     kept = box.tip
     box.restore()
-    assert box.run("cat /workspace/f", timeout=20).stdout == b"1\n"
+    assert box.run("cat /workspace/f", timeout=60).stdout == b"1\n"
     assert box.tip == kept
     box.rollback(good)
     assert box.run("cat /workspace/f; echo $X").stdout == b"1\n1\n"
@@ -375,7 +375,7 @@ def test_a_fork_bomb_and_a_memory_hog(make: Callable[..., Any], host: Any) -> No
     hog = box.run("python3 -c 'x = bytearray(1 << 30)'; echo $?", timeout=60)
     assert hog.ended in ("exit", "shell-died", "timeout", "sandbox-died")
     box.restore()
-    assert box.run("cat /workspace/f; echo $X", timeout=30).stdout == b"1\n1\n"
+    assert box.run("cat /workspace/f; echo $X", timeout=60).stdout == b"1\n1\n"
     turn(box, "echo 2 > /workspace/f")
     checked(host)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from support import preloaded
+from support.waiting import until
 from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.base.errors import UserError
 
@@ -37,9 +37,7 @@ ASK = "exec 5<>/dev/tcp/127.0.0.1/8000; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&5;
 def kill_all(box: Any) -> None:
     """Every process of the sandbox dies at once, as on a host that is taken away."""
     box.machine().cgroup.kill()
-    deadline = time.monotonic() + 20
-    while box.info().status == "running":
-        assert time.monotonic() < deadline
+    until(lambda: box.info().status != "running")
 
 
 def turn(box: Any, command: str) -> tuple[bytes, Turn]:

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.emulation import Options, simulate
@@ -72,8 +72,7 @@ def test_killed_and_resumed_it_gives_the_same_table(tmp_path: Path, monkeypatch:
         [sys.executable, "-c", program, str(tmp_path / "sweep.yaml")], start_new_session=True
     )
     points = tmp_path / "home" / "sweeps" / sweep.id / "points"
-    while not (points / "00000.json").exists() and process.poll() is None:
-        time.sleep(0.02)
+    until(lambda: (points / "00000.json").exists() or process.poll() is not None)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     kept = {path.name: path.read_text() for path in points.glob("*.json")}

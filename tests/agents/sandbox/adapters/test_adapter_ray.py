@@ -26,7 +26,7 @@ def test_an_actor_serves_its_node(client: Client) -> None:
     actor = SandboxActor(str(client.place.home))
     assert actor.call(None, "health").home == str(client.place.home)
     assert actor.call(None, "create", SandboxSpec("a")) == "a"
-    assert actor.call("a", "run", "echo hi", timeout=20).stdout == b"hi\n"
+    assert actor.call("a", "run", "echo hi", timeout=60).stdout == b"hi\n"
     assert actor.call("a", "end_turn", "r") is None
     made = actor.call("a", "checkpoint")
     assert actor.call(None, "fork", made.id, 2) == ["a-1", "a-2"]

@@ -105,7 +105,7 @@ def test_popen_can_be_ended(box: RemoteBox) -> None:
         process = ours.Popen(box, ["sh", "-c", "echo x; sleep 600"], stdout=ours.PIPE)
         assert process.stdout.read(1) == b"x"
         getattr(process, end)()
-        assert process.wait(20) == code
+        assert process.wait(60) == code
     with pytest.raises(UserError, match="signal 10"):
         process.send_signal(10)
 
@@ -114,4 +114,4 @@ def test_popen_raises_what_the_sandbox_failed_with(box: RemoteBox) -> None:
     box.stop()
     process = ours.Popen(box, ["true"])
     with pytest.raises(Exception, match="dead"):
-        process.wait(20)
+        process.wait(60)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
-import time
 from pathlib import Path
 
-from support.waiting import until
+from support.waiting import killed, until
 from windtunnel.agents.sandbox.live.place import Externals
 
 NUMBERS = itertools.count()
@@ -108,14 +106,7 @@ class TinyBox:
 
     def kill(self) -> None:
         (self.cgroup / "cgroup.freeze").write_text("0")
-        deadline = time.monotonic() + 20
-        while self.pids() and time.monotonic() < deadline:
-            for pid in self.pids():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.002)
+        until(lambda: killed(self.pids()))
         for launcher in self._launchers:
             launcher.wait()
         self._launchers.clear()

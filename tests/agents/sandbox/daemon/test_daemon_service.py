@@ -21,7 +21,7 @@ from windtunnel.base.errors import UserError
 def raw(client: Client) -> httpx.Client:
     """The daemon without the client's help."""
     transport = httpx.HTTPTransport(uds=str(client.place.home) + "/daemon.sock")
-    return httpx.Client(transport=transport, base_url="http://sandbox", timeout=20)
+    return httpx.Client(transport=transport, base_url="http://sandbox", timeout=60)
 
 
 def test_a_spec_arrives_whole(client: Client) -> None:
@@ -71,7 +71,7 @@ def test_sandboxes_run_side_by_side_and_each_in_order(client: Client) -> None:
     def meet(n: int) -> bytes:
         other = f"{shared}/met{(n + 1) % count}"
         line = f"touch {shared}/met{n}; until [ -e {other} ]; do sleep 0.01; done; echo {n}"
-        return boxes[n].run(line, timeout=30).stdout
+        return boxes[n].run(line, timeout=60).stdout
 
     with ThreadPoolExecutor(count) as pool:
         assert list(pool.map(meet, range(count))) == [f"{n}\n".encode() for n in range(count)]
@@ -82,7 +82,7 @@ def test_sandboxes_run_side_by_side_and_each_in_order(client: Client) -> None:
         first = pool.submit(
             box.run, "echo begun; sleep 0.3; echo first >> order", on_output=lambda *_: started.set()
         )
-        assert started.wait(20)
+        assert started.wait(60)
         assert box.info().status == "running"  # looking does not wait for the command
         box.run("echo second >> order")
         first.result()
@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_cancels_its_command(client: Client) -> None:
             assert next(response.iter_raw()) == b'{"stdout":"begun\\n"}\n'
     pid = int(box.get("/pid"))  # waits for no lane, so it may come before the command is gone
     until(lambda: not Path(f"/proc/{pid}").exists())
-    assert box.run("echo free", timeout=20).stdout == b"free\n"
+    assert box.run("echo free", timeout=60).stdout == b"free\n"
 
 
 def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) -> None:
@@ -114,7 +114,7 @@ def test_a_quiet_command_is_cancelled_too_also_without_a_stream(client: Client) 
         with raw(client) as http, pytest.raises(httpx.ReadTimeout):
             body = {"command": "sleep 600", "stream": stream}
             http.post("/v1/boxes/a/exec", json=body, timeout=httpx.Timeout(0.5))
-        assert box.run("echo free", timeout=20).stdout == b"free\n"
+        assert box.run("echo free", timeout=60).stdout == b"free\n"
 
 
 def asleep(pid: int) -> bool:
@@ -158,12 +158,12 @@ def test_stop_ends_what_runs_and_what_waits(client: Client) -> None:
     begun = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(box.run, "echo x; sleep 600", on_output=lambda *_: begun.set())
-        assert begun.wait(20)
+        assert begun.wait(60)
         waiting = pool.submit(box.run, "echo never > ran")
         box.stop()
-        assert running.result(20).ended == "cancelled"
+        assert running.result(60).ended == "cancelled"
         # it was told to cancel, or came after the stop, depending on which request was first
-        error = waiting.exception(20)
+        error = waiting.exception(60)
         assert isinstance(error, SandboxDied) or waiting.result().note == "cancelled before it began"
     with pytest.raises(SandboxDied):
         box.run("true")
@@ -188,14 +188,14 @@ def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
     with pytest.raises(TimeoutError):
         pending.wait(0.1)
     pending.promote()
-    turn = pending.wait(20)
+    turn = pending.wait(60)
     assert (turn.number, turn.request, turn.turn_class) == (1, "r1", TurnClass.FILES)
     with box.turn("r2"):
         box.run("rm hold")
     assert [one.request for one in box.log().turns] == ["r1", "r2"]
     box.run("touch broken")
     with pytest.raises(SandboxError, match="disk is full"):
-        box.end_turn().wait(20)
+        box.end_turn().wait(60)
 
 
 def test_checkpoints_travel_with_all_fields(client: Client) -> None:
@@ -245,7 +245,7 @@ def test_a_file_that_comes_only_in_part_is_not_written(client: Client) -> None:
     with pytest.raises(OSError, match="disk of the client"):
         box.put("/part", Broken())  # type: ignore[arg-type]
     # The lane is free again only when the daemon has given the file up.
-    box.run("true", timeout=20)
+    box.run("true", timeout=60)
     assert "part" not in [one.name for one in box.listdir("/")]
 
 
@@ -270,7 +270,7 @@ def test_what_happens_is_told_to_listeners(client: Client) -> None:
 
         until(one_more)
         client.create(SandboxSpec("last"))
-        heard.result(20)
+        heard.result(60)
     assert seen[-1] == ("created", "last")
 
 

@@ -207,7 +207,7 @@ def test_threads_and_processes_make_one_call(journal: Journal, tmp_path: Path) -
     def slow(key: str) -> str:
         calls.append(key)
         inside.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return "done"
 
     results: list[Any] = []
@@ -217,12 +217,12 @@ def test_threads_and_processes_make_one_call(journal: Journal, tmp_path: Path) -
     ]
     for thread in threads:
         thread.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     with Journal(tmp_path / "journal.sqlite", wait_seconds=0.05) as second, pytest.raises(EffectUnderWay):
         second.perform("box", 1, "a", slow)
     go.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert results == ["done"] * 6
     assert len(calls) == 1
 
@@ -232,18 +232,18 @@ def test_fork_waits_for_its_ancestors_call(journal: Journal) -> None:
 
     def slow(key: str) -> str:
         inside.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return "done"
 
     first = threading.Thread(target=lambda: journal.perform("root", 1, "a", slow))
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     journal.fork("root", "left", 1)
     journal.wait_seconds = 0.05
     with pytest.raises(EffectUnderWay):
         journal.perform("left", 2, "a", slow)
     go.set()
-    first.join(20)
+    first.join(60)
     assert journal.perform("left", 2, "a", lambda key: pytest.fail("was called")) == "done"
 
 

@@ -7,12 +7,11 @@ import hashlib
 import os
 import select
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 
-from support.waiting import until
+from support.waiting import killed, until
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.model import Effects, ProcessEffect
 from windtunnel.linux.processes import state
@@ -112,14 +111,11 @@ class Cell:
         until(lambda: all(state(pid) in ("S", "Z", "X", "") for pid in self.pids()))
 
     def close(self) -> None:
-        deadline = time.monotonic() + 20
-        while pids := self.pids():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        def ended() -> bool:
+            self._process.poll()  # one that nobody has asked about stays in its group
+            return killed(self.pids())
+
+        until(ended)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):

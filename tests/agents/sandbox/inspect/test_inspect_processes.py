@@ -235,7 +235,7 @@ def test_a_process_goes_on_as_if_nothing_had_been(victim: subprocess.Popen[bytes
     tracker.written()
     victim.stdin.write(b"x")
     victim.stdin.flush()
-    assert victim.wait(20) == 7
+    assert victim.wait(60) == 7
     tracker.close()
 
 
@@ -258,4 +258,4 @@ def test_a_killed_tracker_leaves_no_process_stopped(victim: subprocess.Popen[byt
     tracer.send_signal(signal.SIGKILL)
     tracer.wait()
     tracer.stdout.close()
-    assert victim.wait(20) == 7
+    assert victim.wait(60) == 7

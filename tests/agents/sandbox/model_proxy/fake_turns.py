@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class FakePending:

@@ -22,7 +22,7 @@ from windtunnel.agents.sandbox.live.model_proxy import (
 )
 from windtunnel.agents.sandbox.live.place import Home
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
 
 

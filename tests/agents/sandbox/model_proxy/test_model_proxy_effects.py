@@ -42,7 +42,7 @@ class Payer:
         bench.serve(self.proxy, self.box, services=self.services)
 
     def pay(self, amount: int, box: FakeBox | None = None, **headers: str) -> httpx.Response:
-        with httpx.Client(trust_env=False, timeout=20) as client:
+        with httpx.Client(trust_env=False, timeout=60) as client:
             url = self.bench.url(box or self.box, "/effects/bank/v1/charges?live=1")
             return client.post(url, json={"amount": amount}, headers=headers)
 
@@ -167,7 +167,7 @@ def test_forks_pay_for_themselves_and_share_what_was_before(payer: Payer, servic
 def test_reading_is_no_effect_and_other_services_are_unknown(
     payer: Payer, service: FakeModel, journal: Journal
 ) -> None:
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         for _ in range(2):
             assert client.get(payer.bench.url(payer.box, "/effects/bank/v1/balance")).status_code == 200
         unknown = client.post(payer.bench.url(payer.box, "/effects/shop/buy"))

@@ -24,7 +24,7 @@ def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, pro
     asked = bench.ask(box, chat("go"))
     bench.model.wait_for(calls=1)
     pending = box.pending(1)
-    assert pending.promoted.wait(20), "the reply is there: the checkpoint is urgent"
+    assert pending.promoted.wait(60), "the reply is there: the checkpoint is urgent"
     assert not asked.first.is_set()
     pending.finish()
     assert asked.reply() == answer(1, "/v1/chat/completions")
@@ -57,7 +57,7 @@ def test_stream_is_buffered_then_passed_on_as_it_comes(bench: Bench, proxy: Mode
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go", stream=True), path)
     parts = events(1, path)
-    assert box.pending(1).promoted.wait(20)
+    assert box.pending(1).promoted.wait(60)
     assert not asked.first.is_set()
     box.pending(1).finish()
     asked.until(parts[0])

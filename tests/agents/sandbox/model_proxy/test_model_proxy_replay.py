@@ -63,7 +63,7 @@ def test_replayed_reply_waits_for_the_new_checkpoint(bench: Bench, proxy: ModelP
     box.back_to(1)
     box.instant = False
     again = bench.ask(box, next_request(replies[:1]))
-    assert box.pending(3).promoted.wait(20)
+    assert box.pending(3).promoted.wait(60)
     assert not again.first.is_set()
     box.pending(3).finish()
     assert again.reply() == replies[1]
@@ -115,7 +115,7 @@ def test_reply_that_arrives_while_the_sandbox_is_dead(bench: Bench, proxy: Model
     first.until(events(1, PATH)[0])
     first.leave.set()
     bench.model.plan.events.release(2)
-    first.join(20)
+    first.join(60)
     until(lambda: recorded(bench, box) == [200])
     proxy.restored(box.name, 1)
     assert bench.ask(box, chat("go", stream=True)).reply() == b"".join(events(1, PATH))
@@ -150,7 +150,7 @@ def test_same_question_again_is_a_wish_for_another_answer(bench: Bench, proxy: M
 def test_sandbox_that_died_before_its_checkpoint_was_safe(bench: Bench, proxy: ModelProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     dying = bench.ask(box, chat("go"))
-    assert box.pending(1).promoted.wait(20)
+    assert box.pending(1).promoted.wait(60)
     proxy.restored(box.name, 0)
     box.back_to(0)
     dying.reply()

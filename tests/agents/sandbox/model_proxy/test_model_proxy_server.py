@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 
 
 def get(url: str, method: str = "GET", **options: object) -> httpx.Response:
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         return client.request(method, url, **options)  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_large_bodies_are_refused(bench: Bench) -> None:
 def test_body_that_does_not_come_is_given_up(bench: Bench) -> None:
     proxy = bench.proxy(bounds=Bounds(sending=0.1, ending=1.0))
     box = bench.serve(proxy, FakeBox())
-    with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=20) as plug:
+    with socket.create_connection(("127.0.0.1", bench.ports[box.name]), timeout=60) as plug:
         plug.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         assert b" 408 " in plug.recv(4096).split(b"\r\n")[0]
 
@@ -93,7 +93,7 @@ def test_client_that_leaves_a_helper_ends_it(bench: Bench, proxy: ModelProxy) ->
     box = bench.serve(proxy, FakeBox())
     helper = {"model": "m", "max_tokens": 5, "stream": True, "messages": []}
     with (
-        httpx.Client(trust_env=False, timeout=20) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         client.stream("POST", bench.url(box), json=helper) as response,
     ):
         assert next(response.iter_raw()) == events(1, "")[0]
@@ -128,7 +128,7 @@ def test_closing_keeps_a_held_reply_back_for_the_successor(bench: Bench) -> None
     proxy = bench.proxy(bounds=Bounds(ending=0.3))
     box = bench.serve(proxy, FakeBox("closing", instant=False))
     held = bench.ask(box, chat("go"))
-    assert box.pending(1).promoted.wait(20)
+    assert box.pending(1).promoted.wait(60)
     until(lambda: recorded(bench, box) == [200])
     proxy.close()
     proxy.close()

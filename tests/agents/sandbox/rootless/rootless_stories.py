@@ -25,7 +25,7 @@ from windtunnel.agents.sandbox.model import Limits, SandboxSpec, Turn, TurnClass
 from windtunnel.agents.sandbox.policy import decide
 from windtunnel.base.errors import UserError
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 MANY = """
 import os, signal
 made = []

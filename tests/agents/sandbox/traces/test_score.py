@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.waiting import until
 from windtunnel.agents.sandbox.model import TurnClass
 from windtunnel.agents.sandbox.traces import shipped
 from windtunnel.agents.sandbox.traces.generate import Mix, Think, generate
@@ -176,8 +176,7 @@ def test_a_kill_inside_a_turn_runs_it_again(new_box: Callable[[], Any], tmp_path
         log = box.workdir / "log"
 
         def strike() -> None:
-            while log.read_text() != "one\ntwo\n":
-                time.sleep(0.001)
+            until(lambda: log.read_text() == "one\ntwo\n")
             box.bash.kill()
             gate.touch()
 

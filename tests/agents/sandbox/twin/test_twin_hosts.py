@@ -33,7 +33,7 @@ def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
 
     def first() -> Turn:
         begun.set()
-        opened.wait(30)
+        opened.wait(60)
         return TURN
 
     def job(number: int) -> Turn:
@@ -41,7 +41,7 @@ def live_order(steps: Sequence[tuple[str, int]], fifo: bool) -> list[int]:
         return TURN
 
     engine.submit("first", first)
-    begun.wait(30)
+    begun.wait(60)
     try:
         for kind, value in steps:
             if kind == "submit":
