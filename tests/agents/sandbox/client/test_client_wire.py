@@ -13,7 +13,6 @@ from windtunnel.agents.sandbox.client.wire import (
     STATUS,
     TAIL,
     Collector,
-    Lines,
     json_line,
     output_line,
     raised,
@@ -49,34 +48,35 @@ def test_output_comes_back_exactly_however_the_stream_is_cut(
     stream = b"".join(output_line(*piece) for piece in pieces) + result_line(
         result, {name: len(data) for name, data in whole.items()}, {"ticket": "t"}
     )
-    collector, lines = Collector(), Lines()
+    collector = Collector()
     for at in range(0, len(stream), cut):
-        for line in lines.feed(stream[at : at + cut]):
-            collector.feed(line)
+        collector.take(stream[at : at + cut])
     assert collector.complete() == result
     assert collector.turn == {"ticket": "t"}
 
 
 def test_what_was_passed_on_is_not_kept() -> None:
-    collector = Collector(whole=False)
+    passed: list[tuple[str, bytes]] = []
+    collector = Collector(lambda stream, data: passed.append((stream, data)))
     for _ in range(100):
-        assert collector.feed(output_line("stdout", b"x" * 10_000)) == ("stdout", b"x" * 10_000)
+        collector.take(output_line("stdout", b"x" * 10_000))
+        assert passed.pop() == ("stdout", b"x" * 10_000) and not passed
         assert len(collector.outputs["stdout"]) <= 2 * TAIL
-    collector.feed(output_line("stdout", b"end"))
-    collector.feed(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 1_000_003, "stderr": 0}, None))
+    collector.take(output_line("stdout", b"end"))
+    collector.take(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 1_000_003, "stderr": 0}, None))
     assert len(collector.complete().stdout) == TAIL
     assert collector.complete().stdout.endswith(b"xend")
 
 
 def test_a_stream_that_ends_early_or_lacks_output_is_a_fault() -> None:
     collector = Collector()
-    collector.feed(output_line("stdout", b"half"))
+    collector.take(output_line("stdout", b"half"))
     with pytest.raises(SandboxError, match="not known"):
         collector.complete()
     with pytest.raises(SandboxError, match="lost"):
-        collector.feed(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 10, "stderr": 0}, None))
+        collector.take(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 10, "stderr": 0}, None))
     with pytest.raises(SandboxDied, match="gone"):
-        Collector().feed(json_line({"error": "gone", "kind": "died"}))
+        Collector().take(json_line({"error": "gone", "kind": "died"}))
 
 
 @pytest.mark.parametrize("kind", STATUS)

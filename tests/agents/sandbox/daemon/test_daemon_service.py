@@ -12,7 +12,7 @@ import pytest
 
 from support.waiting import gone, until
 from windtunnel.agents.sandbox.client import Client
-from windtunnel.agents.sandbox.client.wire import Collector, Lines
+from windtunnel.agents.sandbox.client.wire import Collector
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 from windtunnel.base.errors import UserError
@@ -129,16 +129,14 @@ def test_a_slow_reader_bounds_what_waits_for_it_and_loses_nothing(client: Client
     with raw(client) as http:
         body = {"command": "echo $$ > pid; exec head -c 60000000 /dev/zero"}
         with http.stream("POST", "/v1/boxes/a/exec", json=body) as response:
-            pieces, lines = response.iter_raw(1 << 16), Lines()
-            ended = lines.feed(next(pieces))
+            pieces = response.iter_raw(1 << 16)
+            collector.take(next(pieces))
             daemon, command = client.health().pid, int(client.get("a").get("/pid"))
             # Then the daemon has filled whatever it would fill: what it waits for wakes it at once.
             until(lambda: asleep(daemon) and (gone(command) or asleep(command)))
             status = Path(f"/proc/{daemon}/status").read_text()
             for piece in pieces:
-                ended += lines.feed(piece)
-    for line in ended:
-        collector.feed(line)
+                collector.take(piece)
     assert collector.complete().stdout == bytes(60_000_000)
     resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
     assert resident < 400e6

@@ -147,14 +147,7 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
     ) -> Call[tuple[TurnResult, dict[str, Any]]]:
         """A command; with the end of its ``turn``, where that is asked for."""
         execution = uuid.uuid4().hex
-        lines, collector = wire.Lines(), wire.Collector(whole=on_output is None)
-
-        def take(data: bytes) -> None:
-            for line in lines.feed(data):
-                piece = collector.feed(line)
-                if piece is not None and on_output is not None:
-                    on_output(*piece)
-
+        collector = wire.Collector(on_output)
         stopping = Call("POST", f"/v1/executions/{execution}/cancel", _nothing)
         text = command if isinstance(command, str) else shlex.join(command)
         return Call(
@@ -162,7 +155,7 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
             self._path("exec"),
             lambda _: (collector.complete(), collector.turn),
             {"command": text, "id": execution, "shell": shell, "timeout": timeout, "stream": True, **turn},
-            take=take,
+            take=collector.take,
             cancel=None if cancel is None else (cancel, stopping),
         )
 

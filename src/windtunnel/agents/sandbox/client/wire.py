@@ -140,31 +140,36 @@ class Lines:
 
 
 class Collector:
-    """Puts the lines of one command together again. ``whole``: keep all output, else the end of it."""
+    """Puts a command's stream together again. With ``on_output`` the output is passed on as it comes, and
+    only the end of it is kept."""
 
-    def __init__(self, whole: bool = True) -> None:
+    def __init__(self, on_output: Callable[[str, bytes], None] | None = None) -> None:
         self.outputs = {"stdout": bytearray(), "stderr": bytearray()}
         self.counts = {"stdout": 0, "stderr": 0}
-        self._whole = whole
+        self._lines, self._on_output = Lines(), on_output
         self.result: TurnResult | None = None
         self.turn: dict[str, Any] = {}
 
-    def feed(self, text: bytes) -> tuple[str, bytes] | None:
-        """Take one line; returns the piece of output that it held. Raises what the daemon failed with."""
-        value = line(text)
-        if "result" in value:
-            self._end(value["result"])
-            self.turn = value.get("turn") or {}
-            return None
-        ((key, part),) = value.items()
-        stream = key.removesuffix("_base64")
-        data = base64.b64decode(part) if key.endswith("_base64") else part.encode()
+    def take(self, data: bytes) -> None:
+        """Take a piece of the stream. Raises what the daemon failed with."""
+        for text in self._lines.feed(data):
+            value = line(text)
+            if "result" in value:
+                self._end(value["result"])
+                self.turn = value.get("turn") or {}
+                continue
+            ((key, part),) = value.items()
+            output = base64.b64decode(part) if key.endswith("_base64") else part.encode()
+            self._output(key.removesuffix("_base64"), output)
+
+    def _output(self, stream: str, data: bytes) -> None:
         kept = self.outputs[stream]
         kept += data
         self.counts[stream] += len(data)
-        if not self._whole and len(kept) > 2 * TAIL:
-            del kept[:-TAIL]
-        return stream, data
+        if self._on_output is not None:
+            if len(kept) > 2 * TAIL:
+                del kept[:-TAIL]
+            self._on_output(stream, data)
 
     def complete(self) -> TurnResult:
         """The result; SandboxError when the stream ended before it came."""
@@ -175,8 +180,6 @@ class Collector:
     def _end(self, ended: dict[str, Any]) -> None:
         if self.counts != {"stdout": ended.pop("stdout_bytes"), "stderr": ended.pop("stderr_bytes")}:
             raise SandboxError("part of the command's output was lost between the daemon and here")
-        stdout, stderr = (
-            bytes(kept if self._whole else kept[-TAIL:])
-            for kept in (self.outputs["stdout"], self.outputs["stderr"])
-        )
+        first = None if self._on_output is None else -TAIL
+        stdout, stderr = (bytes(kept[first:]) for kept in self.outputs.values())
         self.result = TurnResult(stdout=stdout, stderr=stderr, **ended)

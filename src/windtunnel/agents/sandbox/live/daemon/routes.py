@@ -223,7 +223,7 @@ def box_routes(service: Service) -> APIRouter:
         async for line in answer:
             if execution.error is not None:
                 raise execution.error
-            collector.feed(line)
+            collector.take(line)
         result = collector.complete()
         return Response(
             CommandAnswer(
