@@ -16,9 +16,8 @@ from windtunnel.base.plain import from_plain
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
-from windtunnel.training.elastic.policy.log_replay import past
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules, decide
-from windtunnel.training.elastic.policy.settings import Deadlines, Settings
+from windtunnel.training.elastic.policy.state import Deadlines, Settings, past
 
 PLACES, PER_HOST = 3, 2
 SETTINGS = Settings(

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from windtunnel.training.elastic.live import meshes
+from windtunnel.training.elastic.live import group
 
 
 def piece(rank: int) -> DTensor:
@@ -24,11 +24,11 @@ def rank_of_a_result(tensor: DTensor) -> list[int]:
 
 
 def test_a_process_that_goes_on_under_another_rank() -> None:
-    meshes.part()
+    group.part_meshes()
     before = piece(3)
     assert before.device_mesh == piece(3).device_mesh
     assert rank_of_a_result(before) == [3]
-    meshes.part()
+    group.part_meshes()
     after = piece(2)
     assert after.device_mesh != before.device_mesh
     assert rank_of_a_result(after) == [2]

@@ -7,6 +7,18 @@ the neighbours. The group's own client of the store is cut with it, so that a ra
 come into a generation that is superseded comes out as well. For NCCL the same interface calls its ``abort``.
 
 A collective that was cut leaves its tensors partly reduced: restore, or begin the step anew.
+
+Connections to the store are made before they are needed: torch looks up the *name* of both ends of each
+connection of a TCPStore, on both sides, for its messages: a question to the DNS, which takes 5 s where the
+answer gets lost. A regrouping must not wait for that. So once a group is formed, a thread connects the client
+for the next one (`prepare_store`).
+
+Meshes of a generation that is over are kept apart from those of the next (`part_meshes`): torch takes two
+device meshes for equal that have the same ranks in the same order, whichever of them this process is, and
+DTensor keeps what it worked out for a mesh in caches for the life of the process. A process that goes on
+under another rank would get results on the old mesh, with the coordinates of the old rank: the pieces that it
+holds would be taken for others. So meshes of two generations are never equal, and the caches are emptied in
+between.
 """
 
 from __future__ import annotations
@@ -28,11 +40,101 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
-from windtunnel.training.elastic.live import ahead, meshes
-from windtunnel.training.elastic.live.sockets import Recorder, appeared
+from windtunnel.training.elastic.live.sockets import Recorder, appeared, sockets_now
 from windtunnel.training.elastic.live.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
+
+# A lost answer costs 1 s and not 5 s where we have to wait for it after all. Read by the C library when it
+# first looks something up.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:3")
+
+_lock = threading.Lock()
+_ready: dict[str, tuple[TCPStore, Recorder]] = {}  # by "host:port"
+_at_work: set[str] = set()
+
+
+def connect_store(address: str, timeout: float) -> tuple[TCPStore, Recorder]:
+    """A client of the store at "host:port", and its socket.
+
+    Its constructor must be left alone: torch tries again and again, up to ``timeout`` s, if the socket is
+    shut meanwhile. So the socket is looked for when it is over.
+
+    Raises:
+        RuntimeError: there is none, or it does not answer within ``timeout`` s.
+    """
+    host, _, port = address.rpartition(":")
+    before = sockets_now()
+    store = TCPStore(
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+    )
+    new = appeared(sockets_now(), before)
+    recorder = Recorder()
+    recorder.adopt({fd: inode for fd, inode in new.items() if _ports(fd)[2] == int(port)})
+    return store, recorder
+
+
+def prepare_store(address: str, timeout: float) -> None:
+    """Connect in the background. Returns at once; clients of other stores are dropped."""
+    with _lock:
+        for other in [known for known in _ready if known != address]:
+            del _ready[other]
+        if address in _ready or address in _at_work:
+            return
+        _at_work.add(address)
+    threading.Thread(target=_prepare, args=(address, timeout), name="windtunnel-ahead", daemon=True).start()
+
+
+def take_store(address: str) -> tuple[TCPStore, Recorder] | None:
+    """The client that was prepared, and its socket; None if there is none (yet)."""
+    with _lock:
+        return _ready.pop(address, None)
+
+
+def _prepare(address: str, timeout: float) -> None:
+    made = None
+    try:
+        made = connect_store(address, timeout)
+    except RuntimeError:
+        pass  # the store is gone; who needs one will be told
+    finally:
+        with _lock:
+            _at_work.discard(address)
+            if made is not None:
+                _ready[address] = made
+
+
+_generation = 0
+_init, _eq = DeviceMesh.__init__, DeviceMesh.__eq__
+
+
+def _made(self: Any, *arguments: Any, **named: Any) -> None:
+    self._windtunnel = _generation
+    _init(self, *arguments, **named)
+
+
+def _equal(self: Any, other: object) -> Any:
+    if getattr(self, "_windtunnel", 0) != getattr(other, "_windtunnel", 0):
+        return False
+    return _eq(self, other)
+
+
+def part_meshes() -> None:
+    """Meshes made from now on differ from those before."""
+    global _generation
+    if not _generation:
+        DeviceMesh.__init__ = _made  # type: ignore[method-assign]
+        DeviceMesh.__eq__ = _equal  # type: ignore[method-assign]
+    _generation += 1
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _redistribute, debug
+
+        with suppress(AttributeError):  # private; without it the caches are only not freed
+            debug._clear_sharding_prop_cache()
+            _redistribute._gen_transform_infos.cache_clear()
+            _redistribute._planner_cache.clear()
+
 
 _Gloo = c10d.ProcessGroupGloo
 _CONNECT, _CONNECT_A_RANK = 5.0, 0.05  # seconds that connecting may take once all are there, more a rank
@@ -109,11 +211,11 @@ class CuttableGroup:
         finally:
             sys.excepthook = hook  # torch wraps it at each call: after 200 generations, 200 deep
         dist.barrier()
-        ahead.prepare(membership.store, self.timeout)
+        prepare_store(membership.store, self.timeout)
 
     def _meet(self, address: str, limit: timedelta) -> TCPStore:
         """A client of the store: the one made ahead if it is there and works, else a new one."""
-        if (ready := ahead.take(address)) is not None:
+        if (ready := take_store(address)) is not None:
             store, recorder = ready
             self._recorder.adopt(recorder.sockets)
             try:
@@ -129,7 +231,7 @@ class CuttableGroup:
                 self._refuse_if_cut()
                 try:
                     left = end - time.monotonic()
-                    store, recorder = ahead.connect(address, min(_LOOK, left))
+                    store, recorder = connect_store(address, min(_LOOK, left))
                     break
                 except RuntimeError:
                     if left <= _LOOK:
@@ -223,7 +325,7 @@ class CuttableGroup:
             # torch numbers groups, and the number is in the keys that the ranks meet under: one that was cut
             # while it formed must not leave this process a number ahead of those that are new.
             c10d._world.group_count = 0
-            meshes.part()
+            part_meshes()
         gc.collect()
         self._recorder = Recorder()
 

@@ -15,12 +15,44 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from windtunnel.base import wire
-from windtunnel.training.elastic.live.hang_watchdog import Stillness
 from windtunnel.training.elastic.live.sockets import opening
 from windtunnel.training.elastic.model import Membership
+
+
+class Stillness:
+    """Watches the thread ``tid`` (as the kernel counts) of this process, from another thread."""
+
+    def __init__(self, tid: int) -> None:
+        self._status = Path(f"/proc/self/task/{tid}/status")
+        self._seen: tuple[str, ...] = ()
+        self._since = 0.0
+
+    def begin(self) -> None:
+        self._seen = self._switches()
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        """For how long it has slept without a single wake-up, as far as was seen since `begin`.
+
+        A thread that computes, that waits for a processor, or that is woken by data as it comes in, is never
+        still: what counts is the kernel's count of its switches.
+        """
+        seen = self._switches()
+        if not seen or seen != self._seen:
+            self.begin()
+        return time.monotonic() - self._since
+
+    def _switches(self) -> tuple[str, ...]:
+        """Empty unless it sleeps."""
+        lines = self._status.read_text().splitlines()
+        if not any(line.startswith("State:\tS") for line in lines):
+            return ()
+        return tuple(line for line in lines if "ctxt_switches" in line)
+
 
 _BEAT = 0.2  # seconds between heartbeats unless the agent says otherwise
 _PATIENCE = 10.0  # seconds that the rest of a message may take

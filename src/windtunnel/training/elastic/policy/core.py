@@ -16,9 +16,6 @@ from typing import Any
 
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.model import Membership
-from windtunnel.training.elastic.policy.agreements import Agreements
-from windtunnel.training.elastic.policy.hosts import Hosts, LiveHost
-from windtunnel.training.elastic.policy.log_replay import Past
 from windtunnel.training.elastic.policy.rules import (
     Blame,
     Change,
@@ -36,7 +33,15 @@ from windtunnel.training.elastic.policy.rules import (
     Wait,
     decide,
 )
-from windtunnel.training.elastic.policy.settings import Effects, Outcome, Settings
+from windtunnel.training.elastic.policy.state import (
+    Agreements,
+    Effects,
+    Hosts,
+    LiveHost,
+    Outcome,
+    Past,
+    Settings,
+)
 
 Message = dict[str, Any]
 

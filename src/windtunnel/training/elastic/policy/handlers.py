@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from windtunnel.training.elastic.policy.agreements import DURABLE
 from windtunnel.training.elastic.policy.core import Core, Message
-from windtunnel.training.elastic.policy.hosts import LiveHost
+from windtunnel.training.elastic.policy.state import DURABLE, LiveHost
 
 # Those by which a process usually ends, with their numbers on Linux.
 SIGNALS = {

@@ -30,12 +30,9 @@ from windtunnel.base import atomic
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, inject
-from windtunnel.training.elastic.live.agent import environment
-from windtunnel.training.elastic.live.agent.config import AgentConfig
-from windtunnel.training.elastic.live.agent.link import Link
-from windtunnel.training.elastic.live.agent.output import Outputs, Stream
-from windtunnel.training.elastic.live.agent.worker_server import Door, Message, Visitor
-from windtunnel.training.elastic.live.agent.workers import Worker, Workers
+from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
+from windtunnel.training.elastic.live.agent.link import Door, Link, Message, Visitor
+from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
 from windtunnel.training.elastic.model import Membership
 
 TICK = 0.05
@@ -267,7 +264,7 @@ class Agent:
             "script": self.config.script,
             "arguments": self.config.arguments,
             "cwd": self.config.cwd,
-            "env": environment.environment(self.config, self.member, self._door.path, rank, self.place),
+            "env": environment(self.config, self.member, self._door.path, rank, self.place),
             "namespace": self.config.namespace,
             "before": [forked.PREPARE],
         }

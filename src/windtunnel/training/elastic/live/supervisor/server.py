@@ -35,9 +35,8 @@ from windtunnel.training.elastic.live.supervisor.connections import Connections
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
 from windtunnel.training.elastic.policy.core import Core
-from windtunnel.training.elastic.policy.log_replay import past
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
-from windtunnel.training.elastic.policy.settings import Deadlines, Outcome, Settings
+from windtunnel.training.elastic.policy.state import Deadlines, Outcome, Settings, past
 
 CAPABILITY = "training.elastic"
 

@@ -1,0 +1,326 @@
+"""What the state of a run is made of: settings, hosts and leases, agreements, and what a log tells of it.
+
+All-gathers over the control plane are fenced by generation: every rank of a generation posts a value under a
+key; when all have, the key is decided and everybody gets all values. Keys that begin with ``commit/`` are
+durable. This is the commit record for the step in doubt (Oobleck leaves it open; see also two-phase commit,
+Gray and Lamport, "Consensus on transaction commit", section 3). Time is handed in (monotonic seconds).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from windtunnel.training.elastic.model import MemberHost, Membership
+from windtunnel.training.elastic.policy.rules import Decision, Observation
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long is waited for what (seconds); each wait ends in a decision or in a clear error.
+
+    ``grace``: for an agent whose connection broke. ``back``: for the agents, after the supervisor was
+    started again. ``suspect``: for evidence, when all that is known is that a rank suspects its peers.
+    ``hello``: for the first hosts. ``hosts``: for hosts that were ordered. ``form``: for the ranks
+    of a generation to group. ``store``: for a store. ``end``: for the agents to go when the run is over.
+    """
+
+    grace: float = 0.15
+    back: float = 2.0
+    suspect: float = 0.5
+    hello: float = 120.0
+    hosts: float = 600.0
+    form: float = 60.0
+    store: float = 60.0
+    end: float = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``places`` of ``per_host`` ranks each. Agents send a beat every ``beat`` seconds and are given up after
+    ``lease`` seconds of silence; losses within ``settle`` seconds are one change.
+
+    ``most_suspicions``, ``most_formings``, ``most_fruitless``: generations in succession, without a step
+    between them, that are formed because of suspicion alone, that did not group in time, that ended by any
+    loss; one more fails the run.
+    """
+
+    places: int
+    per_host: int
+    beat: float = 0.1
+    lease: float = 1.0
+    settle: float = 0.02
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    most_suspicions: int = 3
+    most_formings: int = 3
+    most_fruitless: int = 30
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended. ``status``: 0 when all ranks are done, else 1, with the ``reason`` in words.
+    ``results``: what each rank returned.
+    """
+
+    status: int
+    reason: str
+    results: dict[int, Any]
+
+
+class Effects(Protocol):
+    """What the decisions of a supervisor act on: connections (by number), the log, who provides hosts."""
+
+    def send(self, link: int, message: dict[str, Any]) -> None: ...
+
+    def drop(self, link: int) -> None:
+        """Close the connection once what was sent is out."""
+
+    def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None: ...
+
+    def decision(
+        self, generation: int, policy: str, observation: Observation, decision: Decision
+    ) -> None: ...
+
+    def order(self, count: int) -> None: ...
+
+
+@dataclass
+class LiveHost:
+    """One host: its agent's process id and connection (None while it has none), and the workers whose
+    process ids are known. ``fenced``: workers that were ordered to be killed. ``unseen``: ranks that the
+    agent did not name when it came back, and when they will be given up.
+    """
+
+    member: MemberHost
+    pid: int
+    lease_ends: float
+    link: int | None = None
+    away_since: float | None = None
+    workers: dict[int, int | None] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+    unseen: dict[int, float] = field(default_factory=dict)
+
+
+class Hosts:
+    """All hosts that are there, in the order of their ids (which is the order in which they came).
+
+    A host is there as long as something came from its agent within ``lease`` seconds. When the agent's
+    connection breaks it has only the shorter ``grace`` to come back in: an agent that was killed never does,
+    and its host is lost then, not a lease later. A host that was lost is *gone* for good: its id is never
+    accepted again, whatever still runs there.
+    """
+
+    def __init__(self, lease: float, grace: float, next_id: int = 0, gone: set[int] | None = None) -> None:
+        self.live: dict[int, LiveHost] = {}
+        self.gone: set[int] = gone or set()
+        self._lease = lease
+        self._grace = grace
+        self._next = next_id
+        self._by_link: dict[int, LiveHost] = {}
+
+    def join(self, address: str, memory: str, domain: str, pid: int, link: int, now: float) -> LiveHost:
+        """A host that was never here. One whose welcome was lost on the way is recognised by its agent."""
+        for host in self.live.values():
+            if host.link is None and (host.member.address, host.member.memory, host.pid) == (
+                address,
+                memory,
+                pid,
+            ):
+                self.attach(host, link, now)
+                return host
+        host = LiveHost(MemberHost(self._next, address, memory, domain), pid, now + self._lease, link)
+        self._next += 1
+        self.live[host.member.id] = self._by_link[link] = host
+        return host
+
+    def expect(self, member: MemberHost, pid: int, until: float) -> None:
+        """A host of which only the log tells: it has until ``until`` to come back."""
+        self.live[member.id] = LiveHost(member, pid, until)
+        self._next = max(self._next, member.id + 1)
+
+    def attach(self, host: LiveHost, link: int, now: float) -> None:
+        if host.link is not None:
+            del self._by_link[host.link]
+        host.link, host.away_since = link, None
+        self._by_link[link] = host
+        self.renew(host, now)
+
+    def detach(self, host: LiveHost, now: float) -> None:
+        if host.link is not None:
+            del self._by_link[host.link]
+        host.link, host.away_since = None, now
+
+    def renew(self, host: LiveHost, now: float) -> None:
+        host.lease_ends = max(host.lease_ends, now + self._lease)
+
+    def renew_all(self, now: float) -> None:
+        """The supervisor itself was stopped: nobody else's silence means anything."""
+        for host in self.live.values():
+            self.renew(host, now)
+            if host.away_since is not None:
+                host.away_since = now
+
+    def expired(self, now: float) -> list[tuple[LiveHost, str]]:
+        """Hosts that are lost, with the evidence: "connection" or "lease"."""
+        lost = []
+        for host in self.live.values():
+            if host.away_since is not None and now > host.away_since + self._grace:
+                lost.append((host, "connection"))
+            elif now > host.lease_ends:
+                lost.append((host, "lease"))
+        return lost
+
+    def lose(self, host: LiveHost) -> None:
+        if host.link is not None:
+            del self._by_link[host.link]
+        del self.live[host.member.id]
+        self.gone.add(host.member.id)
+
+    def doubtful(self) -> bool:
+        """Whether a host is away now: it is lost, or back, within an instant."""
+        return any(host.link is None for host in self.live.values())
+
+    def of_link(self, link: int) -> LiveHost | None:
+        return self._by_link.get(link)
+
+
+Values = dict[int, Any]
+DURABLE = "commit/"
+KEPT_DECIDED = 4096
+"""Decided keys of the present generation that are kept for those who post again after a broken connection."""
+KEPT_DURABLE = 65536
+"""Durable keys that are kept in memory; all are in the log."""
+
+
+class Agreements:
+    """The agreements of the present generation, and the durable ones of all.
+
+    A post of another generation than the present one is refused: whatever is not decided when a generation
+    ends is never decided under it. Values of durable keys outlive the generation, so that a rank that was cut
+    while it waited can ask later what became of them.
+    """
+
+    def __init__(self, durable: dict[str, Values] | None = None) -> None:
+        self.generation = 0
+        self.world = 0
+        self._open: dict[str, Values] = {}
+        self._decided: OrderedDict[str, Values] = OrderedDict()
+        self._durable: OrderedDict[str, Values] = OrderedDict(durable or {})
+
+    def begin(self, generation: int, world: int) -> None:
+        """A new generation of ``world`` ranks: what was open is forgotten."""
+        self.generation, self.world = generation, world
+        self._open.clear()
+        self._decided.clear()
+
+    def post(self, generation: int, key: str, rank: int, value: Any) -> bool:
+        """Whether this post completes the agreement: then `seal` it.
+
+        A rank's first post counts; the same one again (after a reconnection) changes nothing.
+        """
+        if generation != self.generation or not 0 <= rank < self.world or key in self._decided:
+            return False
+        values = self._open.setdefault(key, {})
+        values.setdefault(rank, value)
+        return len(values) == self.world
+
+    def complete(self, key: str) -> Values:
+        """What all ranks posted under ``key``, in the order of ranks."""
+        return dict(sorted(self._open[key].items()))
+
+    def seal(self, key: str) -> None:
+        """``key`` is decided (and in the log, if it is durable)."""
+        values = self.complete(key)
+        del self._open[key]
+        self._keep(self._decided, key, values, KEPT_DECIDED)
+        if key.startswith(DURABLE):
+            self._keep(self._durable, key, values, KEPT_DURABLE)
+
+    def decided(self, generation: int, key: str) -> Values | None:
+        """The values of a key that is decided in the present generation, None if it is not."""
+        return self._decided.get(key) if generation == self.generation else None
+
+    def ask(self, key: str) -> Values | None:
+        """The values of a decided key of this generation, or of a durable one of any."""
+        return self._decided.get(key, self._durable.get(key))
+
+    @staticmethod
+    def _keep(where: OrderedDict[str, Values], key: str, values: Values, most: int) -> None:
+        where[key] = values
+        where.move_to_end(key)
+        while len(where) > most:
+            where.popitem(last=False)
+
+
+@dataclass
+class Past:
+    """The state after the last event. ``hosts``: those that were not lost, with their agents' process ids.
+    ``lost``: ranks of the present generation whose process is gone; ``suspects``: those that suspect their
+    peers, with their errors. ``store``: the last store's event.
+    """
+
+    begun: bool = False
+    generation: int = 0
+    membership: Membership | None = None
+    hosts: dict[int, tuple[MemberHost, int]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    next_id: int = 0
+    coming: int = 0
+    own_failures: int = 0
+    lost: dict[int, str] = field(default_factory=dict)
+    suspects: dict[int, str] = field(default_factory=dict)
+    grouped: set[int] = field(default_factory=set)
+    done: dict[int, Any] = field(default_factory=dict)
+    durable: dict[str, Values] = field(default_factory=dict)
+    store: dict[str, Any] | None = None
+
+
+def past(events: list[dict[str, Any]]) -> Past:
+    """The state after ``events``.
+
+    A run that is finished leaves nothing but its numbers: the next one in the same folder begins anew, with
+    higher generations and other ids.
+    """
+    state = Past()
+    for event in events:
+        _apply(state, event)
+        if event["kind"] == "finished":
+            gone = state.gone | set(state.hosts)
+            state = Past(generation=state.generation, gone=gone, next_id=state.next_id, store=state.store)
+    return state
+
+
+def _apply(state: Past, event: dict[str, Any]) -> None:
+    kind = event["kind"]
+    if kind == "started":
+        state.begun = True
+    elif kind == "host.joined":
+        host = MemberHost(event["host"], event["address"], event["memory"], event["domain"])
+        state.hosts[host.id] = (host, event["pid"])
+        state.next_id = max(state.next_id, host.id + 1)
+        state.coming = max(0, state.coming - 1)
+    elif kind == "ordered":
+        state.coming += event["count"]
+    elif kind == "decided":
+        state.membership = Membership.of(event["membership"])
+        state.generation = state.membership.generation
+        state.own_failures = event["own_failures"]
+        for forgotten in (state.lost, state.suspects, state.grouped, state.done):
+            forgotten.clear()
+    elif kind == "agreed":
+        state.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
+    elif kind == "store":
+        state.store = event
+    elif kind == "lost" and event["what"] == "host":
+        state.hosts.pop(event["host"], None)
+        state.gone.add(event["host"])
+    elif event.get("generation") == state.generation and state.membership is not None:
+        if kind == "lost" and event["evidence"] != "suspect":
+            state.lost[event["rank"]] = event["error"]
+        elif kind == "suspected":
+            state.suspects[event["rank"]] = event["error"]
+        elif kind == "grouped":
+            state.grouped.add(event["rank"])
+        elif kind == "done":
+            state.done[event["rank"]] = event["result"]
