@@ -64,13 +64,9 @@ class ShardManifest:
 
 
 @dataclass(frozen=True)
-class ShardEntry:
+class ShardEntry(StoredShard):
     """A shard as the step's manifest knows it; ``check``: the checksum of the shard's manifest."""
 
-    shard: str
-    nbytes: int
-    checksum: str
-    layout: str
     check: str
 
 
