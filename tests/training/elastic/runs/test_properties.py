@@ -147,7 +147,7 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
   - elastic/runs/test_runs_services.py
       test_services_that_die
 22. Nothing is left behind: every run looks for processes, memory and networks of the run
-  - elastic/host/test_host_launch.py
+  - test_host_launch.py
       test_a_killed_launcher_leaves_no_process_and_the_next_sweeps
       test_sigkill_to_everything_at_once_leaves_only_what_is_swept
   - elastic/host/test_host_agent.py
