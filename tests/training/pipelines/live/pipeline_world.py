@@ -77,6 +77,7 @@ class World:
         self.memberships: list[Membership] = []
         self.script = Script()
         self.coming: set[int] = set()
+        self.killed: set[int] = set()
         self._form(list(range(hosts)))
         for host in range(hosts):
             self._start(host, host)
@@ -214,6 +215,8 @@ class World:
             self.errors.append(message["error"])
 
     def _post(self, host: int, message: dict[str, Any]) -> None:
+        if host in self.killed:
+            return
         key, rank = message["key"], message["rank"]
         for entry in list(self.script.kill_on_post):
             if entry[0] == host and entry[1] in key:
@@ -247,7 +250,13 @@ class World:
             self._start(host, 0)
 
     def kill(self, host: int) -> None:
+        """What it said of what is not decided yet dies with it: else a step might end, and the next host be
+        killed at it, before this death is known."""
         os.kill(self.processes[host].pid, signal.SIGKILL)
+        self.killed.add(host)
+        place = self.memberships[-1].place_of(host)
+        for posts in self.posts.values():
+            posts.pop(place, None)
 
     def _bury(self, dead: list[int]) -> None:
         for host in dead:
