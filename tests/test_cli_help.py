@@ -17,7 +17,8 @@ def verbs(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     if inner is None:
         yield path, command
     for name, one in (inner or {}).items():
-        yield from verbs(f"{path} {name}", one)
+        if not getattr(one, "hidden", False):  # another name of a verb
+            yield from verbs(f"{path} {name}", one)
 
 
 VERBS = dict(verbs("windtunnel", typer.main.get_command(app)))

@@ -43,7 +43,7 @@ def test_a_field_may_have_two_names() -> None:
 
 
 def test_a_stroke_is_claimed_by_one_of_many(tmp_path: Path) -> None:
-    strokes = [faults.Strokes(tmp_path / "faults") for _ in range(8)]
+    strokes = [faults.InjectionCounts(tmp_path / "faults") for _ in range(8)]
     won: list[bool] = []
     threads = [threading.Thread(target=lambda one=one: won.append(one.claim(0, 0))) for one in strokes]
     for thread in threads:
@@ -51,14 +51,14 @@ def test_a_stroke_is_claimed_by_one_of_many(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(won) == [False] * 7 + [True]
-    assert (strokes[3].struck(0), strokes[3].struck(1)) == (1, 0)
+    assert (strokes[3].count(0), strokes[3].count(1)) == (1, 0)
     assert strokes[3].claim(0, 1)
-    assert strokes[5].struck(0) == 2
+    assert strokes[5].count(0) == 2
 
 
 @pytest.mark.parametrize(("action", "status"), [("kill", -9), ("exit", 3)])
 def test_a_process_is_struck(action: str, status: int) -> None:
-    code = f"from windtunnel.linux import faults; print('last'); faults.strike({action!r}, 'x', status=3)"
+    code = f"from windtunnel.linux import faults; print('last'); faults.inject({action!r}, 'x', status=3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == status
     assert action != "exit" or done.stdout == "last\n"
@@ -66,7 +66,7 @@ def test_a_process_is_struck(action: str, status: int) -> None:
 
 def test_an_injected_error_names_its_text() -> None:
     with pytest.raises(faults.InjectedError, match="injected: raise:rank=1"):
-        faults.strike("raise", "raise:rank=1")
+        faults.inject("raise", "raise:rank=1")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -78,7 +78,7 @@ def test_the_nth_call_of_a_method_is_a_point(when: str) -> None:
             done.append(number)
             return number
 
-    faults.strike_at(Worker, "work", when, 2, "raise")
+    faults.inject_at(Worker, "work", when, 2, "raise")
     assert Worker().work(1) == 1
     with pytest.raises(faults.InjectedError):
         Worker().work(2)
@@ -88,8 +88,8 @@ def test_the_nth_call_of_a_method_is_a_point(when: str) -> None:
 
 def test_a_full_disk_and_a_delay() -> None:
     with pytest.raises(OSError, match="injected: full:rank=1") as caught:
-        faults.strike("full", "full:rank=1")
+        faults.inject("full", "full:rank=1")
     assert caught.value.errno == errno.ENOSPC
     begin = time.monotonic()
-    faults.strike("delay", "", seconds=0.05)
+    faults.inject("delay", "", seconds=0.05)
     assert time.monotonic() - begin >= 0.05

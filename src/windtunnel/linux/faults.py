@@ -1,9 +1,9 @@
 """Fault injection at named points: short texts say what strikes there, and how often.
 
-A program passes points by name (or `strike_at` makes a method one); texts such as ``kill:rank=3,step=5`` say
+A program passes points by name (or `inject_at` makes a method one); texts such as ``kill:rank=3,step=5`` say
 what strikes, whom and when, and reach the program with its options or in a message. Which fields there are
 and when one applies is the program's to say; what is the same for all stands here: taking the text apart,
-counting strokes over all processes of a run, and striking a process.
+counting injections over all processes of a run, and injecting one into a process.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ def refused(text: str, what: str, accepted: str) -> UserError:
     return UserError(f"fault {text!r}: {what}; accepted: {accepted}")
 
 
-class Strokes:
-    """How often each fault of a run has struck, counted over its processes: one file a stroke in ``folder``,
-    made exclusively, so a fault strikes once also when several processes pass its point at once, or a new
+class InjectionCounts:
+    """How often each fault of a run was injected, counted over its processes: one file a time in ``folder``,
+    made exclusively, so a fault is injected once also when several processes pass its point at once, or a new
     process passes it again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def struck(self, fault: int) -> int:
+    def count(self, fault: int) -> int:
         return len(list(self._folder.glob(f"{fault}.*")))
 
-    def claim(self, fault: int, stroke: int) -> bool:
-        """Whether this process is the one that strikes."""
+    def claim(self, fault: int, nth: int) -> bool:
+        """Whether this process is the one to inject it."""
         try:
-            os.close(os.open(self._folder / f"{fault}.{stroke}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(self._folder / f"{fault}.{nth}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
         return True
 
 
-def strike(action: str, text: str, *, status: int = 1, seconds: float = 1.0) -> None:
+def inject(action: str, text: str, *, status: int = 1, seconds: float = 1.0) -> None:
     """Hit this process: ``kill`` or ``stop`` (freeze) it, ``exit`` with ``status``, ``delay`` it for so many
     ``seconds``, ``raise`` an error, or let the disk be ``full``.
 
@@ -97,7 +97,7 @@ def strike(action: str, text: str, *, status: int = 1, seconds: float = 1.0) -> 
             raise InjectedError(f"injected: {text}")
 
 
-def strike_at(owner: Any, method: str, when: str, nth: int, action: str = "kill") -> None:
+def inject_at(owner: Any, method: str, when: str, nth: int, action: str = "kill") -> None:
     """Make a method of ``owner`` a named point: its ``nth`` call strikes, ``before`` or ``after`` it has done
     its work."""
     plain: Callable[..., Any] = getattr(owner, method)
@@ -109,10 +109,10 @@ def strike_at(owner: Any, method: str, when: str, nth: int, action: str = "kill"
         calls += 1
         now = calls == nth  # of this call, whatever other threads do meanwhile
         if now and when == "before":
-            strike(action, method)
+            inject(action, method)
         result = plain(*arguments, **options)
         if now and when == "after":
-            strike(action, method)
+            inject(action, method)
         return result
 
     setattr(owner, method, point)

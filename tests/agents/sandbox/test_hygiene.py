@@ -40,7 +40,7 @@ from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
-from windtunnel.linux.faults import strike_at
+from windtunnel.linux.faults import inject_at
 
 home, name, setup, point, act = sys.argv[1:]
 host = Host(Path(home))
@@ -51,7 +51,7 @@ if setup:
     box.end_turn().wait()
     box.run("X=2; echo 2 > /workspace/f")
 when, nth, owner, method = point.split()
-strike_at(eval(owner), method, when, int(nth))
+inject_at(eval(owner), method, when, int(nth))
 exec(act)
 print("it lived", file=sys.stderr)
 """

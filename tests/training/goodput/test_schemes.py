@@ -95,6 +95,8 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     )
     assert advice.scheme == best.scheme
     assert any("failure domains" in reason for reason in advice.reasons)
+    promise = [reason for reason in advice.reasons if "hosts may be lost at once" in reason]
+    assert len(promise) == (advice.scheme == "templates")
 
 
 def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:

@@ -36,6 +36,10 @@ def emulate(
     ] = 256e6,
     run: Annotated[float, typer.Option(help="Seconds of a command alone, median.")] = 1.0,
     notice: Annotated[str, typer.Option(metavar="S,S,…", help="Seconds of notice.")] = "30,60,120",
+    mtbf: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", help="Mean time between failures of a host; default: none fails."),
+    ] = None,
     forks: Annotated[
         int, typer.Option(min=1, max=10_000, help="Forks of one checkpoint, over all hosts.")
     ] = 40,
@@ -68,6 +72,8 @@ def emulate(
     from windtunnel.agents.sandbox.twin.questions import Setting
 
     sizes = {"memory": memory, "disk": disk, "network": network, "session-memory": session_memory, "run": run}
+    if mtbf is not None:
+        sizes["mtbf"] = mtbf
     for name, value in sizes.items():
         if not 0 < value < 1e18:
             raise UserError(f"sandbox emulate: {name} {value:g} is not accepted; use a positive number")
@@ -94,6 +100,7 @@ def emulate(
         numbers=numbers,
         notices=notices,
         forks=forks,
+        mtbf=mtbf,
         progress=lambda question: typer.echo(f"emulating: {question} …", err=True),
     )
     if html is not None:
@@ -170,6 +177,19 @@ def _show(found: Answers) -> None:
             "whole": lambda row: f"{row.saved:.0%}",
         },
     )
+    if found.failures:
+        tell(
+            "Hosts die at random",
+            found.failures,
+            policy
+            | {
+                "deaths": lambda row: str(row.deaths),
+                "longer by": lambda row: f"{max(0.0, row.stretch):.2%}",
+                "turns again": lambda row: str(row.turns_again),
+                "work again": lambda row: second(row.seconds_again),
+                "recovery": lambda row: second(row.recovery_median),
+            },
+        )
     tell(
         "Forks of one checkpoint",
         found.fanouts,

@@ -32,6 +32,7 @@ from windtunnel.training.goodput.twin.restart import (
 )
 from windtunnel.training.goodput.twin.simulate import Scheme, simulate
 from windtunnel.training.goodput.twin.templates import Templates
+from windtunnel.training.pipelines.policy.templates import guarantee
 
 LIVE = ("restart from storage", "peer memory", "templates")
 WITH_SPARE = "peer memory, a spare"
@@ -134,9 +135,13 @@ def advise(
         if progress is not None:
             progress(scheme.name, index / len(schemes))
         results.append(simulate(scheme, job, costs, trace, question.horizon))
+        if isinstance(scheme, Templates):
+            promised = guarantee(scheme.set, job.hosts).sentences
     live = [result for result in results if result.scheme in LIVE]
     best = max(live, key=lambda result: result.goodput)
     reasons = _reasons(question, choices, chosen, to_storage, results, best)
+    if best.scheme == Templates.name:
+        reasons += promised
     return Advice(chosen, choices, to_storage, tuple(results), best.scheme, reasons)
 
 

@@ -193,12 +193,13 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     monkeypatch.setattr("windtunnel.agents.sandbox.twin.answers.MOST", 4)
     page = tmp_path / "page.html"
-    found = command(*SMALL, "--html", str(page))
+    found = command(*SMALL, "--mtbf", "0.001", "--html", str(page))
     assert found.exit_code == 0, found.output
     for word in (
         "Emulated, not measured",
         "shipped profile",
         "semantic",
+        "Hosts die at random (emulated)",
         "Forks of one checkpoint (emulated)",
     ):
         assert word in found.output
@@ -220,6 +221,7 @@ def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
+        (("--mtbf", "0"), "mtbf"),
         (("--density", "0"), "density"),
         (("--density", "a,b"), "density"),
         (("--notice", "-1"), "notice"),

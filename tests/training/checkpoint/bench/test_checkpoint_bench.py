@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import bench
 from windtunnel.training.checkpoint.bench import cost, harness, recovery, wasted
 from windtunnel.training.checkpoint.bench.programs import saving_trainer as savers
-from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, JobRun, Stroke, Truth
+from windtunnel.training.checkpoint.bench.recovery import GROUP, KINDS, RANKS, JobRun, Kill, Truth
 from windtunnel.training.checkpoint.bench.wasted import Save
 from windtunnel.training.elastic.events import Event
 
@@ -55,17 +55,17 @@ def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(0, 1000))
 def test_strokes_never_take_both_copies(count: int, seed: int) -> None:
-    strokes = recovery.plan(count, seed)
-    assert len(strokes) == count
-    assert strokes == recovery.plan(count, seed)
-    counts = [sum(stroke.kind == kind for stroke in strokes) for kind in KINDS]
+    kills = recovery.plan(count, seed)
+    assert len(kills) == count
+    assert kills == recovery.plan(count, seed)
+    counts = [sum(kill.kind == kind for kill in kills) for kind in KINDS]
     assert max(counts) - min(counts) <= 1
-    assert not strokes[0].within
-    for before, stroke in pairwise(strokes):
-        assert 0 <= stroke.rank < RANKS
-        if stroke.within:
+    assert not kills[0].within
+    for before, kill in pairwise(kills):
+        assert 0 <= kill.rank < RANKS
+        if kill.within:
             assert not before.within
-            assert stroke.rank // GROUP != before.rank // GROUP
+            assert kill.rank // GROUP != before.rank // GROUP
 
 
 def test_all_kills_are_at_least_thirty() -> None:
@@ -106,7 +106,7 @@ def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> N
     truth = Truth({0: (1.0).hex(), 1: (2.0).hex()}, {rank: {"1": "state"} for rank in range(RANKS)})
     losses = {**truth.losses, **({} if right else {1: math.nextafter(2.0, 3.0).hex()})}
     ran = JobRun(
-        [Stroke("worker killed", 1, 0.0, False)], 1, 1, a_run(losses), dict.fromkeys(range(RANKS), "state")
+        [Kill("worker killed", 1, 0.0, False)], 1, 1, a_run(losses), dict.fromkeys(range(RANKS), "state")
     )
     rows = {row.name: row for row in recovery.result_rows([ran], truth, "")}
     assert rows["kills survived"].met
@@ -122,8 +122,8 @@ def test_a_loss_that_differs_in_the_last_bit_misses_the_target(right: bool) -> N
 def test_two_strokes_in_one_recovery_are_several_at_once() -> None:
     events = a_run({0: "", 1: ""})
     events.insert(5, event("injected", 2.65, fault="kill_host(2)", place=2, rank=None))
-    strokes = [Stroke("worker killed", 1, 0.0, False), Stroke("host killed", 2, 0.0, True)]
-    assert list(recovery.kinds_of([JobRun(strokes, 2, 1, events)])) == [recovery.SEVERAL]
+    kills = [Kill("worker killed", 1, 0.0, False), Kill("host killed", 2, 0.0, True)]
+    assert list(recovery.kinds_of([JobRun(kills, 2, 1, events)])) == [recovery.SEVERAL]
 
 
 # --- wasted -------------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_launch")
 def test_a_real_stroke_is_survived_to_the_bit(tmp_path: Path) -> None:
-    strokes = [Stroke("host killed", 1, 0.1, False)]
-    ran = recovery.run_job(tmp_path / "struck", strokes)
+    kills = [Kill("host killed", 1, 0.1, False)]
+    ran = recovery.run_job(tmp_path / "struck", kills)
     assert not ran.failure
     truth = recovery.undisturbed(tmp_path / "calm", [ran.last])
     assert all(row.met for row in recovery.result_rows([ran], truth, "") if row.target)

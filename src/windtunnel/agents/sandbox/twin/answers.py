@@ -23,12 +23,14 @@ from windtunnel.agents.sandbox.twin.hosts import ARMS, Arm, CheckpointJob, Emula
 from windtunnel.agents.sandbox.twin.questions import (
     Break,
     Density,
+    Failures,
     Setting,
     Spot,
     Urgent,
     breaking,
     class_shares,
     densities,
+    failures,
     powers,
     spot,
     urgent,
@@ -174,6 +176,7 @@ class Answers:
     fanouts: tuple[Fanout, ...]
     urgents: tuple[Urgent, ...]
     growths: tuple[Growth, ...]
+    failures: tuple[Failures, ...] = ()
 
 
 def answer(
@@ -184,10 +187,12 @@ def answer(
     numbers: Sequence[int],
     notices: Sequence[float],
     forks: int,
+    mtbf: float | None = None,
     retention: Retention | None = None,
     progress: Callable[[str], None] = lambda question: None,
 ) -> Answers:
-    """Ask everything. Breaks, notices and queues are asked of one host: hosts share nothing there."""
+    """Ask everything. Breaks, notices and queues are asked of one host: hosts share nothing there.
+    ``mtbf``: hours between failures of a host on average; without it none fails."""
     one = replace(setting, hosts=1)
     middle = numbers[len(numbers) // 2]
     progress("density")
@@ -226,6 +231,10 @@ def answer(
             retention or Retention(),
         )
     ]
+    died = []
+    if mtbf is not None:
+        progress("failures")
+        died = failures(setting, policies, middle, mtbf)
     machine = setting.machine
     played = (
         f"{len(setting.traces)} given traces"
@@ -248,4 +257,5 @@ def answer(
         fanouts=tuple(fans),
         urgents=tuple(queues),
         growths=tuple(grown),
+        failures=tuple(died),
     )

@@ -2,12 +2,12 @@
 
 Jobs of 4 ranks on 4 emulated hosts keep a checkpoint of every step, in two copies, and are struck again
 and again: a worker is killed, a whole host is (its agent, its workers, its memory), or a worker freezes.
-Who and when is drawn by chance (seeded); every fifth stroke falls while the job still recovers from the one
+Who and when is drawn by chance (seeded); every fifth kill falls while the job still recovers from the one
 before. Afterwards a run that nothing disturbed, and that kept no checkpoint, tells what the losses of all
 steps (also of those that were done twice) and the states of all ranks at the end should have been.
 
 The guarantee is that of two copies: both hosts of a group are never lost before the copies of the first
-are made again, so a stroke against a host waits for a commit, or takes another group.
+are made again, so a kill against a host waits for a commit, or takes another group.
 
 Source: GEMINI (Wang et al., SOSP 2023): checkpoints of every iteration, so that at most the iteration under
 way is lost.
@@ -41,14 +41,14 @@ SEVERAL = "several at once"
 RANKS, GROUP = 4, 2
 JOBS, KILLS = 3, 12
 QUICK_JOBS, QUICK_KILLS = 1, 5
-WITHIN = 5  # every so many strokes, one falls into a recovery
+WITHIN = 5  # every so many kills, one falls into a recovery
 PATIENCE = 60.0
 MOVES_NOT = 1.0  # seconds without a sign of life until a worker is taken for frozen
 
 
 @dataclass(frozen=True)
-class Stroke:
-    """``delay``: seconds after the first commit of a generation, or, ``within`` a recovery, after the stroke
+class Kill:
+    """``delay``: seconds after the first commit of a generation, or, ``within`` a recovery, after the kill
     before."""
 
     kind: Kind
@@ -61,7 +61,7 @@ class Stroke:
 class JobRun:
     """What one job gave. ``hashes``: by rank, of its state after step ``last``."""
 
-    strokes: list[Stroke]
+    kills: list[Kill]
     struck: int = 0
     last: int = -1
     events: list[Event] = field(default_factory=list)
@@ -90,32 +90,32 @@ def recovery_rows(quick: bool) -> Iterator[Row]:
     yield from phase_rows(ran, told)
 
 
-def plan(count: int, seed: int) -> list[Stroke]:
-    """``count`` strokes, of each kind alike often, against ranks and at times drawn by chance."""
+def plan(count: int, seed: int) -> list[Kill]:
+    """``count`` kills, of each kind alike often, against ranks and at times drawn by chance."""
     random = Random(seed)
-    made: list[Stroke] = []
+    made: list[Kill] = []
     for number in range(count):
         kind = KINDS[(number + seed) % len(KINDS)]
         within = number % WITHIN == WITHIN - 1
         rank = random.randrange(RANKS)
         if within and rank // GROUP == made[-1].rank // GROUP:
             rank = (rank + GROUP) % RANKS  # the copies of a group that was just hit are not yet made again
-        made.append(Stroke(kind, rank, random.uniform(0.0, 0.4 if within else 0.8), within))
+        made.append(Kill(kind, rank, random.uniform(0.0, 0.4 if within else 0.8), within))
     return made
 
 
-def run_job(folder: Path, strokes: list[Stroke]) -> JobRun:
-    """A job that is struck with all ``strokes`` and then comes to its end."""
-    ran = JobRun(strokes)
+def run_job(folder: Path, kills: list[Kill]) -> JobRun:
+    """A job that is struck with all ``kills`` and then comes to its end."""
+    ran = JobRun(kills)
     options: dict[str, Any] = {"hosts": RANKS, "frozen_after": MOVES_NOT, "lease": MOVES_NOT}
     with harness.running("fsdp_trainer", [], folder, **options) as launched:
         try:
             done = 0
-            for stroke in strokes:
-                if not stroke.within:
+            for kill in kills:
+                if not kill.within:
                     wait_settled(launched, done)
-                time.sleep(stroke.delay)
-                strike(launched, stroke)
+                time.sleep(kill.delay)
+                inject(launched, kill)
                 done = len(launched.events())
                 ran.struck += 1
             wait_settled(launched, done)
@@ -134,7 +134,7 @@ def wait_settled(launched: Launched, after: int) -> None:
     Raises:
         Failed: it does not come to that.
     """
-    harness.until(launched, lambda events: settled(events, after), "commit after a stroke", PATIENCE)
+    harness.until(launched, lambda events: settled(events, after), "commit after a kill", PATIENCE)
 
 
 def settled(events: Sequence[Event], after: int) -> bool:
@@ -152,7 +152,7 @@ def settled(events: Sequence[Event], after: int) -> bool:
     return False
 
 
-def strike(launched: Launched, stroke: Stroke) -> None:
+def inject(launched: Launched, kill: Kill) -> None:
     """Do it; a host that is only being replaced is waited for.
 
     Raises:
@@ -161,15 +161,15 @@ def strike(launched: Launched, stroke: Stroke) -> None:
     end = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(KeyError, ProcessLookupError):
-            if stroke.kind == "host killed":
-                launched.kill_host(stroke.rank)
-            elif stroke.kind == "worker frozen":
-                launched.stop_worker(stroke.rank)
+            if kill.kind == "host killed":
+                launched.kill_host(kill.rank)
+            elif kill.kind == "worker frozen":
+                launched.stop_worker(kill.rank)
             else:
-                launched.kill_worker(stroke.rank)
+                launched.kill_worker(kill.rank)
             return
         if time.monotonic() > end or launched.outcome is not None:
-            raise Failed(f"rank {stroke.rank} did not come, to be struck")
+            raise Failed(f"rank {kill.rank} did not come, to be struck")
         time.sleep(0.005)
 
 
@@ -187,9 +187,9 @@ def undisturbed(folder: Path, lasts: Sequence[int]) -> Truth:
 
 def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]:
     """Whether all went on, and lost nothing."""
-    asked, struck = sum(len(one.strokes) for one in ran), sum(one.struck for one in ran)
-    kinds = Counter(stroke.kind for one in ran for stroke in one.strokes[: one.struck])
-    within = sum(stroke.within for one in ran for stroke in one.strokes[: one.struck])
+    asked, struck = sum(len(one.kills) for one in ran), sum(one.struck for one in ran)
+    kinds = Counter(kill.kind for one in ran for kill in one.kills[: one.struck])
+    within = sum(kill.within for one in ran for kill in one.kills[: one.struck])
     found = [recovery for one in ran for recovery in recoveries(one.events)]
     survived = struck if all(not one.failure for one in ran) else struck - 1
     yield row(
@@ -245,7 +245,7 @@ def result_rows(ran: Sequence[JobRun], truth: Truth, told: str) -> Iterator[Row]
 
 
 def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
-    """From the stroke to the first new step, by kind of stroke."""
+    """From the kill to the first new step, by kind of kill."""
     by_kind = kinds_of(ran)
     for kind in (*KINDS, SEVERAL):
         found = by_kind.get(kind, [])
@@ -261,7 +261,7 @@ def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
         if kind == "worker frozen":
             notes.append(f"a worker counts as frozen after {MOVES_NOT:g} s without a sign")
         if kind == SEVERAL:
-            notes.append("from the first stroke to the first step after the last")
+            notes.append("from the first kill to the first step after the last")
         notes.append("workers fork from a warm process, hosts are at hand: no boot, no import in it")
         yield row(
             f"{kind}: to the first new step",
@@ -282,7 +282,7 @@ def phase_rows(ran: Sequence[JobRun], told: str) -> Iterator[Row]:
 
 
 def kinds_of(ran: Sequence[JobRun]) -> dict[str, list[Recovery]]:
-    """Recoveries by the kind of their stroke; `SEVERAL` where more than one fell into one."""
+    """Recoveries by the kind of their kill; `SEVERAL` where more than one fell into one."""
     out: dict[str, list[Recovery]] = {}
     for one in ran:
         injected = [event for event in one.events if event["kind"] == "injected"]
@@ -293,6 +293,6 @@ def kinds_of(ran: Sequence[JobRun]) -> dict[str, list[Recovery]]:
             mine = [i for i, event in enumerate(injected) if since < event["t"] <= recovery.first_step]
             since = recovery.first_step
             if mine:
-                kind = one.strokes[mine[0]].kind if len(mine) == 1 else SEVERAL
+                kind = one.kills[mine[0]].kind if len(mine) == 1 else SEVERAL
                 out.setdefault(kind, []).append(recovery)
     return out

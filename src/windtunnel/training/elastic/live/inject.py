@@ -1,7 +1,7 @@
 """Faults strike here: at the named points that a training program and its checkpointer pass.
 
 What strikes a process is done in it; what strikes a whole host its agent is asked to do. The fault has been
-told before, so the event is on its way to the supervisor before the blow.
+told before, so the event is on its way to the supervisor before it strikes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.linux import network
-from windtunnel.linux.faults import InjectedError, Strokes, strike
+from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
 from windtunnel.training.elastic.faults import PROCESS, Fault, matches, parse
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Injector:
 
     def __init__(self, texts: list[str], folder: Path, link: Link) -> None:
         self._faults = [parse(text) for text in texts]
-        self._strokes = Strokes(folder / "faults")
+        self._counts = InjectionCounts(folder / "faults")
         self._link = link
 
     def at(self, point: str, step: int | None, rank: int, place: int, generation: int) -> None:
@@ -46,16 +46,16 @@ class Injector:
             InjectedError, OSError: a ``raise:`` or a ``full:`` did.
         """
         for number, fault in enumerate(self._faults):
-            fired = self._strokes.struck(number)
+            fired = self._counts.count(number)
             now = matches(fault, point, step, rank, place, generation, fired)
-            if now and self._strokes.claim(number, fired):
+            if now and self._counts.claim(number, fired):
                 told = {"fault": fault.text, "place": place, "rank": rank, "generation": generation}
                 self._link.send("event", kind="injected", t=time.time(), **told)
-                self._strike(fault)
+                self._inject(fault)
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         if fault.action in PROCESS or (fault.action == "kill" and fault.host is None):
-            strike(fault.action, fault.text, status=fault.status, seconds=fault.seconds)
+            inject(fault.action, fault.text, status=fault.status, seconds=fault.seconds)
         else:
             self._ask_agent(fault)
 
@@ -71,7 +71,7 @@ class Injector:
             raise InjectedError(f"{fault.text}: the agent did not do it within {_UNTIL_KILLED:g} s")
 
 
-def strike_host(agent: Agent, message: dict[str, Any]) -> None:
+def inject_on_host(agent: Agent, message: dict[str, Any]) -> None:
     """Do ``action``: kill-host, kill-agent, wipe-memory, flip (a bit of ``shard``, or of all that is held),
     down or slow (the network link, to ``rate`` bytes/s)."""
     action = message["action"]

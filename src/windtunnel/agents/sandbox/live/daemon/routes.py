@@ -115,7 +115,7 @@ class CommandAnswer(BaseModel):
 def host_routes(service: Service) -> APIRouter:
     """What concerns the host as a whole."""
     routes = APIRouter(prefix="/v1", tags=["host"])
-    host, lanes = service.host, service.lanes
+    host, threads = service.host, service.threads
 
     @routes.get("/health", summary="The daemon that answers")
     async def health() -> wire.Health:
@@ -123,7 +123,7 @@ def host_routes(service: Service) -> APIRouter:
 
     @routes.get("/doctor", summary="What the host has or lacks, and what follows")
     async def doctor() -> list[Facility]:
-        return await lanes.call(service.doctor)
+        return await threads.call(service.doctor)
 
     @routes.post("/down", summary="End the daemon; sandboxes run on", status_code=202)
     async def down() -> None:
@@ -135,23 +135,23 @@ def host_routes(service: Service) -> APIRouter:
             made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
             return [box.info() for box in made]
 
-        return await lanes.call(work)
+        return await threads.call(work)
 
     @routes.post("/gc", summary="Drop what nothing needs any more")
     async def gc(body: GcBody) -> model.GcReport:
-        return await lanes.call(lambda: host.gc(dry_run=body.dry_run))
+        return await threads.call(lambda: host.gc(dry_run=body.dry_run))
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
     async def export(body: ExportBody) -> Manifest:
-        return await lanes.call(lambda: host.export(body.checkpoint, body.url))
+        return await threads.call(lambda: host.export(body.checkpoint, body.url))
 
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
     async def import_(body: ImportBody) -> model.BoxInfo:
-        return await lanes.call(lambda: host.import_(body.url, body.name).info())
+        return await threads.call(lambda: host.import_(body.url, body.name).info())
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
     async def notice(body: NoticeBody) -> dict[str, str]:
-        return await lanes.call(lambda: host.notice(body.seconds))
+        return await threads.call(lambda: host.notice(body.seconds))
 
     @routes.get("/events", summary="What happens, as lines of JSON, from now on")
     async def events() -> StreamingResponse:
@@ -175,21 +175,21 @@ def host_routes(service: Service) -> APIRouter:
 def box_routes(service: Service) -> APIRouter:
     """What concerns one sandbox: its life, its commands and its turns."""
     routes = APIRouter(prefix="/v1/boxes", tags=["sandboxes"])
-    host, lanes, executions = service.host, service.lanes, service.executions
+    host, threads, executions = service.host, service.threads, service.executions
 
     @routes.post("", summary="Make a sandbox", status_code=201)
     async def create(body: SpecBody) -> model.BoxInfo:
         spec = body.spec()
-        if spec.name in await lanes.call(service.names):
+        if spec.name in await threads.call(service.names):
             sentence = (
                 f"sandbox: {spec.name!r} exists already; 'windtunnel sandbox rm {spec.name}' removes it"
             )
             raise Refused("conflict", sentence)
-        return await lanes.call(lambda: host.create(spec).info())
+        return await threads.call(lambda: host.create(spec).info())
 
     @routes.get("", summary="All sandboxes")
     async def boxes() -> list[model.BoxInfo]:
-        return await lanes.call(host.boxes)
+        return await threads.call(host.boxes)
 
     @routes.get("/{name}", summary="One sandbox")
     async def info(name: str) -> model.BoxInfo:
@@ -202,7 +202,7 @@ def box_routes(service: Service) -> APIRouter:
     @routes.delete("/{name}", summary="Kill and forget it")
     async def remove(name: str) -> None:
         await service.change(name, lambda box: host.remove(name), cancel=True)
-        lanes.forget(name)
+        threads.forget(name)
 
     @routes.post("/{name}/stop", summary="Kill its processes; files and checkpoints stay")
     async def stop(name: str) -> None:
@@ -324,7 +324,7 @@ async def _wait(service: Service, pending: PendingTurn, seconds: float) -> None:
         except Exception:  # its fault is raised when the answer is made
             return
 
-    await service.lanes.call(work)
+    await service.threads.call(work)
 
 
 def _texts(stream: str, data: bytes) -> dict[str, Any]:

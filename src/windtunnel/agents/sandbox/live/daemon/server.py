@@ -221,7 +221,7 @@ async def _until_stopped(
     await asyncio.gather(*running)
     if idle is not None:
         idle.cancel()
-    service.lanes.close()
+    service.threads.close()
 
 
 async def _stop_when_idle(service: Service, idle_seconds: float) -> None:
@@ -229,7 +229,7 @@ async def _stop_when_idle(service: Service, idle_seconds: float) -> None:
     while not service.stopping.is_set():
         since = time.monotonic() - service.last
         if service.busy == 0 and since >= idle_seconds:
-            if not await service.lanes.call(service.names) and service.busy == 0:
+            if not await service.threads.call(service.names) and service.busy == 0:
                 LOG.info("no sandbox and no request for %g s", idle_seconds)
                 service.stopping.set()
                 return

@@ -1,7 +1,7 @@
 """What every request of the daemon needs: the host, the order of its calls, and the commands under way.
 
-What changes a sandbox goes through its lane, one after the other in the order of arrival, and waits there
-without a thread. What only looks does not wait. A call that was begun is finished, whoever stops waiting.
+What changes a sandbox goes one after the other in the order of arrival, and waits there without a thread.
+What only looks does not wait. A call that was begun is finished, whoever stops waiting.
 
 A command is a task of its own that outlives its request, and can be cancelled by name. Its output goes from
 the thread that runs it through a queue to the response. The queue is bounded: a reader that is slow makes the
@@ -100,7 +100,7 @@ def _disk_full(error: BaseException) -> bool:
     return False
 
 
-class Lanes:
+class Threads:
     """``calls`` threads for short calls, and ``commands`` for those that last as long as a command does."""
 
     def __init__(self, calls: int = 32, commands: int = 512) -> None:
@@ -108,8 +108,8 @@ class Lanes:
         self._commands = ThreadPoolExecutor(commands, thread_name_prefix="sandbox-command")
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def lane(self, box: str) -> asyncio.Lock:
-        """The lane of a sandbox; asyncio's locks are fair."""
+    def lock(self, box: str) -> asyncio.Lock:
+        """The lock that orders what a sandbox is told; asyncio's locks are fair."""
         return self._locks.setdefault(box, asyncio.Lock())
 
     async def call(self, work: Callable[[], T]) -> T:
@@ -120,17 +120,17 @@ class Lanes:
         """Run ``work`` after all that the sandbox was told before."""
 
         async def turn() -> T:
-            async with self.lane(box):
+            async with self.lock(box):
                 return await self.call(work)
 
         return await asyncio.shield(asyncio.create_task(turn()))
 
     async def command(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which may last, on a thread; the caller holds the lane."""
+        """Run ``work``, which may last, on a thread; the caller holds the lock."""
         return await asyncio.get_running_loop().run_in_executor(self._commands, work)
 
     def forget(self, box: str) -> None:
-        """Drop the lane of a sandbox that is gone."""
+        """Drop the lock of a sandbox that is gone."""
         lock = self._locks.get(box)
         if lock is not None and not lock.locked():
             del self._locks[box]
@@ -216,10 +216,10 @@ class Execution:
 
 
 class Executions:
-    """The commands that run or wait for their lane."""
+    """The commands that run or wait for their turn."""
 
-    def __init__(self, lanes: Lanes, tickets: Tickets) -> None:
-        self._lanes, self._tickets = lanes, tickets
+    def __init__(self, threads: Threads, tickets: Tickets) -> None:
+        self._threads, self._tickets = threads, tickets
         self._running: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -268,12 +268,12 @@ class Executions:
             )
 
         try:
-            async with self._lanes.lane(box.name):
+            async with self._threads.lock(box.name):
                 if execution.cancel.is_set():
                     note = "cancelled before it began"
                     execution.result = TurnResult(b"", b"", None, 0.0, "cancelled", note)
                 else:
-                    execution.result = await self._lanes.command(work)
+                    execution.result = await self._threads.command(work)
                     if command.turn and execution.result.ended != "sandbox-died":
                         execution.turn = await self._end_turn(box, command)
         except BaseException as error:  # told to the client, in words
@@ -287,7 +287,7 @@ class Executions:
     async def _end_turn(self, box: AnySandbox, command: Command) -> dict[str, Any]:
         """The turn's end; a failure of it is no failure of the command."""
         try:
-            pending = await self._lanes.call(lambda: box.end_turn(request=command.request))
+            pending = await self._threads.call(lambda: box.end_turn(request=command.request))
             return asdict(self._tickets.add(pending))
         except Exception as error:
             return {**told(error)}
@@ -367,7 +367,7 @@ class Service:
     home: Path
     events: Events
     doctor: Callable[[], list[Facility]]
-    lanes: Lanes = field(default_factory=Lanes)
+    threads: Threads = field(default_factory=Threads)
     tickets: Tickets = field(default_factory=Tickets)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     busy: int = 0
@@ -376,28 +376,28 @@ class Service:
     """When the last request ended."""
 
     def __post_init__(self) -> None:
-        self.executions = Executions(self.lanes, self.tickets)
+        self.executions = Executions(self.threads, self.tickets)
 
     async def box(self, name: str) -> AnySandbox:
         """The sandbox of that name; refused as unknown where there is none. The host may be busy for a
         while, so even this is no matter for the event loop's own thread."""
         checked_name(name)
         try:
-            return await self.lanes.call(lambda: self.host.get(name))
+            return await self.threads.call(lambda: self.host.get(name))
         except UserError as error:
             raise Refused("unknown", str(error)) from error
 
     async def look(self, name: str, work: Callable[[AnySandbox], T]) -> T:
         """Ask a sandbox something that changes nothing."""
         box = await self.box(name)
-        return await self.lanes.call(lambda: work(box))
+        return await self.threads.call(lambda: work(box))
 
     async def change(self, name: str, work: Callable[[AnySandbox], T], *, cancel: bool = False) -> T:
         """Do something to a sandbox, after all that it was told before; ``cancel``: its commands first."""
         box = await self.box(name)
         if cancel:
             self.executions.cancel_all(name)
-        return await self.lanes.ordered(name, lambda: work(box))
+        return await self.threads.ordered(name, lambda: work(box))
 
     def names(self) -> list[str]:
         return [info.name for info in self.host.boxes()]

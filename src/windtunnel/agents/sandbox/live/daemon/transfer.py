@@ -73,7 +73,7 @@ async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
 def file_routes(service: Service) -> APIRouter:
     """Files of one sandbox."""
     routes = APIRouter(prefix="/v1/boxes", tags=["files"])
-    lanes = service.lanes
+    threads = service.threads
 
     @routes.put("/{name}/files", summary="Write a file; the body is its bytes")
     async def put(name: str, request: Request, path: str = Path, mode: str = "644") -> None:
@@ -89,7 +89,7 @@ def file_routes(service: Service) -> APIRouter:
 
         async def fill() -> None:
             try:
-                await lanes.call(lambda: box.get_to(path, cast(IO[bytes], out)))
+                await threads.call(lambda: box.get_to(path, cast(IO[bytes], out)))
             except Exception as error:
                 await queue.put(error)
             else:

@@ -31,7 +31,7 @@ from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, inject
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
-from windtunnel.training.elastic.live.agent.link import Door, Link, Message, Visitor
+from windtunnel.training.elastic.live.agent.link import Link, LocalConnection, LocalServer, Message
 from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
 from windtunnel.training.elastic.model import Membership
 
@@ -71,8 +71,8 @@ class Agent:
         self._posts: dict[tuple[int, str, int], Any] = {}
         self._asked: dict[tuple[int, str], set[int]] = {}
         self._results: dict[int, Message] = {}
-        self._visitors: dict[int, Visitor] = {}
-        self._early: list[tuple[Visitor, Message]] = []
+        self._connections: dict[int, LocalConnection] = {}
+        self._early: list[tuple[LocalConnection, Message]] = []
         # with the generation, until when its last words are waited for, and its status
         self._ending: list[tuple[Worker, int, float, int]] = []
         self._heard = time.monotonic()
@@ -82,7 +82,9 @@ class Agent:
         self._outputs = Outputs()
         self._forks = ForkServerClient(forkserver, lambda m: self.do(lambda: self.workers.exited(m)))
         self.workers = Workers(self._forks, self._outputs, self.do, self._started, self._gone)
-        self._door = Door(self.memory / "agent.sock", lambda v, m: self.do(lambda: self._visit(v, m)))
+        self._local = LocalServer(
+            self.memory / "agent.sock", lambda v, m: self.do(lambda: self._hear_local(v, m))
+        )
         self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))
 
     # -- what services call ------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class Agent:
             "script": self.config.script,
             "arguments": self.config.arguments,
             "cwd": self.config.cwd,
-            "env": environment(self.config, self.member, self._door.path, rank, self.place),
+            "env": environment(self.config, self.member, self._local.path, rank, self.place),
             "namespace": self.config.namespace,
             "before": [forked.PREPARE],
         }
@@ -282,27 +284,27 @@ class Agent:
 
     # -- the workers -------------------------------------------------------------------------------------
 
-    def _visit(self, visitor: Visitor, message: Message | None) -> None:
-        worker = self.workers.of_pid(visitor.pid)
+    def _hear_local(self, connection: LocalConnection, message: Message | None) -> None:
+        worker = self.workers.of_pid(connection.pid)
         if message is None:
-            self._visitors = {pid: v for pid, v in self._visitors.items() if v is not visitor}
+            self._connections = {pid: c for pid, c in self._connections.items() if c is not connection}
             self._end_waiting(time.monotonic())
             return
         if worker is None and any(other.pid is None for other in self.workers.living()):
-            self._early.append((visitor, message))  # faster than the fork server's word that it was forked
+            self._early.append((connection, message))  # faster than the fork server's word that it was forked
             return
-        ended = next((w for w in self.workers.by_local.values() if w.pid == visitor.pid and w.ended), None)
+        ended = next((w for w in self.workers.by_local.values() if w.pid == connection.pid and w.ended), None)
         if ended is not None and not ended.stopped:
             self._hear_last_words(ended, message)
             return
         if worker is None or worker.stopped:
-            visitor.close()  # fenced: nobody of this generation
+            connection.close()  # fenced: nobody of this generation
             return
         worker.last_beat = time.monotonic()
         op = message["op"]
         if op == "hello":
             worker.spoke = True
-            self._visitors[visitor.pid] = visitor
+            self._connections[connection.pid] = connection
             self._tell(worker, self._membership_for(worker, "welcome"))
         elif op == "beat":
             worker.step = message.get("step", worker.step)
@@ -311,7 +313,7 @@ class Agent:
                 message["generation"], message["key"], message.get("rank", worker.rank), message["value"]
             )
         elif op == "ask":
-            self._asked.setdefault((message["generation"], message["key"]), set()).add(visitor.pid)
+            self._asked.setdefault((message["generation"], message["key"]), set()).add(connection.pid)
             self.link.send(
                 {"op": "ask", "generation": message["generation"], "key": message["key"]}, keep=False
             )
@@ -324,7 +326,7 @@ class Agent:
         elif op == "failed":
             worker.error = message["error"]
         elif op == "inject":
-            inject.strike_host(self, message)
+            inject.inject_on_host(self, message)
 
     def _membership_for(self, worker: Worker, op: str) -> Message:
         assert self.member is not None
@@ -342,9 +344,9 @@ class Agent:
         }
 
     def _tell(self, worker: Worker, message: Message) -> None:
-        visitor = self._visitors.get(worker.pid or -1)
-        if visitor is not None:
-            visitor.send(message)
+        connection = self._connections.get(worker.pid or -1)
+        if connection is not None:
+            connection.send(message)
 
     def _post(self, generation: int, key: str, rank: int, value: Any) -> None:
         if generation < self.generation:
@@ -366,9 +368,9 @@ class Agent:
     def _answered(self, message: Message) -> None:
         for known in [known for known in self._asked if known[1] == message["key"]]:
             for pid in self._asked.pop(known):
-                visitor = self._visitors.get(pid)
-                if visitor is not None:
-                    visitor.send(message)
+                connection = self._connections.get(pid)
+                if connection is not None:
+                    connection.send(message)
 
     def _event(self, fields: Message) -> None:
         fields.setdefault("t", time.time())
@@ -389,8 +391,8 @@ class Agent:
 
     def _hear_early(self) -> None:
         early, self._early = self._early, []
-        for visitor, message in early:
-            self._visit(visitor, message)
+        for connection, message in early:
+            self._hear_local(connection, message)
 
     def _hear_last_words(self, worker: Worker, message: Message) -> None:
         """They were overtaken by the word of its end; why it ended, or its result, may be among them."""
@@ -412,7 +414,7 @@ class Agent:
         for worker, generation, until, status in waiting:
             if generation != self.generation:
                 continue  # there it is started anew
-            if not worker.done and worker.pid in self._visitors and now < until:
+            if not worker.done and worker.pid in self._connections and now < until:
                 self._ending.append((worker, generation, until, status))
             else:
                 self._report_end(worker, status, None)
@@ -421,13 +423,13 @@ class Agent:
         ended = (
             status is not None and number is None
         )  # by itself: a process that was killed has no last words
-        if ended and not worker.stopped and not worker.done and worker.pid in self._visitors:
+        if ended and not worker.stopped and not worker.done and worker.pid in self._connections:
             self._ending.append((worker, self.generation, time.monotonic() + LAST_WORDS, status or 0))
             return
         self._report_end(worker, status, number)
 
     def _report_end(self, worker: Worker, status: int | None, number: int | None) -> None:
-        self._visitors.pop(worker.pid or -1, None)
+        self._connections.pop(worker.pid or -1, None)
         if worker.stopped:
             self._reconcile()
             self._write_status()
@@ -477,7 +479,7 @@ class Agent:
             self.workers.stop(worker)
         self.link.close()
         self._forks.close()
-        self._door.close()
+        self._local.close()
         for service in self.services:
             with contextlib.suppress(Exception):
                 service.close(True)

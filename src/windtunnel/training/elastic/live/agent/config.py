@@ -65,7 +65,7 @@ class AgentConfig:
 
 
 def environment(
-    config: AgentConfig, member: Membership, door: Path, rank: int, place: int | None
+    config: AgentConfig, member: Membership, local: Path, rank: int, place: int | None
 ) -> dict[str, str]:
     """The environment of a worker: as torchrun's, so that ``env://`` works, and ours."""
     host, _, port = member.store.rpartition(":")
@@ -83,7 +83,7 @@ def environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(member.generation),
         "TORCHELASTIC_RUN_ID": f"{Path(config.run).name}/{member.prefix}",
-        "WINDTUNNEL_AGENT": f"unix:{door}",
+        "WINDTUNNEL_AGENT": f"unix:{local}",
         "WINDTUNNEL_RUN": config.run,
         "WINDTUNNEL_PREFIX": f"{member.prefix}/env",
     }

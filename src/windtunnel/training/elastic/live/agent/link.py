@@ -134,7 +134,7 @@ class Link:
                         self._drop()
 
 
-class Visitor:
+class LocalConnection:
     """One worker's connection. ``pid``: of the process at its other end, as the kernel says."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -153,10 +153,10 @@ class Visitor:
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
-class Door:
-    """``deliver(visitor, message)`` gets what the workers say; a message None says that one is gone."""
+class LocalServer:
+    """``deliver(connection, message)`` gets what the workers say; a message None says that one is gone."""
 
-    def __init__(self, path: Path, deliver: Callable[[Visitor, Message | None], None]) -> None:
+    def __init__(self, path: Path, deliver: Callable[[LocalConnection, Message | None], None]) -> None:
         self.path = path
         self._deliver = deliver
         path.unlink(missing_ok=True)
@@ -164,11 +164,11 @@ class Door:
         self._listener.bind(str(path))
         os.chmod(path, 0o600)
         self._listener.listen(64)
-        self._thread = threading.Thread(target=self._accept_for_ever, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._accept_for_ever, name="local-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """No more visitors."""
+        """No more connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2.0)
@@ -181,10 +181,10 @@ class Door:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._read_for_ever, args=(sock,), name="visitor", daemon=True).start()
+            threading.Thread(target=self._read_for_ever, args=(sock,), name="connection", daemon=True).start()
 
     def _read_for_ever(self, sock: socket.socket) -> None:
-        visitor = Visitor(sock)
+        connection = LocalConnection(sock)
         # A frozen worker does not read: what waits for it fills the socket, and must not hold the agent up.
         sock.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, (0).to_bytes(8, "little") + (200_000).to_bytes(8, "little")
@@ -193,8 +193,8 @@ class Door:
             while True:
                 message, following = wire.receive(sock)
                 wire.skip(sock, following)
-                self._deliver(visitor, message)
+                self._deliver(connection, message)
         except (OSError, wire.WireError):
-            self._deliver(visitor, None)
+            self._deliver(connection, None)
         finally:
             sock.close()
