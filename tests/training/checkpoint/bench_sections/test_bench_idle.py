@@ -27,15 +27,15 @@ def test_the_headline_has_sixty_steps_and_the_sizes_are_of_the_idle_time() -> No
 
 def test_figures_are_over_the_steps_without_checkpoints() -> None:
     alone = [0.50, 0.50, 0.52]
-    outcome = idle.Outcome([0.51, 0.51, 0.55], every=1, inside=0.75)
+    outcome = idle.IdleResult([0.51, 0.51, 0.55], every=1, inside=0.75)
     median, high, inside = idle.rows(idle.Phase("idle", 0.5, 3), outcome, alone)
     assert median.measured == pytest.approx(2.0)
     assert median.met is True
     assert high.measured == pytest.approx(100 * (0.55 / 0.52 - 1))
     assert inside.measured == 75.0
-    missed, _ = idle.rows(idle.Phase("idle", 0.5, 1), idle.Outcome([0.6], 1, None), alone)
+    missed, _ = idle.rows(idle.Phase("idle", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
     assert missed.met is False
-    free, _ = idle.rows(idle.Phase("concurrent", 0.5, 1), idle.Outcome([0.6], 1, None), alone)
+    free, _ = idle.rows(idle.Phase("concurrent", 0.5, 1), idle.IdleResult([0.6], 1, None), alone)
     assert free.met is None
 
 

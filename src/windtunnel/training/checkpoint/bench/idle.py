@@ -65,7 +65,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class IdleResult:
     """``seconds`` of the steps that count; ``inside``: the share of the bytes that went within windows."""
 
     seconds: list[float]
@@ -73,7 +73,7 @@ class Outcome:
     inside: float | None
 
 
-Outcomes = dict[Phase, Outcome]
+IdleResults = dict[Phase, IdleResult]
 
 
 def plan(quick: bool) -> list[list[Phase]]:
@@ -145,7 +145,7 @@ def idle_rows(quick: bool) -> Iterator[Row]:
             )
 
 
-def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
+def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], IdleResults]:
     """Run one job: the seconds of steps without checkpoints (of all its phases of that kind), and the
     outcomes of its other phases.
 
@@ -164,7 +164,7 @@ def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
     with harness.running("idle_trainer", [json.dumps(todo)], folder, **options) as launched:
         ranks = harness.ended(launched, TIMEOUT)
     alone: list[float] = []
-    outcomes: Outcomes = {}
+    outcomes: IdleResults = {}
     for number, phase in enumerate(phases):
         # All ranks wait for the slowest in every all-reduce.
         seconds = [
@@ -176,11 +176,11 @@ def measure(folder: Path, phases: list[Phase]) -> tuple[list[float], Outcomes]:
         sent = sum(found[number]["sent"] for found in ranks.values())
         inside = sum(found[number]["inside"] for found in ranks.values())
         share = inside / sent if phase.mode == "idle" and sent else None
-        outcomes[phase] = Outcome(seconds, ranks[0][number]["every"], share)
+        outcomes[phase] = IdleResult(seconds, ranks[0][number]["every"], share)
     return alone, outcomes
 
 
-def rows(phase: Phase, outcome: Outcome, alone: list[float]) -> Iterator[Row]:
+def rows(phase: Phase, outcome: IdleResult, alone: list[float]) -> Iterator[Row]:
     """One phase's figures."""
     mode = {"idle": "idle spans"}.get(phase.mode, phase.mode)
     often = f", every {phase.every} steps" if phase.every > 1 else ""

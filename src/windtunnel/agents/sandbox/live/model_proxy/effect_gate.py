@@ -59,7 +59,7 @@ class EffectService:
         return Upstream(self.url, self.headers)
 
 
-class Outcome(Exception):
+class UnsettledEffect(Exception):
     """The service answered, and its answer leaves open whether the effect happened."""
 
     def __init__(self, reply: Reply) -> None:
@@ -121,7 +121,7 @@ class EffectGate:
                 key=key,
                 idempotent=service.idempotent,
             )
-        except (Refusal, Outcome) as answer:
+        except (Refusal, UnsettledEffect) as answer:
             return "", answer.reply
         except EffectInDoubt as error:
             raise Refused(409, "effect_in_doubt", str(error)) from error
@@ -177,7 +177,7 @@ class EffectGate:
         if 400 <= reply.status < 500:
             raise Refusal(reply)
         if reply.status >= 500:
-            raise Outcome(reply)
+            raise UnsettledEffect(reply)
         return {
             "status": reply.status,
             "headers": [list(pair) for pair in reply.headers],
