@@ -139,8 +139,9 @@ class Store:
                 found = list(session.scalars(newest.where(Row.id.startswith(name, autoescape=True)).limit(4)))
         exact = [row for row in found if row.id == name]
         if not found or not name:
-            what = "the store is empty" if name == "last" else f"{name!r} is not a run"
-            raise UserError(f"{what}, give an id that `windtunnel runs list` shows")
+            if name == "last":
+                raise UserError("the store is empty: no run was kept yet, so there is no last one")
+            raise UserError(f"{name!r} is not a run, give an id that `windtunnel runs list` shows")
         if len(found) > 1 and not exact:
             some = ", ".join(row.id for row in found[:3]) + (", …" if len(found) > 3 else "")
             raise UserError(f"{name!r} stands for more than one run ({some}), give more of the id")
