@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from windtunnel.base.errors import UserError
@@ -222,6 +222,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         load_cluster(f"{tmp_path}/")
 
 
+@example("/\x00")
 @given(st.text(max_size=40))
 def test_any_text_is_a_cluster_or_a_user_error(text: str) -> None:
     try:

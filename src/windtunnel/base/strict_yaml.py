@@ -36,8 +36,10 @@ def read_yaml(path: Path, what: str, accepted: str) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file, accepted is {accepted}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        # any other ValueError: a path with a NUL in it, a date that is none
+        told = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else told
         raise UserError(f"{path}: cannot be read ({reason}), accepted is a readable {what}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark

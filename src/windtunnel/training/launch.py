@@ -132,14 +132,17 @@ class Launched:
 
     def places(self) -> dict[int, dict[str, Any]]:
         """What stands at each place: the agent's pid, host id, memory folder and workers {rank: pid}."""
-        found = {}
+        told = []
         for path in (self.folder / "agents").glob("*.json"):
             with contextlib.suppress(OSError, ValueError):
-                status = json.loads(path.read_text())
-                alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self._hosts)
-                if status["place"] is not None and alive:
-                    status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
-                    found[status["place"]] = status
+                told.append(json.loads(path.read_text()))
+        found = {}
+        # of two, the older is of a host that was cut off and does not know yet that it was replaced
+        for status in sorted(told, key=lambda one: int(one["generation"])):
+            alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self._hosts)
+            if status["place"] is not None and alive:
+                status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
+                found[status["place"]] = status
         return found
 
     def kill_host(self, place: int, *, silent: bool = False) -> None:
