@@ -13,12 +13,9 @@ set. Nothing leaves the machine.
 from __future__ import annotations
 
 import errno
-import functools
 import importlib.util
 import os
 import socket
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -204,43 +201,15 @@ def _free_net(route: Any) -> str:
 
 def _ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
     """What ``work(route)`` returns, with a pyroute2.IPRoute of a network namespace."""
-
-    iproute, refused = _rtnetlink()
+    # a fifth of a second to load: only who makes links pays
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
     def ask() -> T:
         try:
-            with iproute(groups=0) as route:
+            with IPRoute(groups=0) as route:
                 return work(route)
-        except refused as error:
+        except NetlinkError as error:
             raise LinuxError(os.strerror(error.code), error.code) from error
 
     return namespaces.within(namespace, ask)
-
-
-_loading = threading.Lock()
-
-
-@functools.cache
-def _rtnetlink() -> tuple[Any, Any]:
-    """pyroute2's IPRoute and NetlinkError, which take a tenth of a second to load: only who makes links pays.
-
-    The package itself loads databases, firewalls and wireless cards too, in as long again. So it is entered
-    without being executed, which happens when somebody asks it for a name.
-    """
-    with _loading:
-        spec = importlib.util.find_spec("pyroute2")
-        package: Any = None
-        if "pyroute2" not in sys.modules and spec is not None:
-            sys.modules["pyroute2"] = package = importlib.util.module_from_spec(spec)
-        from pyroute2.iproute.linux import IPRoute
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        if package is not None:
-
-            def execute(name: str) -> Any:
-                del package.__getattr__
-                package.__loader__.exec_module(package)
-                return getattr(package, name)
-
-            package.__getattr__ = execute
-    return IPRoute, NetlinkError
