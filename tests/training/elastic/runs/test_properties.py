@@ -1,7 +1,7 @@
 """The properties that surviving training is held to, and the tests that check each.
 
 What the papers claim or take for granted (GEMINI and Oobleck, SOSP 2023), and what users of such systems
-found broken. A name like `TestLosses` is a state  host of hypothesis.
+found broken. A name like `TestLosses` is a state machine of hypothesis.
 
 1. Killed anywhere in write, copy, commit, persist or restore: a complete, verified step remains, not
     older than the newest committed one
@@ -10,9 +10,9 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
       test_the_next_host_goes_as_soon_as_the_next_step_is_saved
   - checkpoint/memory/test_crash_anywhere.py
       TestTwoSlots TestThreeSlots
-  - checkpoint/api/test_with_memory_service.py
+  - checkpoint/live/test_with_memory_service.py
       test_a_second_loss_while_the_restored_step_lacks_copies
-  - checkpoint/storage/test_storage_crashes.py
+  - checkpoint/live/test_storage_crashes.py
       test_killed_between_any_two_calls
 2. No slot is both complete and torn, for concurrent readers either
   - checkpoint/memory/test_slots_in_memory.py
@@ -43,23 +43,23 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
       test_any_flipped_bit_is_noticed
   - checkpoint/memory/test_memory_faults.py
       test_a_flipped_bit_in_a_replica_is_noticed_and_mended test_a_flipped_bit_in_a_layout_is_noticed
-  - checkpoint/api/test_checkpointer.py
+  - checkpoint/live/test_checkpointer.py
       test_all_copies_bad_begins_anew_and_says_so
       test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step
-  - checkpoint/storage/test_storage.py
+  - checkpoint/live/test_storage.py
       test_any_flipped_bit_is_found
 6. Round trips of every kind of state are equal
-  - checkpoint/api/test_state.py
+  - checkpoint/live/test_state.py
       test_tensors_of_every_kind test_values_of_every_kind test_tied_weights_lie_once_and_stay_tied
       test_optimizers_go_on_bit_identical
-  - checkpoint/api/test_parallel_state.py
+  - checkpoint/live/test_parallel_state.py
       test_new_processes_go_on_bit_identical
-  - checkpoint/api/test_exchange.py
+  - checkpoint/live/test_exchange.py
       test_round_trip_through_dcp_and_another_process
 7. Resharding gives the same whole state; other layouts are refused
-  - checkpoint/api/test_state.py
+  - checkpoint/live/test_state.py
       test_resharding_puts_any_grid_together_from_any_other test_other_layouts_are_refused_by_name
-  - checkpoint/api/test_parallel_state.py
+  - checkpoint/live/test_parallel_state.py
       test_other_worlds_and_meshes_get_the_same_state
   - elastic/runs/test_runs_services.py
       test_a_job_that_shrinks_and_grows_again
@@ -71,13 +71,13 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
   - elastic/runs/test_runs_services.py
       test_a_partition_and_a_slow_link
 9. Storage: killed between any two calls, a full or failing disk: old or new, never neither
-  - checkpoint/storage/test_storage_crashes.py
+  - checkpoint/live/test_storage_crashes.py
       test_killed_between_any_two_calls test_killed_again_at_the_repair
       test_a_disk_that_fails_at_any_call
 10. After a loss all copies are there again within one checkpoint, and health says so
   - checkpoint/memory/test_memory_service.py
       test_lost_replicas_are_made_again_within_one_checkpoint
-  - checkpoint/api/test_with_memory_service.py
+  - checkpoint/live/test_with_memory_service.py
       test_hosts_are_lost_one_after_the_other
 11. The same size of job: losses and all state bit-identical to an undisturbed run
   - elastic/runs/test_runs_losses.py
@@ -95,7 +95,7 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
 13. Each sample once an epoch, the batch stays, schedules advance once a step
   - pipelines/live/test_pipeline_parts.py
       test_each_sample_once_an_epoch test_skipped_step_moves_only_the_schedule
-  - elastic/worker/test_determinism.py
+  - elastic/live/test_determinism.py
       test_a_step_is_a_block_of_the_epochs
   - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss
@@ -129,14 +129,14 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
       test_services_that_die test_a_partition_and_a_slow_link
   - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss test_a_program_that_fails_again_and_again
-  - elastic/worker/test_group.py
+  - elastic/live/test_group.py
       test_frozen_peer test_killed_peer
   - checkpoint/memory/test_memory_faults.py
       test_connections_that_break_anywhere_are_made_again
   - elastic/supervisor/test_supervisor_membership.py
       test_hosts_that_never_come_fail_the_run test_losses_without_a_step_are_bounded
 20. 200 recoveries in one process leak nothing
-  - elastic/worker/test_group.py
+  - elastic/live/test_group.py
       test_200_recoveries_leak_nothing
   - checkpoint/memory/test_memory_faults.py
       test_many_generations_leak_nothing
@@ -150,7 +150,7 @@ found broken. A name like `TestLosses` is a state  host of hypothesis.
   - test_host_launch.py
       test_a_killed_launcher_leaves_no_process_and_the_next_sweeps
       test_sigkill_to_everything_at_once_leaves_only_what_is_swept
-  - elastic/host/test_host_agent.py
+  - elastic/agent/test_agent.py
       test_a_dead_agent_takes_its_workers_along test_end_leaves_nothing
   - elastic/runs/test_runs_losses.py
       test_each_kind_of_loss
