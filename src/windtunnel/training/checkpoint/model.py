@@ -12,6 +12,9 @@ from typing import Literal
 
 Tier = Literal["memory", "peer", "storage"]
 
+SLOT_HEADER = 4096
+"""Bytes of a slot (a file in memory that holds a copy) before its data."""
+
 SHARED = "shared"
 """The shard of what all ranks hold alike."""
 

@@ -4,9 +4,11 @@ writers."""
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import xxhash
@@ -258,22 +260,24 @@ def test_prune_beside_a_writer_a_reader_and_another_prune(seed: int) -> None:
     assert good(files) == [3]
 
 
+def within(disk: Disk, at: int, work: Callable[[], object]) -> list[int]:
+    """Before call number ``at`` of the disk ``work`` is done; the list holds that number once it was."""
+    entered: list[int] = []
+
+    def before(call: str, count: int) -> None:
+        if count == at and not entered:
+            entered.append(count)
+            work()
+
+    disk.before = before
+    return entered
+
+
 def test_a_writer_between_any_two_calls_of_a_prune() -> None:
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         disk = started(0, 1, 2)
         files = LocalFiles("/store", disk)
-        entered: list[int] = []
-
-        def before(
-            call: str, count: int, entered: list[int] = entered, disk: Disk = disk, at: int = number
-        ) -> None:
-            if count == at and not entered:
-                entered.append(count)
-                save(LocalFiles("/store", disk), 3)
-
-        disk.before = before
+        entered = within(disk, number, partial(save, LocalFiles("/store", disk), 3))
         prune(files, 1)
         if not entered:
             break
@@ -281,21 +285,10 @@ def test_a_writer_between_any_two_calls_of_a_prune() -> None:
 
 
 def test_a_prune_between_any_two_calls_of_a_writer() -> None:
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         disk = started(0, 1, 2)
         files = LocalFiles("/store", disk)
-        entered: list[int] = []
-
-        def before(
-            call: str, count: int, entered: list[int] = entered, disk: Disk = disk, at: int = number
-        ) -> None:
-            if count == at and not entered:
-                entered.append(count)
-                prune(LocalFiles("/store", disk), 1)
-
-        disk.before = before
+        entered = within(disk, number, partial(prune, LocalFiles("/store", disk), 1))
         save(files, 3)
         if not entered:
             break

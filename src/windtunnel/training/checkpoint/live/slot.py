@@ -25,9 +25,9 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.training.checkpoint.model import Copy
+from windtunnel.training.checkpoint.model import SLOT_HEADER, Copy
 
-HEADER = 4096
+HEADER = SLOT_HEADER
 BLOCK = 4 << 20
 """Bytes that are read and hashed at a time (xxhash lets other threads run meanwhile)."""
 

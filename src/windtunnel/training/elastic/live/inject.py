@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.linux import network
 from windtunnel.linux.faults import InjectedError, InjectionCounts, inject
+from windtunnel.training.checkpoint.model import SLOT_HEADER
 from windtunnel.training.elastic.faults import PROCESS, Fault, matches, parse
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 _TO_AGENT = {"kill": "kill-host", "kill-agent": "kill-agent", "wipe": "wipe-memory"}
 _UNTIL_KILLED = 60.0  # seconds that an agent may take to kill this process
-
-
-HEADER = 4096  # bytes of a slot before its data
 
 
 class Injector:
@@ -115,7 +113,7 @@ def flip(folder: Path, shard: str) -> int:
     found = slots(folder, shard)
     for path in found:
         with path.open("r+b") as file:
-            file.seek(HEADER + (path.stat().st_size - HEADER) // 2)
+            file.seek(SLOT_HEADER + (path.stat().st_size - SLOT_HEADER) // 2)
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 0x10]))
