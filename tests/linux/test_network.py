@@ -39,6 +39,13 @@ def device() -> Iterator[str]:
     network.remove_link(name)
 
 
+@pytest.fixture
+def ends() -> tuple[str, str]:
+    """Both addresses of a /30: one network to a worker, since those who test at the same time share the routes."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return f"198.51.100.{4 * (worker % 64) + 1}", f"198.51.100.{4 * (worker % 64) + 2}"
+
+
 def up(name: str) -> bool:
     return psutil.net_if_stats()[name].isup
 
@@ -79,12 +86,13 @@ def test_what_fails_inside_is_raised_outside(held: Path, tmp_path: Path) -> None
         namespaces.within(tmp_path / "none", lambda: None)
 
 
-def test_a_pair_carries_what_is_sent(held: Path, device: str) -> None:
+def test_a_pair_carries_what_is_sent(held: Path, device: str, ends: tuple[str, str]) -> None:
+    near, far = ends
     network.make_pair(device, "eth0", held)
-    network.configure(device, "198.19.255.1", 30)
-    network.configure("eth0", "198.19.255.2", 30, held)
-    server, port = serve(held, "198.19.255.2")
-    with server, socket.create_connection(("198.19.255.2", port), 5):
+    network.configure(device, near, 30)
+    network.configure("eth0", far, 30, held)
+    server, port = serve(held, far)
+    with server, socket.create_connection((far, port), 5):
         server.accept()[0].close()
     network.set_link(device, up=False)
     assert not up(device)
@@ -105,15 +113,18 @@ def test_refusals_are_told_in_words(held: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize(("rate", "least"), [(1e6, 1.0), (8e6, 0.12)])
-def test_a_rate_bounds_what_a_device_sends(held: Path, device: str, rate: float, least: float) -> None:
+def test_a_rate_bounds_what_a_device_sends(
+    held: Path, device: str, ends: tuple[str, str], rate: float, least: float
+) -> None:
     """``least``: seconds below which 1.2 MB cannot have come through at the rate."""
+    near, far = ends
     network.make_pair(device, "eth0", held)
-    network.configure(device, "198.19.255.1", 30)
-    network.configure("eth0", "198.19.255.2", 30, held)
+    network.configure(device, near, 30)
+    network.configure("eth0", far, 30, held)
     network.set_rate(device, 1e9)
     network.set_rate(device, rate)
-    server, port = serve(held, "198.19.255.2")
-    with server, socket.create_connection(("198.19.255.2", port), 5) as sender:
+    server, port = serve(held, far)
+    with server, socket.create_connection((far, port), 5) as sender:
         receiver = server.accept()[0]
         code = "import socket,sys,time; s=socket.socket(fileno=int(sys.argv[1])); t=time.monotonic(); n=0\n"
         code += "while n < 1_200_000: n += len(s.recv(1<<16))\nprint(time.monotonic()-t)"
