@@ -41,7 +41,7 @@ def device() -> Iterator[str]:
 
 @pytest.fixture
 def ends() -> tuple[str, str]:
-    """Both addresses of a /30: one network to a worker, since those who test at the same time share the routes."""
+    """Both addresses of a /30: a network to each worker, since those who test at once share the routes."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return f"198.51.100.{4 * (worker % 64) + 1}", f"198.51.100.{4 * (worker % 64) + 2}"
 

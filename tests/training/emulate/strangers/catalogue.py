@@ -1,0 +1,84 @@
+"""Trainers that nobody here wrote: the program of each, what it runs on, and the tokens that a step has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parent / "programs"
+PAGE = Path(__file__).parents[4] / "docs" / "frameworks.md"
+BEGIN, END = "<!-- strangers -->\n", "<!-- end of strangers -->"
+HEAD = (
+    "| trainer | packages | cluster | ranks run | iteration | tokens | MFU | reserved | answered, not done |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """``needs``: distributions beside torch, of the extra ``strangers``. ``tokens``: of an iteration of the
+    whole job, worked out by hand from the arguments. ``settings``: of the environment, as users set it."""
+
+    name: str
+    program: str
+    tokens: int
+    needs: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    cluster: str = "h100-sxm:2x8"
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not installed of what it needs."""
+        return [name for name in self.needs if _version(name) is None]
+
+    @property
+    def versions(self) -> str:
+        """Those of the packages, as installed."""
+        return ", ".join(f"{name} {_version(name)}" for name in self.needs) or "–"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+STRANGERS = (
+    Stranger(
+        "minGPT-like, DDP, AMP with GradScaler, 4 micro-batches",
+        "mingpt_ddp.py",
+        tokens=16 * 4 * 2 * 256,
+        arguments=("--accumulate", "4", "--batch", "2", "--block", "256"),
+    ),
+)
+
+
+def row(stranger: Stranger, summary: dict[str, Any]) -> str:
+    """Its line of the table, from what the command printed. Every figure is emulated."""
+    reserved = max(one["peak_reserved_bytes"] for one in summary["ranks"]) / 2**30
+    cells = (
+        stranger.name, stranger.versions, f"`{stranger.cluster}`",
+        f"{len(summary['captured_ranks'])} of {summary['world_size']}",
+        f"{summary['iteration_time_s'] * 1e3:.2f} ms", f"{summary['tokens_per_iteration']:,}",
+        f"{100 * summary['mfu']:.1f} %", f"{reserved:.2f} GiB",
+        " ".join(f"{note}." for note in summary["approximations"]) or "–",
+    )  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def shown() -> dict[str, str]:
+    """The lines of the table as the page has them, by trainer."""
+    lines = PAGE.read_text().split(BEGIN)[1].split(END)[0].splitlines()[len(HEAD) :]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines if line}
+
+
+def write(name: str, line: str) -> None:
+    """Put a line into the page's table, in the order of `STRANGERS`."""
+    rows = shown() | {name: line}
+    table = [*HEAD, *(rows[one.name] for one in STRANGERS if one.name in rows)]
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join(table) + "\n" + END + rest.split(END)[1])

@@ -1,0 +1,41 @@
+"""Each stranger is emulated unmodified, by the command, and the page of frameworks shows what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from catalogue import PROGRAMS, STRANGERS, Stranger, row, shown, write
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda one: one.name)
+def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
+    if stranger.missing:
+        pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
+    windtunnel = str(Path(sys.executable).with_name("windtunnel"))
+    command = [windtunnel, "emulate", "--json", "--no-report", "--jobs", "1"]
+    program = [str(PROGRAMS / stranger.program), *stranger.arguments]
+    done = subprocess.run(
+        [*command, "--cluster", stranger.cluster, *program],
+        env=os.environ | dict(stranger.settings) | {"WINDTUNNEL_HOME": str(tmp_path / "home")},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    summary = json.loads(done.stdout)
+    assert summary["tokens_per_iteration"] == stranger.tokens
+    assert 0 < summary["mfu"] <= summary["hfu"] <= 1
+    assert all(one["fits"] for one in summary["ranks"])
+    assert not [word for word in summary["warnings"] if "captured steps differ" in word]
+    line = row(stranger, summary)
+    if os.environ.get("WINDTUNNEL_WRITE_DOCS"):
+        write(stranger.name, line)
+    assert shown()[stranger.name] == line, "WINDTUNNEL_WRITE_DOCS=1 writes the line that came out"
+
+
+def test_the_page_shows_them_all() -> None:
+    assert list(shown()) == [one.name for one in STRANGERS]
