@@ -62,6 +62,23 @@ def case_streams_and_events():
     assert isinstance(side, torch.cuda.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
 
 
+def case_graphs_are_classes():
+    class Captured(torch.cuda.CUDAGraph):
+        graph: torch.cuda.graph | None = None
+
+    assert issubclass(Captured, torch.cuda.CUDAGraph) and not isinstance(
+        3, torch.cuda.CUDAGraph | torch.cuda.graph
+    )
+    assert torch.cuda.graphs.CUDAGraph is torch.cuda.CUDAGraph
+    for kind in (torch.cuda.CUDAGraph, Captured, torch.cuda.graph):
+        try:
+            kind()
+        except NotImplementedError as refused:
+            assert "a graph replays work" in str(refused)
+        else:
+            raise AssertionError(kind)
+
+
 def case_memory():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -54,6 +54,22 @@ STRANGERS = (
         tokens=16 * 4 * 2 * 256,
         arguments=("--accumulate", "4", "--batch", "2", "--block", "256"),
     ),
+    Stranger(
+        "Hugging Face Trainer, DDP, bfloat16, 2 micro-batches",
+        "hf_trainer.py",
+        tokens=16 * 2 * 2 * 256,
+        needs=("transformers", "accelerate"),
+        arguments=("--accumulate", "2", "--batch", "2", "--sequence", "256"),
+        settings=(("HF_HUB_OFFLINE", "1"),),
+    ),
+    Stranger(
+        "Hugging Face Trainer, FSDP2, bfloat16, 2 micro-batches",
+        "hf_trainer.py",
+        tokens=16 * 2 * 2 * 256,
+        needs=("transformers", "accelerate"),
+        arguments=("--fsdp", "--accumulate", "2", "--batch", "2", "--sequence", "256"),
+        settings=(("HF_HUB_OFFLINE", "1"),),
+    ),
 )
 
 

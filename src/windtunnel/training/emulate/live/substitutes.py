@@ -53,12 +53,18 @@ def refuse(call: str, why: str) -> Callable[..., NoReturn]:
     return refused
 
 
+def refuse_class(kind: type, call: str, why: str) -> None:
+    """Refuse to make one of ``kind``. It stays a class, for annotations, ``isinstance`` and subclasses,
+    which many programs have that never make one."""
+    kind.__new__ = refuse(call, why)  # type: ignore[method-assign]
+
+
 def install_refusals() -> None:
     """Refuse. Call once, before the script runs."""
     cuda: Any = torch.cuda
     why = "a graph replays work that the host does not issue; run the script without CUDA graphs"
-    cuda.CUDAGraph = cuda.graphs.CUDAGraph = refuse("torch.cuda.CUDAGraph", why)
-    cuda.graph = cuda.graphs.graph = refuse("torch.cuda.graph", why)
+    refuse_class(cuda.graphs.CUDAGraph, "torch.cuda.CUDAGraph", why)
+    refuse_class(cuda.graphs.graph, "torch.cuda.graph", why)
     cuda.make_graphed_callables = refuse("torch.cuda.make_graphed_callables", why)
 
     why = "its parameters and optimiser live in host memory, whose work is not modelled; leave offloading out"

@@ -1,0 +1,68 @@
+"""A Llama from a config, trained by Hugging Face's Trainer in bfloat16 on synthetic tokens."""
+
+import argparse
+
+import torch
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+
+class Tokens(Dataset):
+    def __init__(self, count, length, vocabulary):
+        self.rows = torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+FSDP = {
+    "version": 2,
+    "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+    "reshard_after_forward": True,
+    "state_dict_type": "SHARDED_STATE_DICT",
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--sequence", type=int, default=256)
+    parser.add_argument("--save-steps", type=int, default=0)
+    args = parser.parse_args()
+
+    set_seed(42)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=args.sequence,
+    )
+    model = LlamaForCausalLM(config)
+    arguments = TrainingArguments(
+        output_dir="out",
+        per_device_train_batch_size=args.batch,
+        gradient_accumulation_steps=args.accumulate,
+        max_steps=20,
+        learning_rate=3e-4,
+        bf16=True,
+        logging_steps=1,
+        save_strategy="steps" if args.save_steps else "no",
+        save_steps=args.save_steps or 500,
+        report_to="none",
+        dataloader_num_workers=0,
+        **({"fsdp": "full_shard auto_wrap", "fsdp_config": FSDP} if args.fsdp else {}),
+    )
+    data = Tokens(4096, args.sequence, config.vocab_size)
+    Trainer(model=model, args=arguments, train_dataset=data).train()
+
+
+if __name__ == "__main__":
+    main()
