@@ -24,7 +24,7 @@ def summary() -> dict[str, Any]:
     }
     iteration = sum(path.values())
     return {
-        "schema": "windtunnel.emulate/1",
+        "schema": "windtunnel.emulate/2",
         "run_id": "20261121-030405-ab12",
         "created_at": "2026-11-21T03:04:05+00:00",
         "versions": {"windtunnel": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.7"},
@@ -54,7 +54,7 @@ def summary() -> dict[str, Any]:
             "intra": "nvlink-4",
         },
         "world_size": 128,
-        "captured_ranks": [0, 63, 64, 127],
+        "captured_ranks": "0,63-64,127",
         "steps_captured": 2,
         "iteration_time_s": iteration,
         "first_iteration_time_s": 9.871,
@@ -145,9 +145,9 @@ def _rank_class(name: str, first: int, allocated: float, reserved: float) -> dic
     memory = 94.0 * GIB
     return {
         "name": name,
-        "members": list(range(first, first + 64)),
+        "members": f"{first}-{first + 63}",
         "count": 64,
-        "captured": [first, first + 63],
+        "captured": f"{first},{first + 63}",
         "peak_allocated_bytes": allocated * GIB,
         "peak_reserved_bytes": reserved * GIB,
         "first_step_peak_allocated_bytes": 1.01 * allocated * GIB,

@@ -163,7 +163,7 @@ def about(summary: Summary) -> str:
     options = {
         key: value for key, value in (command.get("options") or {}).items() if value not in (None, "", [])
     }
-    captured = summary.get("captured_ranks") or []
+    captured = summary.get("captured_ranks")
     pairs = {
         "command": text.command_line(summary),
         **{f"option {key}": value for key, value in options.items()},
@@ -235,8 +235,7 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> str:
             else ""
         )
         said = f'<div class="bad">{escape(text.out_of_memory(oom))}</div>' if oom else ""
-        members = one.get("members") or []
-        who = f'{escape(text.ranks(members))}<div class="note">{one.get("count", len(members)):,} ranks</div>'
+        who = f'{escape(text.ranks(one.get("members", "")))}<div class="note">{one["count"]:,} ranks</div>'
         cells = (
             f"<td>{escape(str(one['name']))}{where}{said}</td>",
             f"<td>{who}</td>",

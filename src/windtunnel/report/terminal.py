@@ -126,9 +126,8 @@ def _memory(summary: Summary) -> Table:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in shown:
         word = text.verdict(one)
-        count = one.get("count", len(one.get("members") or ()))
         table.add_row(
-            Text.assemble(str(one["name"]), (f" ({count:,})", "dim")),
+            Text.assemble(str(one["name"]), (f" ({one['count']:,})", "dim")),
             units.size(one.get("peak_allocated_bytes")),
             Text(units.size(one.get("peak_reserved_bytes")), "bold"),
             *((units.size(text.first_step(one)),) if has_first else ()),

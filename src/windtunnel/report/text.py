@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from windtunnel.base import units
+from windtunnel.base import ranges, units
 
 Summary = Mapping[str, Any]
 
@@ -42,15 +42,12 @@ def critical(summary: Summary) -> str:
     return "" if rank is None else f" of rank {rank}"
 
 
-def ranks(members: list[int], most: int = 4) -> str:
-    """Rank numbers in few words: ``0-7, 16, 24-31``; beyond ``most`` ranges ``0-7, 16, … 120-127``."""
-    runs: list[list[int]] = []
-    for rank in sorted(members):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+def ranks(members: Iterable[int] | str, most: int = 4) -> str:
+    """Rank numbers in few words: ``0-7, 16, 24-31``; beyond ``most`` ranges ``0-7, 16, … 120-127``.
+
+    ``members``: the numbers, or text as a summary has it, ``0-7,16,24-31``.
+    """
+    words = members.split(",") if isinstance(members, str) else ranges.words(members)
     if len(words) > most:
         words = [*words[: most - 1], f"… {words[-1]}"]
     return ", ".join(words)

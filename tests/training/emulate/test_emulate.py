@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from windtunnel.base import ranges
 from windtunnel.cli.main import app
 from windtunnel.report.chakra import read_graph
 from windtunnel.store.runs import Store
@@ -88,7 +89,7 @@ def test_summary_has_the_documented_fields(fsdp: dict[str, Any]) -> None:
 def test_parts_add_up(fsdp: dict[str, Any], pipeline: dict[str, Any]) -> None:
     for summary in (fsdp, pipeline):
         assert math.isclose(sum(summary["critical_path"].values()), summary["iteration_time_s"], rel_tol=1e-9)
-        ranks = sorted(rank for row in summary["ranks"] for rank in row["members"])
+        ranks = sorted(rank for row in summary["ranks"] for rank in ranges.read(row["members"]))
         assert ranks == list(range(summary["world_size"]))
         for row in summary["ranks"]:
             assert (

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.programs import train
+from windtunnel import api
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.plain import from_plain, to_plain
+from windtunnel.cli.main import main
 from windtunnel.store.eventlog import NAME, decisions
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Function
@@ -72,8 +74,40 @@ def test_what_cannot_travel_is_refused() -> None:
 def test_a_summary_of_another_form_is_refused(done: Emulation) -> None:
     content = done.summary.to_json()
     assert Summary.from_json(content | {"added_later": 1}) == done.summary
-    with pytest.raises(UserError, match=r"no summary of an emulation .*windtunnel\.emulate/2"):
-        Summary.from_json(content | {"schema": "windtunnel.emulate/2"})
+    with pytest.raises(UserError, match=r"no summary of an emulation .*windtunnel\.emulate/3"):
+        Summary.from_json(content | {"schema": "windtunnel.emulate/3"})
+    for wrong in ("0-x", 7):
+        with pytest.raises(UserError, match="no summary of an emulation"):
+            Summary.from_json(content | {"captured_ranks": wrong})
+
+
+def test_the_ranks_of_a_large_class_are_one_range(done: Emulation) -> None:
+    (one,) = done.summary.ranks
+    members = (*range(504), 510, *range(512, 8192))
+    large = dataclasses.replace(done.summary, ranks=(dataclasses.replace(one, members=members),))
+    content = large.to_json()
+    assert content["ranks"][0]["members"] == "0-503,510,512-8191"
+    assert content["ranks"][0]["captured"] == "0,2-3" and content["captured_ranks"] == "0,2-3"
+    assert Summary.from_json(content) == large
+
+
+def test_a_run_whose_summary_lists_every_rank_is_still_read(
+    done: Emulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    (row,) = (content := done.summary.to_json())["ranks"]
+    row |= {"members": [0, 1, 2, 3], "captured": [0, 2, 3]}
+    Store.open().begin("training.emulate", {}).finish(
+        content | {"schema": "windtunnel.emulate/1", "captured_ranks": [0, 2, 3]}
+    )
+    Store.open().begin("training.emulate", {}).finish(done.summary.to_json())
+    new, old = api.runs()
+    assert old.ranks == new.ranks == done.summary.ranks
+    for words in (["show", Store.open().list()[1].id], ["compare", *(run.id for run in Store.open().list())]):
+        monkeypatch.setattr("sys.argv", ["windtunnel", "runs", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0, capsys.readouterr()
 
 
 def test_the_log_alone_is_enough_to_decide_anew(done: Emulation) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.base import ranges
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
@@ -23,7 +24,9 @@ from windtunnel.training.emulate.twin.costs.collectives import collective_cost, 
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
 
-SCHEMA = "windtunnel.emulate/1"
+SCHEMA = "windtunnel.emulate/2"
+EARLIER = "windtunnel.emulate/1"
+"""Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
 OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
 """Those that decide the figures."""
 EMULATED = (
@@ -188,8 +191,12 @@ class Summary:
     peak_rss_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of docs/summary.md."""
-        return to_plain(self)
+        """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
+        content: dict[str, Any] = to_plain(self)
+        content["captured_ranks"] = ranges.write(self.captured_ranks)
+        for row, one in zip(content["ranks"], self.ranks, strict=True):
+            row |= {"members": ranges.write(one.members), "captured": ranges.write(one.captured)}
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Summary:
@@ -200,10 +207,16 @@ class Summary:
         """
         known = {field.name for field in fields(cls)}
         try:
-            if content["schema"] != SCHEMA:
+            if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
-            return from_plain(cls, {name: value for name, value in content.items() if name in known})
-        except (KeyError, TypeError, ValueError) as error:
+            plain = {name: value for name, value in content.items() if name in known}
+            plain["captured_ranks"] = _numbers(content["captured_ranks"])
+            plain["ranks"] = [
+                one | {name: _numbers(one[name]) for name in ("members", "captured")}
+                for one in content["ranks"]
+            ]
+            return from_plain(cls, plain)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"this is no summary of an emulation ({SCHEMA}): {error}") from None
 
     @property
@@ -215,6 +228,10 @@ class Summary:
     def fits(self) -> bool:
         """Whether no rank runs out of memory."""
         return all(one.fits for one in self.ranks)
+
+
+def _numbers(ranks: str | list[int]) -> list[int]:
+    return list(ranges.read(ranks)) if isinstance(ranks, str) else ranks
 
 
 def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
@@ -243,7 +260,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
             nic=cluster.host.nic.name,
             intra=cluster.host.intra.name,
         ),
-        world_size=world, captured_ranks=tuple(result.classes.captured),
+        world_size=world, captured_ranks=tuple(sorted(result.classes.captured)),
         steps_captured=len(result.classes.classes[0].slice.steps), iteration_time_s=seconds,
         first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
         tokens_per_second_per_device=work.tokens / seconds / world if seconds > 0 else 0.0,
@@ -296,7 +313,8 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
     cls, memory, timing = result.classes.classes[row], result.memory[row], result.timing
     whole, steady, oom = memory.whole, memory.steady, memory.oom
     return RankFacts(
-        name=cls.name, members=tuple(cls.members.tolist()), count=len(cls.members), captured=cls.captured,
+        name=cls.name, members=tuple(cls.members.tolist()), count=len(cls.members),
+        captured=tuple(sorted(cls.captured)),
         peak_allocated_bytes=steady.allocated_bytes, peak_reserved_bytes=steady.reserved_bytes,
         first_step_peak_allocated_bytes=whole.allocated_bytes,
         first_step_peak_reserved_bytes=whole.reserved_bytes,

@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import ranges
+
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[4] / "docs" / "frameworks.md"
 BEGIN, END = "<!-- strangers -->\n", "<!-- end of strangers -->"
@@ -78,7 +80,7 @@ def row(stranger: Stranger, summary: dict[str, Any]) -> str:
     reserved = max(one["peak_reserved_bytes"] for one in summary["ranks"]) / 2**30
     cells = (
         stranger.name, stranger.versions, f"`{stranger.cluster}`",
-        f"{len(summary['captured_ranks'])} of {summary['world_size']}",
+        f"{len(ranges.read(summary['captured_ranks']))} of {summary['world_size']}",
         f"{summary['iteration_time_s'] * 1e3:.2f} ms", f"{summary['tokens_per_iteration']:,}",
         f"{100 * summary['mfu']:.1f} %", f"{reserved:.2f} GiB",
         " ".join(f"{note}." for note in summary["approximations"]) or "–",
