@@ -41,6 +41,23 @@ TOPOLOGY_KINDS: tuple[TopologyKind, ...] = (
 )  # fmt: skip
 
 
+_FLOAT8 = ("float8_e4m3fn", "bfloat16", "float16", "float32")
+UNITS = {
+    "float64": ("float64",), "float32": ("float32",), "tf32": ("tf32", "float32"),
+    "bfloat16": ("bfloat16", "float32"), "float16": ("float16", "float32"),
+    "float4_e2m1fn_x2": ("float4_e2m1fn_x2", *_FLOAT8),
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), _FLOAT8
+    ),
+    "int8": ("int8", "float32"), "uint8": ("int8", "float32"),
+    **dict.fromkeys(("int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"), ("float32",)),
+    "complex32": ("float16", "float32"), "complex64": ("float32",), "complex128": ("float64", "float32"),
+}  # fmt: skip
+"""The arithmetic units that each dtype of PyTorch can run on, the narrowest first: a device without the first
+computes in the next wider one that it has. All formats of 8 bits have the same units; ``float8_e8m0fnu`` is
+that of the scales beside them."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator, or one core of a CPU.
@@ -66,9 +83,22 @@ class Device:
     peak_flops: dict[str, float] = field(hash=False)
     sources: dict[str, str] = field(default_factory=dict, hash=False)
 
+    def units(self, dtype: str) -> str:
+        """The dtype of ``peak_flops`` at whose rate ``dtype`` runs: see `UNITS`.
+
+        Raises `UserError` for a dtype that is not known, or of whose units the device has none.
+        """
+        for name in UNITS.get(dtype, ()):
+            if name in self.peak_flops:
+                return name
+        raise UserError(
+            f"device {self.name}: no peak is known for dtype {dtype!r}; known are"
+            f" {', '.join(self.peak_flops)}, and a cluster file can add one (host.device.peak_flops)"
+        )
+
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s of ``dtype``; a dtype without own units runs at the float32 rate."""
-        return self.peak_flops.get(dtype, self.peak_flops["float32"])
+        """Peak FLOP/s of ``dtype``, at the rate of `units`, which says what it raises."""
+        return self.peak_flops[self.units(dtype)]
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ Flops = Annotated[float, _in("FLOP/s")]
 Watts = Annotated[float, _in("watts", zero=True)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 Fraction = Annotated[float, BeforeValidator(_whole), Field(gt=0, le=1)]
-Dtype = Literal["float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
+Dtype = Literal[
+    "float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn_x2", "int8"
+]
 
 
 class _Strict(BaseModel):

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.model import Cluster, Device
 from windtunnel.store.eventlog import EventLog
-from windtunnel.training.emulate.graph import Collective, EventKind, Group, Note, Operator, Phase, Slice
+from windtunnel.training.emulate.graph import (
+    DTYPE_BYTES,
+    Collective,
+    EventKind,
+    Group,
+    Note,
+    NoteKind,
+    Operator,
+    Phase,
+    Slice,
+)
 from windtunnel.training.emulate.live.session import Program, Session
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
@@ -28,7 +38,12 @@ from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
-from windtunnel.training.emulate.twin.costs.work import base_name, counted_flops, first_tensor
+from windtunnel.training.emulate.twin.costs.work import (
+    base_name,
+    counted_flops,
+    executed_flops,
+    first_tensor,
+)
 from windtunnel.training.emulate.twin.emulate import Timing, WorldCosts, replay_world
 from windtunnel.training.emulate.twin.job import parse_slow
 from windtunnel.training.emulate.twin.memory.config import AllocatorConfig
@@ -195,13 +210,25 @@ REPLICATING = ("tp",)
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step of the whole world. ``model_flops`` leaves recomputation out, ``hardware_flops`` has it;
-    both count as ``torch.utils.flop_counter`` does. ``dtype``: that most FLOPs are done in."""
+    """Of one step of the whole world. ``model`` leaves recomputation out, ``hardware`` has it; both are FLOP
+    by dtype and count as ``torch.utils.flop_counter`` does, causal attention in full. ``model_run`` and
+    ``hardware_run``: the same without the masked half, which kernels leave out. ``dtype``: that most FLOPs
+    are done in."""
 
     tokens: int
-    model_flops: float
-    hardware_flops: float
+    model: dict[str, float]
+    hardware: dict[str, float]
+    model_run: dict[str, float]
+    hardware_run: dict[str, float]
     dtype: str
+
+    @property
+    def model_flops(self) -> float:
+        return sum(self.model.values())
+
+    @property
+    def hardware_flops(self) -> float:
+        return sum(self.hardware.values())
 
 
 def measure(classes: Classes, tokens: int | None = None) -> Work:
@@ -210,27 +237,85 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
     Tokens are the entries looked up in the embedding table that is asked most; zero where a job has none,
     unless ``tokens`` gives the number of a step of the whole job.
     """
-    model = hardware = counted = 0.0
-    by_dtype: dict[str, float] = defaultdict(float)
+    flops: list[dict[str, float]] = [defaultdict(float) for _ in range(4)]
+    looked_up = 0.0
     for cls in classes.classes:
         count = len(cls.members)
         rows, phases = _operators(cls.slice)
-        flops = np.array([counted_flops(op) for op in cls.slice.operators])
-        each = flops[rows]
-        hardware += count * float(each.sum())
-        model += count * float(each[phases != Phase.RECOMPUTE].sum())
-        for row in np.flatnonzero(flops):
-            by_dtype[_dtype(cls.slice.operators[row])] += count * float(each[rows == row].sum())
-        counted += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
-    dtype = max(by_dtype, key=lambda name: by_dtype[name]) if by_dtype else "float32"
-    return Work(round(counted) if tokens is None else tokens, model, hardware, dtype)
+        table = cls.slice.operators
+        all_calls = np.bincount(rows, minlength=len(table))
+        once = np.bincount(rows[phases != Phase.RECOMPUTE], minlength=len(table))
+        for row in np.flatnonzero(all_calls):
+            counted, run = counted_flops(table[row]), executed_flops(table[row])
+            if counted:
+                dtype = _dtype(table[row])
+                each = (counted * once[row], counted * all_calls[row], run * once[row], run * all_calls[row])
+                for total, one in zip(flops, each, strict=True):
+                    total[dtype] += count * float(one)
+        looked_up += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
+    hardware = flops[1]
+    dtype = max(hardware, key=lambda name: hardware[name]) if hardware else "float32"
+    model, hardware, model_run, hardware_run = (dict(total) for total in flops)
+    return Work(
+        round(looked_up) if tokens is None else tokens, model, hardware, model_run, hardware_run, dtype
+    )
 
 
-def utilisation(flops: float, seconds: float, world_size: int, device: Device, dtype: str) -> float:
-    """Model (or hardware) FLOPs utilisation: the share of the devices' peak of ``dtype``, as PaLM defines it
-    (arXiv:2204.02311, appendix B)."""
-    peak = device.peak(dtype) * world_size
-    return flops / (seconds * peak) if seconds > 0 and peak > 0 else 0.0
+@dataclass(frozen=True)
+class Utilisation:
+    """Model and hardware FLOPs utilisation of a step, and what has to be said of them."""
+
+    mfu: float
+    hfu: float
+    notes: tuple[Note, ...] = ()
+
+
+def utilisation(
+    work: Work, seconds: float, world_size: int, device: Device, *, measured: bool = False
+) -> Utilisation:
+    """The seconds that the devices would need at peak, over those that they take.
+
+    As PaLM defines it (arXiv:2204.02311, appendix B), with each dtype's FLOPs at that dtype's own peak, so
+    that a job of bf16 and fp8 reaches 1 exactly when every product runs at the peak of its units: FLOP_d /
+    peak_d, summed over dtypes d, over time.
+
+    Causal attention counts in full, as in published figures, although kernels leave its masked half out;
+    where that would give more than 1, which happens to attention alone on long sequences, the half counts.
+    Where also that exceeds 1, a profile (``measured``) contradicts the device's peaks, which is told, or the
+    cost model has an operator faster than its units.
+
+    Raises:
+        UserError: a dtype has no peak.
+        RuntimeError: an operator was modelled faster than the device's peak.
+    """
+    notes: list[Note] = []
+    for dtype in work.hardware:
+        units = device.units(dtype)
+        if DTYPE_BYTES.get(units) != DTYPE_BYTES.get(dtype):
+            text = f"{device.name} has no units for {dtype}: its products are costed at the rate of {units}"
+            notes.append(Note(text, NoteKind.APPROXIMATION))
+
+    def share(flops: dict[str, float]) -> float:
+        ideal = sum(amount / device.peak(dtype) for dtype, amount in flops.items())
+        return ideal / (seconds * world_size) if seconds > 0 else 0.0
+
+    mfu, hfu = share(work.model), share(work.hardware)
+    if hfu > 1.0:
+        mfu, hfu = share(work.model_run), share(work.hardware_run)
+        if hfu <= 1.0:
+            text = "MFU and HFU count causal attention without its masked half: in full it is more than 1"
+            notes.append(Note(text, NoteKind.APPROXIMATION))
+    if hfu > 1.0 + 1e-9:
+        if not measured:
+            raise RuntimeError(
+                f"a mistake of windtunnel's: its model of {device.name} runs operators at {hfu:.0%} of peak"
+            )
+        text = (
+            f"the profile has operators at {hfu:.0%} of the peak that {device.name} is said to have"
+            f" (peak_flops.{device.units(work.dtype)}): MFU and HFU are at most 1"
+        )
+        notes.append(Note(text))
+    return Utilisation(min(mfu, 1.0), min(hfu, 1.0), tuple(notes))
 
 
 def _operators(slice_: Slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -239,8 +239,9 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
     cluster, timing, work = result.cluster, result.timing, result.work
     world, seconds = cluster.world_size, timing.iteration_time_s
     device = cluster.host.device
+    used = utilisation(work, seconds, world, device, measured=result.profile is not None)
     notes: dict[NoteKind, list[str]] = {kind: [] for kind in NoteKind}
-    for note in result.notes:
+    for note in (*result.notes, *used.notes):
         notes[note.kind].append(note.text)
     return Summary(
         schema=SCHEMA, run_id=run_id, created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -265,8 +266,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         first_iteration_time_s=result.first_iteration_s, tokens_per_iteration=work.tokens,
         tokens_per_second_per_device=work.tokens / seconds / world if seconds > 0 else 0.0,
         model_flops_per_iteration=work.model_flops, hardware_flops_per_iteration=work.hardware_flops,
-        flops_dtype=work.dtype, mfu=utilisation(work.model_flops, seconds, world, device, work.dtype),
-        hfu=utilisation(work.hardware_flops, seconds, world, device, work.dtype),
+        flops_dtype=work.dtype, mfu=used.mfu, hfu=used.hfu,
         cost_per_iteration=_price(result), critical_rank=timing.critical_rank,
         critical_path=_split(timing.critical_path),
         waits=tuple(WaitFacts(one.what, one.seconds, one.share, one.remedy) for one in timing.waits),

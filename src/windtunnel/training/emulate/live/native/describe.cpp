@@ -20,7 +20,15 @@ const char* dtype_name(c10::ScalarType t) {
     case c10::ScalarType::Byte: return "uint8";
     case c10::ScalarType::Bool: return "bool";
     case c10::ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
+    case c10::ScalarType::Float8_e4m3fnuz: return "float8_e4m3fnuz";
     case c10::ScalarType::Float8_e5m2: return "float8_e5m2";
+    case c10::ScalarType::Float8_e5m2fnuz: return "float8_e5m2fnuz";
+    case c10::ScalarType::Float8_e8m0fnu: return "float8_e8m0fnu";
+    case c10::ScalarType::Float4_e2m1fn_x2: return "float4_e2m1fn_x2";
+    case c10::ScalarType::UInt16: return "uint16";
+    case c10::ScalarType::UInt32: return "uint32";
+    case c10::ScalarType::UInt64: return "uint64";
+    case c10::ScalarType::ComplexHalf: return "complex32";
     case c10::ScalarType::ComplexFloat: return "complex64";
     case c10::ScalarType::ComplexDouble: return "complex128";
     default: return c10::toString(t);

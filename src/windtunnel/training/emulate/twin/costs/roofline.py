@@ -19,7 +19,6 @@ from windtunnel.training.emulate.twin.costs.work import (
     stored_bytes,
 )
 
-TENSOR_CORE_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 # Tile shapes that cuBLAS picks from, with the fraction of the full rate that their inner loop reaches: the
 # smaller the tile, the more shared-memory traffic for each product. Inference from CUTLASS profiler tables.
 HOPPER_TILES = ((128, 256, 1.0), (128, 128, 0.92), (64, 256, 0.88), (64, 128, 0.80), (64, 64, 0.62))
@@ -64,8 +63,6 @@ def kernels_of(op: Operator, kind: Kind, gpu: GpuParameters) -> int:
 def _peak(op: Operator, device: Device, gpu: GpuParameters) -> float:
     tensor = first_tensor(op)
     dtype = tensor.dtype if tensor else "float32"
-    if dtype == "float8_e5m2":
-        dtype = "float8_e4m3fn"
     if dtype == "float32" and gpu.float32_matmul == "tf32" and "tf32" in device.peak_flops:
         dtype = "tf32"
     return device.peak(dtype)

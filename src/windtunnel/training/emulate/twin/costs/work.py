@@ -173,6 +173,8 @@ def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
     if len(operands) < 2:
         return 0, 0, 0, 0
     left, right = operands[0], operands[1]
+    if base.startswith("_scaled") and any(tensor.dtype == "float4_e2m1fn_x2" for tensor in op.tensors()[:1]):
+        left, right = (*left[:-1], 2 * left[-1]), right  # two elements a byte, counted as one
     if base in ("linear", "mkldnn_linear"):
         return 1, prod(left[:-1]), right[0], left[-1]
     if base in ("mv", "addmv"):

@@ -1,0 +1,106 @@
+"""MFU: each dtype at its own peak, never more than 1."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.base.errors import UserError
+from windtunnel.cluster.catalogue import device, device_names
+from windtunnel.cluster.model import UNITS
+from windtunnel.training.emulate.emulation import Work, utilisation
+from windtunnel.training.emulate.graph import DTYPE_BYTES, Operator, TensorMeta
+from windtunnel.training.emulate.twin.costs.operators import cost_of
+from windtunnel.training.emulate.twin.costs.work import counted_flops
+
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+
+
+def work(model, hardware=None, run=None):
+    hardware = hardware or model
+    return Work(1, model, hardware, run or model, run or hardware, max(hardware, key=hardware.get))
+
+
+def scaled(dtype, m=8192, n=8192, k=8192):
+    scale = TensorMeta((), "float32")
+    left, right = TensorMeta((m, k), dtype, (k, 1)), TensorMeta((k, n), "float8_e4m3fn", (1, k))
+    return Operator(
+        "aten._scaled_mm.default", (left, right, scale, scale, None, None, "bfloat16", True),
+        (TensorMeta((m, n), "bfloat16", (n, 1)),),
+    )  # fmt: skip
+
+
+def test_every_dtype_of_torch_has_a_rate_on_every_device():
+    names = {
+        str(value).removeprefix("torch.") for value in vars(torch).values() if type(value) is torch.dtype
+    }
+    numbers = {name for name in names if not re.match(r"q|bits|u?int[1-7]$", name)}
+    assert numbers <= UNITS.keys() and numbers <= DTYPE_BYTES.keys()
+    for name in device_names():
+        for dtype in UNITS:
+            assert device(name).peak(dtype) > 0
+    for dtype in numbers:
+        assert DTYPE_BYTES[dtype] == getattr(torch, dtype).itemsize
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_products_in_8_bits_run_at_the_rate_of_8_bits(dtype):
+    part = device("h100-sxm")
+    assert part.peak(dtype) == part.peak_flops["float8_e4m3fn"]
+    assert cost_of(scaled(dtype), part).seconds == cost_of(scaled("float8_e4m3fn"), part).seconds
+
+
+def test_a_device_without_the_units_computes_in_the_next_wider_ones_and_says_so():
+    part = device("a100-80")
+    assert part.peak("float8_e5m2") == part.peak("bfloat16")
+    used = utilisation(work({"float8_e5m2": 312e12}), 2.0, 1, part)
+    assert used.mfu == pytest.approx(0.5)
+    assert [note.text for note in used.notes] == [
+        "a100-80 has no units for float8_e5m2: its products are costed at the rate of bfloat16"
+    ]
+
+
+def test_a_dtype_that_nobody_knows_is_refused():
+    with pytest.raises(UserError, match="no peak is known for dtype 'float6'"):
+        device("h100-sxm").peak("float6")
+
+
+def test_each_dtype_counts_against_its_own_peak():
+    part = device("h100-sxm")
+    flops = {"bfloat16": part.peak("bfloat16"), "float8_e4m3fn": 3 * part.peak("float8_e4m3fn")}
+    assert utilisation(work(flops), 8.0, 1, part).mfu == pytest.approx((1 + 3) / 8)
+    assert utilisation(work(flops), 4.0, 2, part).mfu == pytest.approx(0.5)
+
+
+def test_causal_attention_counts_in_full_until_that_is_more_than_all():
+    part = device("h100-sxm")
+    peak = part.peak("bfloat16")
+    half = utilisation(work({"bfloat16": 0.9 * peak}, run={"bfloat16": 0.5 * peak}), 1.0, 1, part)
+    assert half.mfu == pytest.approx(0.9) and not half.notes
+    more = utilisation(work({"bfloat16": 1.2 * peak}, run={"bfloat16": 0.7 * peak}), 1.0, 1, part)
+    assert more.mfu == pytest.approx(0.7)
+    assert "without its masked half" in more.notes[0].text
+
+
+def test_more_than_the_peak_is_never_printed():
+    part = device("h100-sxm")
+    impossible = work({"bfloat16": 8.82 * part.peak("bfloat16")})
+    with pytest.raises(RuntimeError, match=r"a mistake of windtunnel's: .* 882% of peak"):
+        utilisation(impossible, 1.0, 1, part)
+    told = utilisation(impossible, 1.0, 1, part, measured=True)
+    assert told.mfu == told.hfu == 1.0
+    assert "at 882% of the peak that h100-sxm is said to have" in told.notes[0].text
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from([name for name in device_names() if name != "cpu"]),
+    dtype=st.sampled_from([*FLOAT8, "bfloat16"]),
+    shape=st.tuples(*[st.integers(16, 20000)] * 3),
+)
+def test_no_product_is_faster_than_its_units(name, dtype, shape):
+    part = device(name)
+    op = scaled(dtype, *shape)
+    assert counted_flops(op) / cost_of(op, part).seconds < part.peak(dtype)
