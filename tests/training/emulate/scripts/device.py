@@ -149,6 +149,59 @@ def case_random():
         torch.nn.functional.dropout(x, 0.5)
 
 
+def case_generators():
+    own = torch.cuda.default_generators
+    assert len(own) == 8 and own[LOCAL].device == torch.device("cuda", LOCAL)
+    neighbour = own[(LOCAL + 1) % 8]
+    before = neighbour.initial_seed()
+    torch.cuda.manual_seed(before + 11)
+    assert (own[LOCAL].initial_seed(), neighbour.initial_seed()) == (before + 11, before)
+    torch.manual_seed(7)
+    assert [one.initial_seed() for one in own] == [7] * 8
+    own[LOCAL].set_offset(12)
+    state = torch.cuda.get_rng_state()
+    assert (state.dtype, state.shape, state.device.type) == (torch.uint8, (16,), "cpu")
+    assert state.view(torch.int64).tolist() == [7, 12]
+    torch.cuda.manual_seed_all(8)
+    assert torch.cuda.initial_seed() == 8 and own[LOCAL].get_offset() == 0
+    torch.cuda.set_rng_state(state)
+    assert torch.cuda.initial_seed() == 7 and own[LOCAL].get_offset() == 12
+    states = torch.cuda.get_rng_state_all()
+    torch.cuda.seed_all()
+    assert len({one.initial_seed() for one in own} - {7, 8}) == 1, "one seed for all, that nobody chose"
+    torch.cuda.set_rng_state_all(states)
+    assert [one.initial_seed() for one in own] == [7 if index == LOCAL else 8 for index in range(8)]
+    with torch.random.fork_rng(devices=[LOCAL]):
+        torch.cuda.manual_seed(99)
+    assert torch.cuda.initial_seed() == 7
+
+    mine = torch.Generator(device="cuda")
+    assert mine.initial_seed() == 67280421310721, "CUDA's"
+    assert mine.device == torch.device("cuda", LOCAL) and mine.get_state().numel() == 16
+    assert mine.manual_seed(3) is mine and mine.initial_seed() == 3
+    copy = mine.clone_state()
+    mine.set_offset(4)
+    assert (mine.get_offset(), copy.get_offset(), copy.initial_seed()) == (4, 0, 3)
+    copy.set_state(mine.get_state())
+    assert copy.get_offset() == 4
+    shared = mine.graphsafe_get_state()
+    mine.manual_seed(5)
+    assert shared.initial_seed() == 5
+    copy.graphsafe_set_state(shared)
+    assert copy.initial_seed() == 5
+    for bad in (torch.zeros(5056, dtype=torch.uint8), torch.zeros(4)):
+        try:
+            mine.set_state(bad)
+        except (RuntimeError, TypeError):
+            continue
+        raise AssertionError("a state of another generator was taken")
+    assert torch.randn(4, generator=mine, device="cuda").shape == (4,)
+    weight = torch.nn.init.normal_(torch.empty(4, 4, device="cuda"), generator=mine)
+    torch.nn.functional.dropout(weight, 0.5).bernoulli_(0.5, generator=mine).uniform_(generator=mine)
+    other = torch.Generator(device=f"cuda:{(LOCAL + 1) % 8}")
+    assert other.device.index == (LOCAL + 1) % 8
+
+
 def case_profilers():
     with torch.cuda.nvtx.range("step"), torch.autograd.profiler.record_function("part"):
         torch.cuda.nvtx.range_push("inner")

@@ -19,7 +19,7 @@ from windtunnel.base import native, paths
 from windtunnel.base.errors import UserError
 
 NATIVE = Path(__file__).parent / "native"
-SOURCES = ("device", "pinned", "describe", "operators", "by_hand", "recurrent", "collectives")
+SOURCES = ("device", "generator", "pinned", "describe", "operators", "by_hand", "recurrent", "collectives")
 MORE_OPERATORS = ("convolution",)
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
 

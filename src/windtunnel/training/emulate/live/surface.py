@@ -43,12 +43,18 @@ def install(surface: Surface) -> None:
     cuda.is_bf16_supported = lambda including_emulation=True: (
         device.capability >= (8, 0) or including_emulation
     )
-    cuda.default_generators = tuple(torch.Generator() for _ in range(surface.count))
+    cuda.default_generators = tuple(_default_generator(native, index) for index in range(surface.count))
     torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
     torch.backends.cuda.is_built = lambda: True
     torch.version.cuda = "13.0"
     for range_call in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, range_call, lambda *args, **kwargs: None)
+
+
+def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
+    """The one that libtorch has for a device, as a Python object. `torch.cuda.random` works on these."""
+    native.wt_default_generator_next()
+    return torch.Generator(device=f"cuda:{index}")
 
 
 def _supply_functions(surface: Surface) -> None:
@@ -162,15 +168,6 @@ def _supply_functions(surface: Surface) -> None:
         max(0, memory - native.wt_allocated(0)),
         memory,
     )
-    state = torch.zeros(16, dtype=torch.uint8)
-    for module in (cuda, cuda.random):
-        module.get_rng_state = lambda device="cuda": state.clone()
-        module.set_rng_state = lambda new_state, device="cuda": None
-        module.get_rng_state_all = lambda: [state.clone() for _ in range(surface.count)]
-        module.set_rng_state_all = lambda new_states: None
-        for seeding in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
-            setattr(module, seeding, lambda *args: None)
-        module.initial_seed = lambda: 0
 
 
 def _runtime() -> Any:

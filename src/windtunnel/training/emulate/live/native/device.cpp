@@ -5,7 +5,6 @@
 // down, memory is an address that is never touched. Must be loaded before anything asks libtorch for its hooks.
 #include "record.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ATen.h>
 #include <ATen/native/transformers/attention.h>
@@ -264,8 +263,8 @@ struct AbsentHooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   at::Allocator* getCUDADeviceAllocator() const override { return &g_allocator; }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
 

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 namespace wt {
@@ -78,6 +79,8 @@ void note_forward_node();            // remembers the module of the autograd nod
 
 c10::Allocator* absent_allocator();
 at::Allocator* pinned_allocator();
+at::Generator new_generator(c10::DeviceIndex index);
+const at::Generator& default_generator(c10::DeviceIndex index);
 bool is_pinned(const void* pointer);
 int32_t block_of(const c10::StorageImpl* storage);
 
