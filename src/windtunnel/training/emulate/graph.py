@@ -115,7 +115,7 @@ class EventKind(IntEnum):
         7  # host waits: ref -1 the device, -2 stream `stream`, -3 work handle `value`, >= 0 an event record
     )
     RECORD_STREAM = 8  # ref: block that `stream` uses too (Tensor.record_stream)
-    STEP = 9  # an optimiser step has ended
+    STEP = 9  # a call of an optimiser has ended
     CALL = 10  # ref: row of the call-site table; what follows was called from there (sparse: only changes)
 
 

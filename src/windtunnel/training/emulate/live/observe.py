@@ -1,18 +1,15 @@
 """What only Python knows: modules, optimisers, steps, call sites, and what a block of memory holds.
 
 Nothing of the script is changed. PyTorch's global hooks say which module runs and when an optimiser has
-stepped; two consecutive steps with the same events are the steady state, and the capture ends there.
-
-Python's garbage collector runs at fixed points of the script, so that two ranks free the same memory at the
-same place. Tensors in reference cycles are freed when the collector runs, and it runs by counts of objects
-that differ from process to process. Here it runs every so many modules entered and at the end of a step:
-often, as it does in a real run. A script that switches it off (``gc.disable()``) gets its wish.
+stepped (what a step of the job is: `steps`); two consecutive steps with the same events are the steady state,
+and the capture ends there.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
+import functools
+import inspect
 import json
 import sys
 import weakref
@@ -39,7 +36,18 @@ from windtunnel.training.emulate.graph import (
     TensorMeta,
 )
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.collector import Collector
+from windtunnel.training.emulate.live.steps import Calls
 from windtunnel.training.emulate.live.world import WorldView
+
+
+@dataclass(frozen=True)
+class After:
+    """Where a call of an optimiser has ended, and what the blocks held then."""
+
+    event: int
+    categories: dict[int, int]
+    communicated: int
 
 
 @dataclass
@@ -67,10 +75,13 @@ class Observer:
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._stack: list[int] = []
         self._site_ids: dict[str, int] = {}
-        self._optimizer: weakref.ref[Any] | None = None
+        self._stepping = 0  # calls of optimisers that have not ended: a wrapper's and those inside it
+        self._calls: Calls[After] = Calls()
         self._step_digest: int | None = None
         self.repeats = False
-        self._marks: list[tuple[dict[int, int], int]] = []  # at the end of each step
+        self._ended = False
+        self._collected = True  # since the last call of an optimiser
+        self._marks: list[After] = []  # at the end of each step
         self._keep: list[Any] = []
         self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -96,6 +107,8 @@ class Observer:
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         path = self._paths.get(module)
+        if not self._stack:
+            self._collect()
         if path is None:
             if not self._stack:
                 self._roots.add(module)
@@ -117,37 +130,80 @@ class Observer:
 
     # -- steps
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        self._stepping += 1
         self._stack.clear()
         self.native.wt_scope(0)
         self._classify_state(optimizer, gradients=True)
         self.native.wt_phase(int(Phase.OPTIMIZER))
+        given = [self._not_of_the_optimizer(value) for value in args[1:]]
+        return (args[0], *given), {key: self._not_of_the_optimizer(value) for key, value in kwargs.items()}
+
+    def _not_of_the_optimizer(self, value: Any) -> Any:
+        """A closure as an argument of ``step`` (LBFGS, Lightning): what it does is forward and backward."""
+        if not inspect.isroutine(value) and not isinstance(value, functools.partial):
+            return value
+
+        @functools.wraps(value)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            self.native.wt_phase(int(Phase.OTHER))
+            try:
+                return value(*args, **kwargs)
+            finally:
+                self._stack.clear()
+                self.native.wt_scope(0)
+                self.native.wt_phase(int(Phase.OPTIMIZER))
+
+        return closure
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.native.wt_phase(int(Phase.OTHER))
         self._classify_state(optimizer, gradients=False)
-        if self._optimizer is None:
-            self._optimizer = weakref.ref(optimizer)
-        if self._optimizer() is not optimizer:
-            return  # a script with several optimisers: the first one that steps marks the step
-        self._collector.step_ended()
+        self._stepping -= 1
+        if self._stepping:
+            return  # a wrapper's call goes on
+        self.native.wt_phase(int(Phase.OTHER))
         self.native.wt_event(int(EventKind.STEP), 0, len(self.steps), 0)
+        self._collected = False
+        updated = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for mark in self._calls.add(frozenset(updated or [id(optimizer)]), self._after()):
+            self._step_ended(mark)
+        if self._calls.last is None:
+            self._collect()
+
+    def _after(self) -> After:
+        return After(
+            self.native.wt_event_count(), dict(self.categories),
+            int(self.native.wt_collective_block_count()),
+        )  # fmt: skip
+
+    def _collect(self) -> None:
+        if not self._collected:
+            self._collected = True
+            self._collector.step_ended()
+
+    def _step_ended(self, mark: After) -> None:
         begin = self.steps[-1][1] if self.steps else 0
-        end = self.native.wt_event_count()
-        self.steps.append((begin, end))
-        self._marks.append((dict(self.categories), int(self.native.wt_collective_block_count())))
-        digest = self._digest(begin)
+        self.steps.append((begin, mark.event))
+        self._marks.append(mark)
+        digest = self._digest(begin, mark.event)
         self.repeats = digest == self._step_digest
         if self.settled is not None:
-            if len(self.steps) == self.settled:
-                self.on_steady()
+            self._ended = len(self.steps) == self.settled
         elif self.repeats or len(self.steps) == self.max_steps:
             if not self.repeats and len(self.steps) > 1:
                 self.note(
                     f"the last two of {len(self.steps)} captured steps differ; the last one is reported"
                 )
-            self.on_steady()
+            self._ended = True
         self._step_digest = digest
+        if self._ended:
+            self.on_steady()
+
+    def program_ended(self) -> None:
+        """The script has ended by itself: where no step is complete, what it has done so far is one."""
+        if not self.steps and self._calls.last is not None:
+            self.settled = None
+            self._step_ended(self._calls.last)
 
     def events(self, begin: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
         """The events so far, from ``begin``, as an array that owns its memory."""
@@ -158,8 +214,8 @@ class Observer:
         buffer = (ctypes.c_char * (count * EVENT.itemsize)).from_address(address)
         return _in_order_of_blocks(np.frombuffer(buffer, EVENT).copy())
 
-    def _digest(self, begin: int) -> int:
-        events = self.events(begin)
+    def _digest(self, begin: int, end: int) -> int:
+        events = self.events(begin)[: end - begin]
         kind = events["kind"]
         same_ref = (kind == EventKind.OP) | (kind == EventKind.COLLECTIVE)
         same_value = kind == EventKind.ALLOC
@@ -252,7 +308,8 @@ class Observer:
 
     def _host_read(self, what: bytes) -> None:
         kind = what.decode()
-        value = {"item": "1 (False for a boolean)", "equal": "True"}.get(kind, "zeros")
+        known = {"item": "1 (False for a boolean)", "item of bytes": "0", "equal": "True"}
+        value = known.get(kind, "zeros")
         self.note(
             f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands "
             "for the value",
@@ -264,13 +321,14 @@ class Observer:
     def slice(self) -> Slice:
         """Everything recorded, as plain data."""
         events = self.events()
-        if not self.steps or (self.steps[-1][1] < len(events) and len(self.steps) == 0):
+        if not self.steps:
             self.steps = [(0, len(events))]
         if self.repeats and self.settled is None:
             # The last step is the one before it once more: leave it out, so that all ranks end at the same
             # step.
             self.steps.pop()
             self._marks.pop()
+        if self._ended:
             events = events[: self.steps[-1][1]]
         groups, rows = self._groups()
         return Slice(
@@ -304,18 +362,15 @@ class Observer:
         recomputed = (made_in == int(Phase.RECOMPUTE)) & (freed_in == int(Phase.BACKWARD))
         category = np.full(count, int(Category.TEMPORARY))
         category[(before & in_backward) | recomputed] = int(Category.ACTIVATION)
-        marks, total = (
-            self._marks[-1]
-            if self._marks
-            else (self.categories, int(self.native.wt_collective_block_count()))
-        )
+        mark = self._marks[-1] if self._marks else self._after()
+        total = mark.communicated
         if total:
             buffer = (ctypes.c_int64 * total).from_address(self.native.wt_collective_blocks())
             blocks = np.unique(np.frombuffer(bytes(buffer), np.int64))
             category[blocks[blocks < count]] = int(Category.COMMUNICATION)
-        for block, mark in marks.items():
+        for block, marked in mark.categories.items():
             if block < count:
-                category[block] = mark
+                category[block] = marked
         return {int(block): int(category[block]) for block in alloc["ref"]}
 
 
@@ -328,37 +383,6 @@ def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[An
     ordered = rows[np.lexsort((events["ref"][rows], run[rows]))]
     events[rows] = events[ordered]
     return events
-
-
-MODULES = 32
-"""Modules entered between two young collections."""
-
-
-class Collector:
-    """Runs the collector instead of its own counters."""
-
-    def __init__(self) -> None:
-        self.enabled = True
-        self.entered = 0
-
-    def install(self) -> None:
-        """Take over from the automatic collector. Call once."""
-        gc.disable()
-        gc.enable = lambda: setattr(self, "enabled", True)
-        gc.disable = lambda: setattr(self, "enabled", False)
-        gc.isenabled = lambda: self.enabled
-
-    def module_entered(self) -> None:
-        """Count a module; now and then, collect what is young."""
-        self.entered += 1
-        if self.enabled and self.entered % MODULES == 0:
-            gc.collect(1)
-
-    def step_ended(self) -> None:
-        """Collect everything: a step begins without the cycles of the one before, and counts from nothing."""
-        self.entered = 0
-        if self.enabled:
-            gc.collect()
 
 
 def read_operator(text: bytes | str) -> Operator:

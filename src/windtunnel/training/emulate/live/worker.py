@@ -229,6 +229,7 @@ def _run_program(request: Request, rank: int, observer: Any) -> int:
     if len(observer.events()) == 0:
         failure.tell(directory, rank, "the script ended without any work on a device")
         return 3
+    observer.program_ended()
     if not observer.steps:
         observer.note("the script ended without an optimiser step: all of it is reported as one step")
     elif len(observer.steps) == 1:

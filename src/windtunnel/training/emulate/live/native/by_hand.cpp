@@ -83,7 +83,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   return self;
 }
 
-// A number that the host asks of the device has no value: a declared stand-in (1, or False) is given.
+// A number that the host asks of the device has no value: a declared stand-in (1, or False) is given. A byte is a flag
+// that a collective carries (booleans are not reduced): something is wrong, a limit is reached.
 at::Scalar local_scalar(const at::Tensor& self) {
   auto& r = recorder();
   {
@@ -92,9 +93,10 @@ at::Scalar local_scalar(const at::Tensor& self) {
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
   if (auto known = shadow_of(self); known.defined()) return known.as_strided({}, {}, self.storage_offset()).item();
-  if (r.on && !r.paused && r.host_read) r.host_read("item");
   auto type = self.scalar_type();
+  if (r.on && !r.paused && r.host_read) r.host_read(type == at::kByte ? "item of bytes" : "item");
   if (type == at::kBool) return at::Scalar(false);
+  if (type == at::kByte) return at::Scalar(static_cast<int64_t>(0));
   if (c10::isIntegralType(type, false)) return at::Scalar(static_cast<int64_t>(1));
   return at::Scalar(1.0);
 }
