@@ -352,4 +352,6 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
 
 
 def _copies(slice_: Slice) -> int:
-    return int(np.prod([len(group.ranks) for group in slice_.groups if group.label in REPLICATING] or [1]))
+    """A mesh that is made of another one's dimensions has groups of its own for the same ranks."""
+    distinct = {group.ranks for group in slice_.groups if group.label in REPLICATING}
+    return int(np.prod([len(ranks) for ranks in distinct] or [1]))

@@ -72,6 +72,19 @@ STRANGERS = (
         arguments=("--fsdp", "--accumulate", "2", "--batch", "2", "--sequence", "256"),
         settings=(("HF_HUB_OFFLINE", "1"),),
     ),
+    Stranger(
+        "torchtitan, Llama 3, FSDP",
+        "torchtitan_train.py",
+        tokens=16 * 2 * 512,
+        needs=("torchtitan",),
+    ),
+    Stranger(
+        "torchtitan, Llama 3, FSDP 4 × TP 4",
+        "torchtitan_train.py",
+        tokens=4 * 2 * 512,
+        needs=("torchtitan",),
+        arguments=("--parallelism.tensor_parallel_degree", "4"),
+    ),
 )
 
 

@@ -51,10 +51,7 @@ def sentence(error: BaseException) -> str:
     if backend is not None:
         operator, kind = backend.groups()
         return f"{where(error)}{operator} cannot be emulated because {kind} tensors have no shape functions"
-    text = f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "triton":
-        text += "; a kernel written in Triton cannot be emulated"
-    return text
+    return f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
 
 
 def show(error: BaseException) -> None:

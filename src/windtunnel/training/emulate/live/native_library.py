@@ -109,6 +109,7 @@ def load() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_int64
     library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.wt_storage_block.argtypes = [ctypes.c_void_p]
+    library.wt_forget.argtypes = [ctypes.c_void_p]
     library.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     if not library.wt_hooks_ready():
         raise RuntimeError("libtorch did not take the absent device's hooks")

@@ -9,10 +9,6 @@ not possible, so a compiled function runs eagerly while its operators carry the 
 cost model fuses neighbouring elementwise operators of a region as the compiler would; memory is that of eager
 mode, an upper bound.
 
-Operators that the script brings (``torch.library.custom_op``) are answered by their fake implementation:
-their kernels are written for a device that is not there; the fake implementation says what comes out. Such an
-operator is recorded under its own name and costed by the bytes that it reads and writes.
-
 What a script saves goes to the host, as it would, and no further: the weights of a device that is not there
 have no values, and a file of zeros must never take the place of a real checkpoint. What is read back
 (``torch.load``, ``torch.distributed.checkpoint.load``) is read for real.
@@ -21,9 +17,7 @@ have no values, and a file of zeros must never take the place of a real checkpoi
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
 import functools
-import json
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -34,13 +28,11 @@ import torch.distributed._symmetric_memory as symmetric
 import torch.distributed.checkpoint as checkpoint
 import torch.distributed.fsdp as fsdp
 import torch.distributed.rpc as rpc
-from torch._library.custom_ops import CustomOpDef
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils._pytree import tree_leaves
 
-from windtunnel.training.emulate.graph import EventKind, NoteKind
+from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.failure import SIGN
-from windtunnel.training.emulate.live.host import plain
 from windtunnel.training.emulate.live.observe import Observer
 
 
@@ -204,6 +196,7 @@ def install_compiler(observer: Observer) -> None:
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
+            observer.note(note, NoteKind.APPROXIMATION)
             native.wt_region(region)
             try:
                 return function(*args, **kwargs)
@@ -215,14 +208,12 @@ def install_compiler(observer: Observer) -> None:
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda given: compile(given, **options)
-        observer.note(note, NoteKind.APPROXIMATION)
         if isinstance(model, torch.nn.Module):
             model.forward = mark(model.forward)
             return model
         return mark(model)
 
     def compile_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
-        observer.note(note, NoteKind.APPROXIMATION)
         self.forward = mark(self.forward)  # type: ignore[method-assign]
 
     torch.compile = compile  # type: ignore[assignment]
@@ -267,56 +258,6 @@ def _replace_flex_attention(observer: Observer) -> None:
 
     flex.flex_attention = flex_attention
     flex.create_block_mask = create_block_mask
-
-
-ON_DEVICE = (None, "cuda")  # device types for which an implementation may be registered that the device runs
-
-
-def install_operators(native: ctypes.CDLL) -> None:
-    """Let fake implementations stand for kernels wherever there is one. Call once."""
-    definition: Any = CustomOpDef
-    register_fake, register_kernel = definition.register_fake, definition.register_kernel
-    rows: dict[str, int] = {}
-
-    def record(name: str, args: Any, kwargs: Any, out: Any) -> None:
-        inputs = [plain(value) for value in (*args, *kwargs.values())]
-        outputs = [plain(leaf) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        text = json.dumps({"n": name, "i": inputs, "o": outputs, "r": 0})
-        if text not in rows:
-            rows[text] = int(native.wt_add_operator(text.encode()))
-        native.wt_event(int(EventKind.OP), native.wt_stream(), rows[text], 0)
-
-    def stand_in(operator: Any, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = tree_leaves((args, kwargs))
-            if not any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
-                return real(*args, **kwargs)
-            out = operator._abstract_fn(*args, **kwargs)
-            record(str(operator._opoverload), args, kwargs, out)
-            return out
-
-        call.stands_in = True  # type: ignore[attr-defined]
-        return call
-
-    def replace(operator: Any) -> None:
-        for kind in ON_DEVICE:
-            real = operator._backend_fns.get(kind)
-            if real is not None and operator._abstract_fn is not None and not hasattr(real, "stands_in"):
-                operator._backend_fns[kind] = stand_in(operator, real)
-
-    def fake(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        result = register_fake(self, fn, *args, **kwargs)
-        replace(self)
-        return result
-
-    def kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
-        if fn is None:
-            return lambda given: kernel(self, device_types, given)
-        result = register_kernel(self, device_types, fn)
-        replace(self)
-        return result
-
-    definition.register_fake, definition.register_kernel = fake, kernel
 
 
 def install_saving(note: Callable[[str], None]) -> None:

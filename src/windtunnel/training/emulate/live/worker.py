@@ -8,9 +8,11 @@ file a rank.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -86,6 +88,9 @@ def _import_torch() -> None:
     import torch.utils.checkpoint
     import torch.utils.data
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")  # beside a CUDA build
+
     torch.set_num_threads(1)
 
 
@@ -150,7 +155,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
     import torch
 
-    from windtunnel.training.emulate.live import host, substitutes, surface, world
+    from windtunnel.training.emulate.live import host, kernels, substitutes, surface, tritons, world
     from windtunnel.training.emulate.live.observe import Observer
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
@@ -191,7 +196,9 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         substitutes.install_shapes(observer.note)
         substitutes.install_refusals()
         substitutes.install_saving(observer.note)
-        substitutes.install_operators(native)
+        launches = kernels.Launches(native)
+        kernels.install(launches)
+        tritons.install(observer, launches)
     native.wt_record_on(1)
     return observer
 

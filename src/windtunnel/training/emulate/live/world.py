@@ -95,6 +95,7 @@ def _pretend_backends() -> None:
     fake: Any = FakeProcessGroup
     fake._set_sequence_number_for_group = lambda self: None
     fake._get_sequence_number_for_group = lambda self: 0
+    fake._set_default_timeout = lambda self, timeout: None
 
 
 def _start_without_peers(world: WorldView, device_type: str) -> None:

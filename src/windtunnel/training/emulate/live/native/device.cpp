@@ -130,6 +130,11 @@ int32_t block_of(const c10::StorageImpl* storage) {
   return static_cast<Block*>(storage->data_ptr().get_context())->id;
 }
 
+static void forget(c10::StorageImpl* storage) {
+  const auto& data = storage->data_ptr();
+  if (data.get_deleter() == &free_block && data.get_context()) static_cast<Block*>(data.get_context())->shadow = at::Tensor();
+}
+
 static Block* block_behind(const at::Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return nullptr;
   const auto& data = t.storage().data_ptr();
@@ -346,6 +351,7 @@ void wt_device(int devices, int capability, int current) {
 }
 
 void wt_storage_resize(void* storage, int64_t bytes) { wt::resize_storage(static_cast<c10::StorageImpl*>(storage), bytes); }
+void wt_forget(void* storage) { wt::forget(static_cast<c10::StorageImpl*>(storage)); }
 int wt_storage_block(void* storage) { return wt::block_of(static_cast<c10::StorageImpl*>(storage)); }
 
 void wt_record_on(int on) { wt::recorder().on = on; }

@@ -105,6 +105,8 @@ def base_name(name: str) -> str:
 def kind_of(op: Operator) -> Kind:
     """The kind of ``op``."""
     base = base_name(op.name)
+    if op.name.startswith("triton."):
+        return "other"  # a kernel of the script's, whatever it is called
     if not op.outputs and not op.tensors():
         return "view"
     if "attention" in op.name and "mask" not in base:
@@ -325,6 +327,8 @@ def moved_bytes(op: Operator, kind: Kind | None = None) -> float:
     tensors = op.tensors()
     written = float(sum(stored_bytes(tensor) for tensor in op.outputs))
     read = float(sum(stored_bytes(tensor) for tensor in tensors))
+    if op.name.startswith("triton."):
+        return read  # its outputs are among its arguments
     if kind == "embedding":
         return _row_bytes(op, base, tensors, read, written)
     if base in ("nll_loss_forward", "nll_loss2d_forward"):
