@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox import Sandbox
     from windtunnel.api import Run, SweepRun, emulate, load_run, runs, sweep
-    from windtunnel.base.errors import HostError, ScriptError, UserError
+    from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
     from windtunnel.cluster.load import load_cluster
     from windtunnel.training import elastic
     from windtunnel.training.checkpoint import PeerCheckpointer
@@ -31,6 +31,7 @@ __all__ = [
     "ScriptError",
     "SweepRun",
     "UserError",
+    "VerdictError",
     "elastic",
     "emulate",
     "load_cluster",
@@ -48,6 +49,7 @@ _PLACES = {
     "ScriptError": "base.errors",
     "SweepRun": "api",
     "UserError": "base.errors",
+    "VerdictError": "base.errors",
     "elastic": "training",
     "emulate": "api",
     "load_cluster": "cluster.load",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import units
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HangError, UserError, VerdictError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.report import text
@@ -27,6 +27,7 @@ from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, 
 from windtunnel.training.emulate.sweep.execute import run_sweep
 from windtunnel.training.emulate.sweep.plan import Sweep, load_sweep
 from windtunnel.training.emulate.sweep.result import SweepResult, result, write_page
+from windtunnel.training.emulate.verdict import FailOn
 
 Program = Callable[..., Any] | Path | str
 TIMELINE = "timeline.json.gz"
@@ -214,6 +215,8 @@ def emulate(
     reserve: float | None = None,
     profile: str | None = None,
     report: bool = True,
+    fail_on: Sequence[str] | str = (),
+    baseline: Run | str | None = None,
     progress: Progress = no_progress,
 ) -> Run:
     """Run a training program as ranks of a cluster that is not there, and keep what was found in the store.
@@ -225,13 +228,16 @@ def emulate(
     times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size`` (MiB), ``tokens`` of a
     step, ranks in the ``timeline``, ``jobs`` captured at once, ``timeout`` in seconds, device memory in
     ``reserve`` that no tensor can have (bytes), a measured ``profile``, and whether to write the ``report``.
+    ``fail_on`` is what is to be an error, as in ``("oom", "hang", "slower:10%")``; ``baseline`` the run, its
+    id, or the file of a summary than which it must not be slower, by default the last such run in the store.
 
         run = wt.emulate("train.py", "--size", "8b", cluster="h100-sxm:16x8")
         print(run.iteration_time, run.peak_reserved)
 
     Raises:
-        UserError: an option, the program or the cluster is wrong.
+        UserError: an option, the program or the cluster is wrong, or there is no baseline.
         ScriptError: the program failed, hung, or would deadlock on that cluster.
+        VerdictError: what came out is what ``fail_on`` names; its ``run`` is kept in the store.
     """
     where = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     if max_split_size is not None:
@@ -255,10 +261,21 @@ def emulate(
         **({} if reserve is None else {"reserve_bytes": reserve}),
     )
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
-    done = emulation.emulate(
-        program, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress
-    )
-    return Run(done.summary, done.result)
+    failing = FailOn.parse(fail_on)
+    try:
+        done = emulation.emulate(
+            program, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress,
+            fail_on=failing, baseline=baseline.id if isinstance(baseline, Run) else baseline,
+        )  # fmt: skip
+    except HangError as error:
+        if not failing.hang:
+            raise
+        raise VerdictError(f"--fail-on hang: {error}", details=error.details) from error
+    run = Run(done.summary, done.result)
+    verdict = done.summary.verdict
+    if verdict is not None and not verdict.passed:
+        raise VerdictError(f"--fail-on {','.join(verdict.fail_on)}: {'; '.join(verdict.reasons)}", run)
+    return run
 
 
 def sweep(

@@ -137,6 +137,7 @@ def summary() -> dict[str, Any]:
         "capture_time_s": 33.1,
         "wall_time_s": 41.7,
         "peak_rss_bytes": 2.31 * GIB,
+        "verdict": None,
     }
 
 
@@ -164,7 +165,13 @@ def _rank_class(name: str, first: int, allocated: float, reserved: float) -> dic
         ],
         "oom": None
         if reserved * GIB <= memory
-        else {"scope": "layers.15.feed_forward", "requested_bytes": 2.0 * GIB, "reserved_bytes": 92.9 * GIB},
+        else {
+            "scope": "layers.15.feed_forward",
+            "requested_bytes": 2.0 * GIB,
+            "reserved_bytes": 92.9 * GIB,
+            "by_category": {key: value * 90 * GIB for key, value in parts.items()},
+            "held": [{"scope": "optimizer state", "bytes": 14.4 * GIB}],
+        },
         "busy_s": 2.31,
         "iteration_time_s": 2.8242,
     }

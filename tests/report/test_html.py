@@ -174,3 +174,17 @@ def test_what_is_not_given_is_left_out(tmp_path: Path) -> None:
     assert data == {"timeline": None, "memory": [], "heat": None}
     assert "timeline" not in page.ids and "heat" not in page.ids and "memory" not in page.ids
     _page(tmp_path / "r.html", summary(), Timeline([], []), [], None)
+
+
+def test_what_runs_out_of_memory_comes_before_everything_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, summary())
+    body = path.read_text(encoding="utf-8").partition("<body>")[2]
+    shown = re.sub(r"<[^>]+>", " ", body).split()
+    assert shown[:4] == ["out", "of", "memory:", "layers.15.feed_forward"]
+    assert '<p class="alarm" role="alert">' in body
+    known = summary()
+    for one in known["ranks"]:
+        one["oom"] = None
+    write_report(path, known)
+    assert 'class="alarm"' not in path.read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ def test_every_field_is_documented_and_no_other() -> None:
         assert documented[name] == set(known[name])
     for name in ("waits", "ranks", "collectives", "operators"):
         assert documented[name] == set(known[name][0])
+    assert documented["oom"] == next(set(one["oom"]) for one in known["ranks"] if one["oom"])
     kinds = {re.sub(":.*", ":<label>", key) for key in known["critical_path"]}
     assert kinds <= documented["critical_path"]
     assert set(known["provenance"].values()) <= documented["provenance"]

@@ -78,3 +78,21 @@ def test_of_many_classes_the_tightest_are_listed() -> None:
     ]
     shown = _shown(known)
     assert "pp=39 " in shown and "pp=0 " not in shown and "28 more" in shown
+
+
+def test_what_runs_out_of_memory_comes_first_and_in_red() -> None:
+    console = Console(width=100, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_summary(summary(), console)
+    first = console.export_text(styles=True).partition("\n")[0]
+    assert "✗ out of memory: layers.15.feed_forward asks for 2.00 GiB" in first
+    assert first.startswith("\x1b[1;31m")
+
+
+def test_what_came_of_fail_on_is_told() -> None:
+    baseline = {"name": "20261121-030405-ab12", "iteration_time_s": 2.5}
+    verdict = {"fail_on": ["slower:10%"], "passed": True, "reasons": [], "baseline": baseline}
+    assert "--fail-on slower:10%: passed, an iteration of 20261121-030405-ab12 takes 2.50 s" in " ".join(
+        _shown(summary() | {"verdict": verdict}).split()
+    )
+    verdict |= {"passed": False, "reasons": ["it is too slow"]}
+    assert "--fail-on slower:10%: it is too slow" in _shown(summary() | {"verdict": verdict})

@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_examples import summary
 
 from windtunnel.report import text
 
@@ -62,3 +63,20 @@ def test_verdict(fits: bool, headroom: float, word: str) -> None:
 def test_what_is_not_emulated_is_named() -> None:
     words = text.provenance_sentence({"provenance": {"wall_time_s": "measured", "mfu": "emulated"}})
     assert words == "All times and memory are emulated (measured: wall time)."
+
+
+def test_out_of_memory_is_one_sentence_of_the_ranks_that_lack_most() -> None:
+    lacking = [one for one in summary()["ranks"] if one["oom"]]
+    assert len(lacking) == 1
+    said = text.worst_out_of_memory(summary())
+    assert said == (
+        "out of memory: layers.15.feed_forward asks for 2.00 GiB with 92.9 GiB reserved, "
+        "on ranks 64-127 (pp=1); "
+        "most is held by activations 46.8 GiB, then optimizer state 14.4 GiB, "
+        "the largest part for optimizer state (14.4 GiB)"
+    )
+    more = lacking[0] | {"name": "pp=2", "count": 8, "headroom_bytes": -1}
+    assert text.worst_out_of_memory(summary() | {"ranks": [*lacking, more]}).endswith(
+        "; 8 more ranks run out, too"
+    )
+    assert text.worst_out_of_memory({"ranks": [{"name": "all"}]}) == ""

@@ -1,11 +1,14 @@
-"""What windtunnel raises for its users, in three families: their input, their program, the host beneath both.
+"""What windtunnel raises for its users, in four families: their input, their program, the host beneath both,
+and a verdict that they asked for.
 
 Whatever else is an exception here stays inside the part that raises it.
 """
 
+from typing import Any
+
 
 class WindtunnelError(Exception):
-    """Any of the three."""
+    """Any of the four."""
 
 
 class UserError(WindtunnelError):
@@ -20,6 +23,23 @@ class ScriptError(WindtunnelError):
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
+        self.details = details
+
+
+class HangError(ScriptError):
+    """The user's program does not end: its ranks wait for each other for ever, or one goes no further."""
+
+
+class VerdictError(WindtunnelError):
+    """What came out is what the user asked to fail on (``--fail-on``). Exit status 3.
+
+    The message is one sentence; ``details`` are printed before it. ``run`` is the `windtunnel.Run` that was
+    found to be so, None where there is none (a job that hangs).
+    """
+
+    def __init__(self, message: str, run: Any = None, details: str = "") -> None:
+        super().__init__(message)
+        self.run = run
         self.details = details
 
 

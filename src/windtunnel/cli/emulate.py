@@ -49,6 +49,12 @@ def emulate(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="A measured device profile to use, by name.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html, the timeline and the graph.")] = True,
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="End with status 3 on: oom, hang, slower:10%.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="What slower compares with: a run's id or a summary.json.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Emulate SCRIPT on a cluster that is not there: iteration time, waits, memory of every rank.
@@ -61,21 +67,31 @@ def emulate(
     from rich.console import Console
 
     from windtunnel import api
+    from windtunnel.base.errors import VerdictError
     from windtunnel.cli import shown_progress
     from windtunnel.cluster.load import load_cluster
     from windtunnel.report.terminal import print_summary
 
     where = load_cluster(cluster)
-    with shown_progress(f"{script.name} on {where.name}") as progress:
-        run = api.emulate(
-            script, *(arguments or ()), cluster=where, ranks=ranks, slow=slow or (), jitter=jitter, seed=seed,
-            alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens, timeline=timeline, jobs=jobs,
-            timeout=timeout, reserve=None if reserve is None else reserve * 2**20, profile=profile,
-            report=report, progress=progress,
-        )  # fmt: skip
+    failed: VerdictError | None = None
+    try:
+        with shown_progress(f"{script.name} on {where.name}") as progress:
+            run = api.emulate(
+                script, *(arguments or ()), cluster=where, ranks=ranks, slow=slow or (), jitter=jitter,
+                seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
+                timeline=timeline, jobs=jobs, timeout=timeout,
+                reserve=None if reserve is None else reserve * 2**20, profile=profile, report=report,
+                fail_on=fail_on or (), baseline=baseline, progress=progress,
+            )  # fmt: skip
+    except VerdictError as error:
+        if error.run is None:
+            raise
+        run, failed = error.run, error
     summary = run.summary.to_json()
     if as_json:
         typer.echo(json.dumps(summary))
-        return
-    page = run.directory / "report.html"
-    print_summary(summary, Console(), page if page.exists() else None)
+    else:
+        page = run.directory / "report.html"
+        print_summary(summary, Console(), page if page.exists() else None)
+    if failed is not None:
+        raise failed

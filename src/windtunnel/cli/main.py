@@ -1,6 +1,7 @@
 """``windtunnel``: gathers the verbs and turns errors into one sentence and an exit status.
 
-Exit status: 0 done, 1 the user's program or the host failed, 2 the user's input is wrong, 130 interrupted.
+Exit status: 0 done, 1 the user's program or the host failed, 2 the user's input is wrong, 3 what came out is
+what ``--fail-on`` names, 130 interrupted.
 """
 
 import sys
@@ -9,7 +10,7 @@ from importlib import import_module
 import typer
 
 from windtunnel import __version__
-from windtunnel.base.errors import HostError, ScriptError, UserError
+from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
 from windtunnel.capabilities import CAPABILITIES
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
@@ -54,11 +55,11 @@ def main() -> None:
     except UserError as error:
         typer.echo(f"windtunnel: {error}", err=True)
         sys.exit(2)
-    except ScriptError as error:
+    except (ScriptError, VerdictError) as error:
         if error.details:
             typer.echo(error.details.rstrip(), err=True)
         typer.echo(f"windtunnel: {error}", err=True)
-        sys.exit(1)
+        sys.exit(3 if isinstance(error, VerdictError) else 1)
     except HostError as error:
         typer.echo(f"windtunnel: {error}", err=True)
         sys.exit(1)

@@ -73,7 +73,8 @@ def write_report(
     scripts = "".join(resource(name) for name in SCRIPTS)
     whole = page(
         text.command_line(summary), [text.cluster_line(summary)], sections, note=_stamp(summary),
-        cards=cards(summary), footer=text.provenance_sentence(summary),
+        alarm=text.worst_out_of_memory(summary), cards=cards(summary),
+        footer=text.provenance_sentence(summary),
         tail=f"""<div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_json(data)}</script>
 <script>

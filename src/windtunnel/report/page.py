@@ -21,10 +21,12 @@ Section = tuple[str, str, str]
 
 
 def page(
-    title: str, lead: Sequence[str], sections: Sequence[Section], *, note: str = "", cards: str = "",
+    title: str, lead: Sequence[str], sections: Sequence[Section], *, note: str = "", alarm: str = "",
+    cards: str = "",
     footer: str = "", tail: str = "", code: bool = False, plots: bool = False,
 ) -> str:  # fmt: skip
-    """The whole page. ``title``, ``lead`` (paragraphs), ``note`` and ``footer`` are text and are escaped.
+    """The whole page. ``title``, ``lead`` (paragraphs), ``note`` and ``footer`` are text and are escaped, and
+    so is ``alarm``, a sentence that is seen before everything else.
 
     ``cards``: HTML above the sections. ``tail``: HTML at the end of the body, such as scripts. ``code``: the
     title is a command line. ``plots``: sections hold what `plot` made.
@@ -46,6 +48,7 @@ def page(
 {script}</head>
 <body>
 <header><div class="frame">
+{f'<p class="alarm" role="alert">{escape(alarm)}</p>' if alarm else ""}
 <div class="brand">windtunnel</div>
 <h1{' class="code"' if code else ""}>{escape(title)}</h1>
 {"".join(f"<p>{escape(one)}</p>" for one in lead)}

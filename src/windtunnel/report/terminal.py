@@ -32,6 +32,9 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
     def show(item: Any, indent: int = 2) -> None:
         console.print(Padding(item, (0, 0, 0, indent)), width=width, highlight=False)
 
+    refused = text.worst_out_of_memory(summary)
+    if refused:
+        show(Text(f"✗ {refused}", "bold red"), 0)
     show(Text(text.command_line(summary), "bold"), 0)
     show(Text(text.cluster_line(summary), "dim"), 0)
     console.print()
@@ -43,9 +46,13 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
         if body.row_count:
             _title(console, title)
             show(body)
-    for rank_class in summary.get("ranks") or ():
-        if rank_class.get("oom"):
-            show(Text(f"✗ ranks {rank_class['name']}: {text.out_of_memory(rank_class['oom'])}", "red"))
+    lacking = [one for one in summary.get("ranks") or () if one.get("oom")]
+    for one in lacking[:_CLASSES] if len(lacking) > 1 else ():
+        show(Text(f"✗ ranks {one['name']}: {text.out_of_memory(one['oom'])}", "red"))
+    asked = text.asked(summary)
+    if asked:
+        console.print()
+        show(Text(asked, "green" if summary["verdict"]["passed"] else "bold red"))
     waits = (summary.get("waits") or ())[:3]
     if waits:
         _title(console, "What it waits for")

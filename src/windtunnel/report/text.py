@@ -15,6 +15,12 @@ _PATH_WORDS = {
 }  # fmt: skip
 
 
+_HELD = {
+    "parameter": "parameters", "gradient": "gradients", "optimizer": "optimizer state",
+    "activation": "activations", "communication": "communication buffers", "temporary": "temporaries",
+}  # fmt: skip
+
+
 def path_label(key: str) -> str:
     """A key of ``critical_path`` in words: ``communication:dp`` is ``exposed communication: dp``."""
     if key.startswith("communication"):
@@ -65,10 +71,43 @@ def out_of_memory(oom: Any) -> str:
     """In words what a summary says of the first allocation that was refused: a sentence, or its fields."""
     if not isinstance(oom, Mapping):
         return str(oom)
-    where = f" in {oom['scope']}" if oom.get("scope") else ""
-    return f"out of memory{where}, asking for {units.size(oom.get('requested_bytes'))}" + (
+    who = oom.get("scope") or "it"
+    return f"out of memory: {who} asks for {units.size(oom.get('requested_bytes'))}" + (
         f" with {units.size(oom['reserved_bytes'])} reserved" if oom.get("reserved_bytes") else ""
     )
+
+
+def worst_out_of_memory(summary: Summary) -> str:
+    """In one sentence: of the ranks that lack most memory, what runs out of it where, and what holds most of
+    it; nothing where all ranks fit."""
+    lacking = [one for one in summary.get("ranks") or () if one.get("oom")]
+    if not lacking:
+        return ""
+    one = min(lacking, key=lambda row: row.get("headroom_bytes", 0))
+    oom = one["oom"]
+    who = f"rank{'s' * (one['count'] > 1)} {ranks(one.get('members', ''))}"
+    words = f"{out_of_memory(oom)}, on {who} ({one['name']})"
+    held = sorted((oom.get("by_category") or {}).items(), key=lambda item: -item[1])[:2]
+    most = [f"{_HELD.get(name, name)} {units.size(size)}" for name, size in held if size]
+    if most:
+        words += f"; most is held by {', then '.join(most)}"
+    largest = (oom.get("held") or ())[:1]
+    if largest:
+        words += f", the largest part for {largest[0]['scope']} ({units.size(largest[0]['bytes'])})"
+    others = sum(row["count"] for row in lacking) - one["count"]
+    return words + (f"; {others:,} more rank{'s' * (others > 1)} run out, too" if others else "")
+
+
+def asked(summary: Summary) -> str:
+    """What came of ``--fail-on``; nothing where that was not given."""
+    verdict = summary.get("verdict")
+    if not verdict:
+        return ""
+    baseline = verdict.get("baseline")
+    said = "; ".join(verdict["reasons"]) or "passed"
+    if verdict["passed"] and baseline:
+        said += f", an iteration of {baseline['name']} takes {units.seconds(baseline['iteration_time_s'])}"
+    return f"--fail-on {','.join(verdict['fail_on'])}: {said}"
 
 
 def first_step(rank_class: Mapping[str, Any]) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +155,13 @@ class Store:
             wanted = wanted.where(Row.capability == capability)
         with transaction(self.engine) as session:
             return [self._read(row) for row in session.scalars(wanted)]
+
+    def newest(self, capability: str, accept: Callable[[Run], bool]) -> Run | None:
+        """The newest run of a capability that is done and that ``accept`` takes; None where there is none."""
+        done = select(Row).where(Row.capability == capability, Row.status == "done")
+        ordered = done.order_by(Row.created_at.desc(), Row.id.desc()).execution_options(yield_per=16)
+        with transaction(self.engine) as session:
+            return next(filter(accept, map(self._read, session.scalars(ordered))), None)
 
     def remove(self, name: str) -> Run:
         """Delete a run and its files; returns what it was. Raises `UserError` for one that is running."""

@@ -169,7 +169,8 @@ class Slice:
     """What one rank did, from the start of the script to the end of its steady step.
 
     ``steps`` are half-open ranges of ``events``; the first is everything up to the end of the first step
-    (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`.
+    (set-up included), the last is the steady one. ``block_category`` maps a block to its `Category`,
+    ``block_name`` those of parameters, gradients and optimizer state to the parameter's name.
     ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
     anywhere in the world, in the order of their making (every rank makes the same ones). ``settled``: the
     steady step was seen to repeat the one before it.
@@ -187,6 +188,7 @@ class Slice:
     scopes: list[str]
     call_sites: list[str] = field(default_factory=list)
     block_category: dict[int, int] = field(default_factory=dict)
+    block_name: dict[int, str] = field(default_factory=dict)
     settled: bool = False
     notes: list[Note] = field(default_factory=list)
 

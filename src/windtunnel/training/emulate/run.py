@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from windtunnel.training.emulate.emulation import (
 from windtunnel.training.emulate.live.session import Function, Program, Script
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.summary import Summary, summarise
+from windtunnel.training.emulate.verdict import FailOn
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def emulate(
     timeline_ranks: tuple[int, ...] = (),
     progress: Progress = no_progress,
     take: Capturing | None = None,
+    fail_on: FailOn | None = None,
+    baseline: str | None = None,
 ) -> Emulation:
     """Emulate a program on a cluster, and keep the run with its files.
 
@@ -58,10 +61,11 @@ def emulate(
     ``arguments`` are its own. ``cluster``: as `load_cluster` takes it, or one that is loaded. ``pictures``:
     write report.html, the timeline (of ``timeline_ranks``; by default the critical rank and one of some
     classes) and the graph besides summary.json. A run that fails is kept as failed, with the reason.
-    ``take``: as in `simulate`.
+    ``take``: as in `simulate`. ``fail_on``: what the summary's verdict is to be about; ``baseline``: the run
+    or the file of a summary that it compares with.
 
     Raises:
-        UserError: an option, the program or the cluster is wrong.
+        UserError: an option, the program or the cluster is wrong, or there is no baseline.
         ScriptError: the program failed, hung, or would deadlock.
     """
     program = program_of(program, arguments)
@@ -74,12 +78,16 @@ def emulate(
         "world_size": cluster.world_size, "ranks": options.ranks, "slow": list(options.slow),
         "jitter": options.jitter, "allocator": options.allocator,
     }  # fmt: skip
-    run = Store.open().begin(CAPABILITY, inputs, options.seed)
+    fail_on = fail_on or FailOn()
+    store = Store.open()
+    compared = fail_on.baseline(baseline, inputs, store)
+    run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
     try:
         result = simulate(program, cluster, options, progress, log, take)
         progress("write the report", 0.0)
         summary = summarise(result, run.id, run.directory)
+        summary = replace(summary, verdict=fail_on.judge(summary, compared))
         content = summary.to_json()
         if pictures:
             write_pictures(run.directory, result, content, timeline_ranks)

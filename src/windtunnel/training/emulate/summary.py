@@ -6,7 +6,7 @@ import platform
 import resource
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,8 @@ EARLIER = "windtunnel.emulate/1"
 """Read as well, since stores keep it: there the sets of ranks are lists of numbers."""
 OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_bytes")
 """Those that decide the figures."""
+HELD = 12
+"""Module paths that are told of what is held at a time."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
     "critical_path", "ranks", "collectives",
@@ -77,11 +79,13 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The first allocation that is refused."""
+    """The first allocation that is refused: what it is for, and what holds memory then."""
 
     scope: str
     requested_bytes: int
     reserved_bytes: int
+    by_category: dict[str, int] = field(default_factory=dict)
+    held: tuple[MemoryUse, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,24 @@ class OperatorFacts:
 
 
 @dataclass(frozen=True)
+class BaselineFacts:
+    """What an iteration was compared with: a run of the store or a file, and its time."""
+
+    name: str
+    iteration_time_s: float
+
+
+@dataclass(frozen=True)
+class VerdictFacts:
+    """What the run was to fail on, as ``--fail-on`` said it, and why it does, a sentence each."""
+
+    fail_on: tuple[str, ...]
+    passed: bool
+    reasons: tuple[str, ...]
+    baseline: BaselineFacts | None
+
+
+@dataclass(frozen=True)
 class ReplayFacts:
     """Ranks and events that were replayed, and the seed of the jitter."""
 
@@ -189,6 +211,7 @@ class Summary:
     capture_time_s: float
     wall_time_s: float
     peak_rss_bytes: int
+    verdict: VerdictFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
@@ -205,7 +228,7 @@ class Summary:
         Raises:
             UserError: it is no summary of this form.
         """
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         try:
             if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
@@ -321,8 +344,12 @@ def _rank_class(result: EmulationResult, row: int) -> RankFacts:
         by_category={c.name.lower(): steady.by_category.get(c, 0) for c in Category},
         memory_bytes=result.cluster.host.device.memory_bytes, headroom_bytes=memory.headroom_bytes,
         fits=memory.fits, fragmentation=memory.fragmentation,
-        peak_at=tuple(MemoryUse(live.scope, live.bytes) for live in steady.live[:12]),
-        oom=None if oom is None else OutOfMemory(oom.scope, oom.requested_bytes, oom.reserved_bytes),
+        peak_at=tuple(MemoryUse(live.scope, live.bytes) for live in steady.live[:HELD]),
+        oom=None if oom is None else OutOfMemory(
+            oom.scope, oom.requested_bytes, oom.reserved_bytes,
+            {c.name.lower(): oom.by_category.get(c, 0) for c in Category},
+            tuple(MemoryUse(live.scope, live.bytes) for live in oom.live[:HELD]),
+        ),
         busy_s=float(timing.rank_busy_s[cls.members].mean()),
         iteration_time_s=float(timing.rank_iteration_s[cls.members].max()),
     )  # fmt: skip

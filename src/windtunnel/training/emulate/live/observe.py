@@ -66,6 +66,7 @@ class Observer:
     notes: dict[Note, None] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
     categories: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # block -> the parameter whose data or state it has
     regions: int = 0
 
     def __post_init__(self) -> None:
@@ -253,6 +254,18 @@ class Observer:
             for state in optimizer.state.values():
                 if isinstance(state, dict):
                     self.mark(state.values(), Category.OPTIMIZER)
+        self._name_blocks(optimizer)
+
+    def _name_blocks(self, optimizer: Any) -> None:
+        """Write down of which parameter each block has the data, the gradient, or the optimizer's state."""
+        for root in self._roots:
+            for name, parameter in root.named_parameters():
+                state = optimizer.state.get(parameter)
+                held = state.values() if isinstance(state, dict) else ()
+                for tensor in (parameter, parameter.grad, *held):
+                    block = self._block(tensor)
+                    if block >= 0:
+                        self.names.setdefault(block, name)
 
     def _mark_reduced_gradients(self) -> None:
         """FSDP hands its unsharded gradients to one function, which frees them."""
@@ -340,6 +353,7 @@ class Observer:
             ],
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
+            block_name=self.names,
             settled=self.repeats, notes=list(self.notes),
         )  # fmt: skip
 

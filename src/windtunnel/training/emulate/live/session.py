@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure
@@ -214,7 +214,7 @@ def _failure(message: dict[str, Any], directory: Path, timeout: float) -> Script
     if message["hung"]:
         place = failure.stood_at(log)
         at = f" at {place}" if place else ""
-        return ScriptError(f"the script hung as rank {rank}: after {timeout:.0f} s it stood{at}", tail)
+        return HangError(f"the script hung as rank {rank}: after {timeout:.0f} s it stood{at}", tail)
     reason = failure.told(directory, rank)
     if reason:
         return ScriptError(f"{reason} (as rank {rank})", tail)

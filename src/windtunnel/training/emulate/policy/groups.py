@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.errors import ScriptError
+from windtunnel.base.errors import HangError
 from windtunnel.training.emulate.graph import Collective, EventKind, Group, Slice
 
 Index = NDArray[np.int32]
@@ -328,7 +328,7 @@ def _row(row: Collective, rank: int, family_number: int, families: Families) -> 
     return CallRow((family_number, COLLECTIVE, 0), agreed)
 
 
-class Deadlock(ScriptError):
+class Deadlock(HangError):
     """The ranks of the user's program do not meet: it would hang on a real cluster. Exit status 1."""
 
 

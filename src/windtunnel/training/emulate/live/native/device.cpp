@@ -99,11 +99,16 @@ static void free_block(void* context) {
   delete block;
 }
 
+constexpr size_t LARGE_BYTES = 1 << 20;  // as LARGE_BYTES in twin/memory/purpose.py
+
 struct AbsentAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::Device where(c10::DeviceType::CUDA, current_device());
     if (bytes == 0) return c10::DataPtr(nullptr, where);
     auto& r = recorder();
+    // Outside modules the script's line is all that tells what memory is for. Asked before the lock is taken: the
+    // answer comes from Python, and who holds the interpreter may be waiting for the lock.
+    if (bytes >= LARGE_BYTES && r.scope == 0 && r.phase == 0 && !torch::autograd::get_current_node()) mark_call_site();
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
     // Addresses are unique for the life of the process and lie in no mapping: they are compared, never read.
     static uint64_t next = 0x0d00'0000'0000ull;

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from windtunnel.training.emulate.graph import Category, Slice
+from windtunnel.training.emulate.twin.memory import purpose
 from windtunnel.training.emulate.twin.memory.allocator import Trajectory, simulate
 from windtunnel.training.emulate.twin.memory.blocks import REFUSED, Int64
 from windtunnel.training.emulate.twin.memory.config import MIB, AllocatorConfig
@@ -29,7 +30,8 @@ CURVE_POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ScopeBytes:
-    """Bytes and number of the live blocks that were allocated within one module path."""
+    """Bytes and number of the live blocks that were allocated within one module path, or outside modules for
+    one purpose."""
 
     scope: str
     bytes: int
@@ -51,14 +53,16 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The first allocation that the device refused, after everything cached had been given back.
-    ``reserved_bytes - allocated_bytes`` is what fragmentation kept."""
+    """The first allocation that the device refused, after everything cached had been given back: what it was
+    for, and what was held then. ``reserved_bytes - allocated_bytes`` is what fragmentation kept."""
 
     event: int
     requested_bytes: int
     scope: str
     allocated_bytes: int
     reserved_bytes: int
+    by_category: dict[Category, int]
+    live: tuple[ScopeBytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ def emulate_memory(
     )
     return MemoryProfile(
         steady=_peak(slice, path, category, begin, end), whole=_peak(slice, path, category, 0, len(events)),
-        capacity_bytes=float(capacity), oom=_out_of_memory(slice, path), curve=_curve(path, category),
+        capacity_bytes=float(capacity), oom=_out_of_memory(slice, path, category),
+        curve=_curve(path, category),
     )  # fmt: skip
 
 
@@ -128,37 +133,48 @@ def _peak(slice: Slice, path: Trajectory, category: Int64, begin: int, end: int)
     # What is held already when the range begins counts too: the state after the event before it.
     first = max(begin - 1, 0)
     event = first + int(path.allocated[first:end].argmax())
+    by_category, live = _held(slice, path, category, event)
+    return Peak(
+        allocated_bytes=int(path.allocated[event]), reserved_bytes=int(path.reserved[first:end].max()),
+        event=event, by_category=by_category, live=live,
+    )  # fmt: skip
+
+
+def _held(
+    slice: Slice, path: Trajectory, category: Int64, event: int
+) -> tuple[dict[Category, int], tuple[ScopeBytes, ...]]:
+    """The blocks that are allocated after ``event``, by category, and by what asked for them."""
     live = (path.born >= 0) & (path.born <= event) & (path.died > event) & (path.size > 0)
     weights = np.bincount(category[live], path.size[live], len(Category)).astype(np.int64)
+    # Blocks of a module path are one entry, those that none asked for one for each category.
     scope = slice.events["scope"][path.born[live]].astype(np.int64)
-    scopes, place, blocks = np.unique(scope, return_inverse=True, return_counts=True)
-    held = np.bincount(place, path.size[live], len(scopes)).astype(np.int64)
-    return Peak(
-        allocated_bytes=int(path.allocated[event]),
-        reserved_bytes=int(path.reserved[first:end].max()),
-        event=event,
-        by_category={kind: int(weights[kind]) for kind in Category},
-        live=tuple(
-            ScopeBytes(_scope(slice, int(scopes[row])), int(held[row]), int(blocks[row]))
-            for row in np.argsort(-held, kind="stable")
-        ),
+    key = np.where(scope > 0, scope, -1 - category[live])
+    keys, place, blocks = np.unique(key, return_inverse=True, return_counts=True)
+    held = np.bincount(place, path.size[live], len(keys)).astype(np.int64)
+    return {kind: int(weights[kind]) for kind in Category}, tuple(
+        ScopeBytes(_words(slice, int(keys[row])), int(held[row]), int(blocks[row]))
+        for row in np.argsort(-held, kind="stable")
     )
 
 
-def _scope(slice: Slice, index: int) -> str:
-    return slice.scopes[index] if 0 <= index < len(slice.scopes) else ""
+def _words(slice: Slice, key: int) -> str:
+    return purpose.scope(slice, key) if key >= 0 else purpose.OUTSIDE[Category(-1 - key)]
 
 
-def _out_of_memory(slice: Slice, path: Trajectory) -> OutOfMemory | None:
+def _out_of_memory(slice: Slice, path: Trajectory, category: Int64) -> OutOfMemory | None:
     event = path.out_of_memory
     if event < 0:
         return None
+    asked = int(path.size[path.born == event][0])
+    by_category, live = _held(slice, path, category, event - 1)
     return OutOfMemory(
         event=event,
         requested_bytes=int(slice.events["value"][event]),
-        scope=_scope(slice, int(slice.events["scope"][event])),
-        allocated_bytes=int(path.allocated[event] - path.size[path.born == event][0]),
+        scope=purpose.purpose(slice, event),
+        allocated_bytes=int(path.allocated[event]) - asked,
         reserved_bytes=int(path.heap.totals[REFUSED]),
+        by_category=by_category,
+        live=live,
     )
 
 
