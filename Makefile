@@ -33,14 +33,14 @@ native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=24'
-	$(BIN)/pip install --quiet --editable '.[train,agents,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,agents,dev]'
 	touch $@
 
 $(VENV)/docs-ready: $(VENV)/ready
-	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:

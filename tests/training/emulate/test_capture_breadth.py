@@ -42,5 +42,9 @@ def test_every_way_to_communicate_is_recorded_with_its_bytes() -> None:
         assert kinds[EventKind.COLLECTIVE] == len(
             [1 for k in one.events["kind"] if k == EventKind.COLLECTIVE]
         )
+    halves = next(c for c in three.collectives if c.kind == "all_reduce" and c.in_bytes == 44)
+    assert three.groups[halves.group].ranks == (0, 1, 2, 3)
+    outer = [group.ranks for group in three.world_groups if group.label == "outer"]
+    assert outer == [(0, 3), (4, 7)], "the other half is split in the same way"
     pairs = next(c for c in three.collectives if c.kind == "all_reduce" and c.in_bytes == 32)
     assert three.groups[pairs.group].ranks in ((2, 3), tuple(range(1, 8, 2)))

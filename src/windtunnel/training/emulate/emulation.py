@@ -30,6 +30,7 @@ from windtunnel.training.emulate.graph import (
     Phase,
     Slice,
 )
+from windtunnel.training.emulate.live import native_library
 from windtunnel.training.emulate.live.session import Program, Session
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
@@ -163,7 +164,8 @@ def capture(
             log.decision(CAPABILITY, name_of(options.ranks), seen, decision)
         return decision
 
-    progress("start PyTorch", 0.0)
+    ready = native_library.is_at_hand()
+    progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
     with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
         return slice_world(session.capture, cluster.world_size, options.ranks, choose=choose)
 

@@ -48,6 +48,17 @@ def case_uneven_all_to_all():
                     [torch.empty(3, device="cuda") for _ in range(WORLD)])  # fmt: skip
 
 
+def case_groups_by_splitting():
+    half = dist.split_group(split_ranks=[list(range(WORLD // 2)), list(range(WORLD // 2, WORLD))])
+    assert dist.get_process_group_ranks(half) == [r for r in range(WORLD) if r // 4 == RANK // 4]
+    dist.all_reduce(torch.empty(11, device="cuda"), group=half)
+    pair = dist.split_group(half, [[0, 3]], group_desc="mesh_outer")  # of each half
+    if RANK % 4 in (0, 3):
+        assert dist.get_process_group_ranks(pair) == [RANK // 4 * 4, RANK // 4 * 4 + 3]
+    else:
+        assert pair == dist.GroupMember.NON_GROUP_MEMBER
+
+
 def case_lists():
     mine = torch.empty(7, 3, device="cuda")
     everything = [torch.empty_like(mine) for _ in range(WORLD)]

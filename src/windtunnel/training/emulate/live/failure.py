@@ -15,6 +15,11 @@ from pathlib import Path
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SIGN = "windtunnel: "
 """What a refusal's message begins with."""
+WITHOUT_DRIVER = (
+    "CUDA error: CUDA driver version is insufficient", "CUDA error: no CUDA-capable device is detected",
+    "Found no NVIDIA driver", "No CUDA GPUs are available", "0 active drivers",
+)  # fmt: skip
+"""How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
 
 
 def is_own(filename: str) -> bool:
@@ -51,7 +56,10 @@ def sentence(error: BaseException) -> str:
     if backend is not None:
         operator, kind = backend.groups()
         return f"{where(error)}{operator} cannot be emulated because {kind} tensors have no shape functions"
-    return f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
+    text = f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
+    if message.startswith(WITHOUT_DRIVER):
+        text += "; what asks the CUDA runtime itself, past PyTorch's operators, cannot be emulated"
+    return text
 
 
 def show(error: BaseException) -> None:

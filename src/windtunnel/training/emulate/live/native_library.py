@@ -1,16 +1,23 @@
 """Loads the library of the absent device into this process, before torch is imported.
 
 The library is C++ against libtorch without Python in it (source in ``native/``), so one build serves every
-Python version of one torch version. A build for the supported torch lies beside the source; for another torch
-it is compiled once with the system's C++ compiler and kept in the user's cache.
+Python version of one torch version, and its CPU and CUDA builds alike. One for torch 2.13.0 lies beside the
+source; for another torch it is compiled once with the system's C++ compiler and kept in the user's cache.
+
+A CUDA build of torch brings hooks, a guard, an allocator and kernels of its own. What the library registers
+stands before them: its hooks are registered first and preferred, the rest is put over what libtorch_cuda
+registers when it is loaded. No driver and no device is asked for anything.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +29,8 @@ NATIVE = Path(__file__).parent / "native"
 SOURCES = ("device", "generator", "pinned", "describe", "operators", "by_hand", "recurrent", "collectives")
 MORE_OPERATORS = ("convolution",)
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
+TRIED = ((2, 11), (2, 15))
+"""The first and the last minor version of torch that was tried, as CPU or CUDA build."""
 
 
 def torch_directory() -> Path:
@@ -41,6 +50,29 @@ def torch_version() -> str:
     return importlib.metadata.version("torch").split("+")[0]
 
 
+def untried() -> str:
+    """One sentence where nobody has tried the installed torch, else nothing."""
+    version = torch_version()
+    first, last = (".".join(map(str, minor)) for minor in TRIED)
+    minor = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return "" if TRIED[0] <= minor <= TRIED[1] else f"torch {version} is untried here: {first} to {last} are"
+
+
+def is_cuda_build() -> bool:
+    """Whether the installed torch has CUDA kernels of its own.
+
+    Raises:
+        UserError: it has those of another make of device, which also go by the name of CUDA.
+    """
+    lib = torch_directory() / "lib"
+    if (lib / "libtorch_hip.so").exists():
+        raise UserError(
+            f"the installed torch {torch_version()} is a ROCm build, which has not been made to run without"
+            " its devices: emulate from an environment with a CPU or a CUDA build"
+        )
+    return (lib / "libtorch_cuda.so").exists()
+
+
 def library_name(version: str) -> str:
     """Of a build for that torch; it carries a digest of the library's source."""
     digest = native.digest([*sorted(NATIVE.glob("*.cpp")), *sorted(NATIVE.glob("*.h"))])
@@ -53,23 +85,30 @@ def build(target: Path) -> None:
     Raises:
         UserError: there is no C++ compiler, or the compilation fails.
     """
+    version = torch_version()
     otherwise = (
-        f"no library for torch {torch_version()} is shipped and no C++ compiler was found to build it: "
+        f"no library for torch {version} is shipped and no C++ compiler was found to build it: "
         "install torch==2.13.0, or a compiler (apt-get install g++)"
     )
     compiler = native.compiler("CXX", "g++", "clang++", otherwise)
-    torch, what = torch_directory(), "the absent device's library"
-    with tempfile.TemporaryDirectory() as scratch:
-        objects = []
-        for name in SOURCES:
-            objects.append(f"{scratch}/{name}.o")
-            include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
-            defined = ["-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC"]
-            # assertions name their files: by their place in torch or here, not on the machine that built this
-            nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
-            options = ["-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined]
-            source = str(NATIVE / f"{name}.cpp")
-            native.compiled([compiler, *options, "-c", source, "-o", objects[-1]], what)
+    torch = torch_directory()
+    what = f"the absent device's library ({untried() or f'torch {version}'})"
+    include = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    defined = ["-DUSE_C10D", "-DUSE_DISTRIBUTED", "-DUSE_RPC"]
+    # assertions name their files: by their place in torch or here, not on the machine that built this
+    nameless = [f"-fmacro-prefix-map={torch}/=", f"-fmacro-prefix-map={NATIVE}/="]
+    options = ["-O2", "-std=c++20", "-fPIC", "-w", *nameless, *include, *defined]
+
+    def compile_one(name: str) -> str:
+        source, compiled = str(NATIVE / f"{name}.cpp"), f"{scratch}/{name}.o"
+        native.compiled([compiler, *options, "-c", source, "-o", compiled], what)
+        return compiled
+
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        objects = list(pool.map(compile_one, SOURCES))
         libraries = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10"]
         native.compiled([compiler, "-shared", "-s", "-o", str(target), *objects, *libraries], what)
 
@@ -83,25 +122,31 @@ def locate() -> Path:
     return native.located(NATIVE, library_name(torch_version()), build)
 
 
+def is_at_hand() -> bool:
+    """Whether the library for the installed torch need not be built."""
+    name = library_name(torch_version())
+    return any((folder / name).exists() for folder in (NATIVE, paths.cache()))
+
+
 def load() -> ctypes.CDLL:
     """Load libtorch and the absent device. Must come before ``import torch``: libtorch asks for its hooks
     once.
 
     Raises:
         RuntimeError: torch is imported already.
-        UserError: torch is a CUDA build; or see `locate`.
+        UserError: the library does not fit torch; or see `is_cuda_build`, `locate`.
     """
     if "torch" in sys.modules:
         raise RuntimeError("the absent device must be loaded before torch is imported")
+    if is_cuda_build():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real device, should there be one, is asked by nobody
     lib = torch_directory() / "lib"
-    if (lib / "libtorch_cuda.so").exists():
-        raise UserError(
-            "the installed PyTorch is a CUDA build, which brings a device layer of its own: emulate from an"
-            f" environment with the CPU build of torch {torch_version()}"
-        )
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(lib / name), mode=ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(locate()), mode=ctypes.RTLD_GLOBAL)
+    try:
+        library = ctypes.CDLL(str(locate()), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise UserError(f"the absent device does not load: {untried() or torch_version()}: {error}") from None
     library.wt_row.restype = ctypes.c_char_p
     library.wt_events.restype = ctypes.c_void_p
     library.wt_collective_blocks.restype = ctypes.c_void_p
@@ -117,11 +162,21 @@ def load() -> ctypes.CDLL:
 
 
 def operator_names() -> bytes:
-    """The operators for which a CUDA build has a kernel of its own, one a line (``mm``, ``add.out``).
+    """The operators for which a CUDA build has a kernel of its own, one a line (``mm``, ``add.out``). Call
+    after torch is imported.
 
-    Read from the operator table that ships with torch, because which operators decompose before they reach
-    the device, and into what, is decided by it.
+    Which operators decompose before they reach the device, and into what, is decided by them: they are read
+    from the operator table that ships with torch. A CUDA build may have registered more.
     """
+    names = _table()
+    if is_cuda_build():
+        known = set(names.decode().split())
+        names += "".join(f"{name}\n" for name in registered_operators() if name not in known).encode()
+    return names
+
+
+def _table() -> bytes:
+    """`read_operator_table`, from the file that is shipped or in the user's cache."""
     file = f"operators-{torch_version()}.txt"
     cached = paths.cache() / file
     for path in (NATIVE / file, cached):
@@ -131,6 +186,25 @@ def operator_names() -> bytes:
     cached.parent.mkdir(parents=True, exist_ok=True)
     cached.write_bytes(names)
     return names
+
+
+def registered_operators() -> list[str]:
+    """Those that libtorch_cuda has registered in this process.
+
+    Kernels in Python are left out, as they are written over other operators, or with Triton for some shapes
+    that they look for first; collectives, which are recorded elsewhere; and symmetric memory, whose shape
+    functions hide what ranks say to each other.
+    """
+    import torch
+
+    in_python = getattr(torch.library, "_impls", ())
+    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    return sorted(
+        name.removeprefix("aten::")
+        for name in names
+        if not name.startswith(("c10d::", "symm_mem::"))
+        and f"{name.replace('::', '/')}/CUDA" not in in_python
+    )
 
 
 def read_operator_table() -> bytes:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic
-from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live import failure, native_library
 from windtunnel.training.emulate.live.session import FUNCTION
 
 # torch is imported in main(), after the absent device is loaded
@@ -55,7 +55,6 @@ class Request:
 
 
 def main() -> None:
-    from windtunnel.training.emulate.live import native_library
 
     device = pickle.loads(Path(sys.argv[1]).read_bytes())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -191,6 +190,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     observer = Observer(native, the_world, device.name, request.max_steps, finish, request.settled)
     the_world.note = observer.note
     observer.install()
+    if untried := native_library.untried():
+        observer.note(untried)
     substitutes.install_compiler(observer)
     if device.kind == "gpu":
         substitutes.install_shapes(observer.note)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import pickle
 import time
 from collections.abc import Callable
@@ -85,12 +86,13 @@ class _Backend(metaclass=_AnyFake):
 def _pretend_backends() -> None:
     for module in (dist, c10d):
         m: Any = module
-        m.ProcessGroupNCCL = type("ProcessGroupNCCL", (_Backend,), {})
-        m.ProcessGroupGloo = type("ProcessGroupGloo", (_Backend,), {})
+        for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupGloo"):
+            setattr(m, name, type(name, (_Backend,), {}))
         m.is_nccl_available = lambda: True
         m.is_gloo_available = lambda: True
     flags: Any = c10d
     flags._NCCL_AVAILABLE = True
+    flags._nccl2_device = lambda options: None  # binding the group to it would make every other group a split
     flags.default_pg_nccl_timeout = c10d.default_pg_timeout
     fake: Any = FakeProcessGroup
     fake._set_sequence_number_for_group = lambda self: None
@@ -132,6 +134,35 @@ def _list_groups(world: WorldView) -> None:
         return group
 
     c10d._new_group_with_tag = new_group_with_tag  # type: ignore[assignment]
+
+    # newer versions keep the order of the ranks of a split, older ones sort them
+    in_order = {"sort_ranks": False} if "sort_ranks" in inspect.signature(original).parameters else {}
+
+    def split_group(
+        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None,
+        group_desc: Any = None, backend: Any = None,
+    ) -> Any:  # fmt: skip
+        """As groups that are made one by one, so that those of other ranks are known too. Of a group that is
+        one of several alike, the others are split in the same way by their ranks."""
+        parent_pg = parent_pg or c10d._get_default_group()
+        parent = world.groups[world.names[parent_pg.group_name]]
+        same = [
+            one.ranks
+            for one in world.groups
+            if (one.label, len(one.ranks)) == (parent.label, len(parent.ranks))
+        ]
+        mine = dist.GroupMember.NON_GROUP_MEMBER
+        given = {"timeout": timeout, "backend": backend, "group_desc": group_desc} | in_order
+        for members in dict.fromkeys(same):
+            for part in split_ranks:
+                ranks = [members[index] for index in (part if in_order else sorted(part))]
+                group = new_group_with_tag(ranks, **given)
+                mine = group if members == parent.ranks and world.rank in ranks else mine
+        return mine
+
+    for module in (dist, c10d, torch.distributed.device_mesh):
+        m: Any = module
+        m.split_group = split_group
 
 
 def _batch_messages(native: ctypes.CDLL) -> None:

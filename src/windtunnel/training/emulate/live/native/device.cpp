@@ -1,8 +1,9 @@
 // The absent device: a CUDA guard, hooks and an allocator that satisfy libtorch without a driver.
 //
 // A CPU-only libtorch has every CUDA-independent layer (autograd, the dispatcher, c10d, DTensor), but no device
-// guard, no hooks and no allocator for CUDA. These supply them: streams and events are numbers that are written
-// down, memory is an address that is never touched. Must be loaded before anything asks libtorch for its hooks.
+// guard, no hooks and no allocator for CUDA. These supply them, and stand before those of a CUDA build: streams and
+// events are numbers that are written down, memory is an address that is never touched. Must be loaded before
+// anything asks libtorch for its hooks, and before a CUDA build's libraries are.
 #include "record.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -326,15 +327,17 @@ struct AbsentTimer final : c10d::Timer {
 
 }  // namespace wt
 
-namespace c10d {
-using wt::AbsentTimer;
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, AbsentTimer)
-}  // namespace c10d
-
-namespace at {
-using wt::AbsentHooks;
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, AbsentHooks)
-}  // namespace at
+// A CUDA build registers a timer and hooks of its own when it is loaded, which is after this: the preferred ones stay.
+static const bool g_registered = [] {
+  c10d::TimerRegistry()->Register(
+      c10::kCUDA, [](c10::Device d) -> std::unique_ptr<c10d::Timer> { return std::make_unique<wt::AbsentTimer>(d); },
+      c10::REGISTRY_PREFERRED);
+  at::CUDAHooksRegistry()->Register(
+      "CUDAHooks",
+      [](at::CUDAHooksArgs a) -> std::unique_ptr<at::CUDAHooksInterface> { return std::make_unique<wt::AbsentHooks>(a); },
+      c10::REGISTRY_PREFERRED);
+  return true;
+}();
 
 extern "C" {
 
@@ -350,7 +353,7 @@ void wt_device(int devices, int capability, int current) {
   if (!guard) {
     guard = new wt::AbsentGuard();
     c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, guard);
-    c10::SetAllocator(c10::DeviceType::CUDA, &wt::g_allocator);
+    c10::SetAllocator(c10::DeviceType::CUDA, &wt::g_allocator, 255);  // above a CUDA build's own
     at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&wt::choose_attention);
   }
 }

@@ -379,11 +379,15 @@ struct Kernel final : c10::OperatorKernel {
 }  // namespace
 }  // namespace wt
 
-// `names`: operators ("aten::mm", "aten::add.out"…), one a line. Returns how many were found and registered.
+// `names`: operators ("mm", "add.out", "fsdp::chunk_cat"…; of aten where nothing else is said), one a line. Each gets the one
+// kernel, over a CUDA build's own; the few by hand come last, over both. Returns how many were found and registered.
 extern "C" int wt_register_operators(const char* names) {
-  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  wt::register_by_hand(library);
-  wt::register_recurrent();
+  static std::unordered_map<std::string, std::unique_ptr<torch::Library>> libraries;
+  auto library = [](const std::string& space) -> torch::Library& {
+    auto& known = libraries[space];
+    if (!known) known = std::make_unique<torch::Library>(torch::Library::IMPL, space, c10::DispatchKey::CUDA, __FILE__, __LINE__);
+    return *known;
+  };
   int count = 0;
   std::string text(names), line;
   size_t at = 0;
@@ -393,13 +397,16 @@ extern "C" int wt_register_operators(const char* names) {
     line = text.substr(at, end - at);
     at = end + 1;
     if (line.empty()) continue;
-    auto dot = line.find('.');
-    c10::OperatorName name("aten::" + (dot == std::string::npos ? line : line.substr(0, dot)),
-                           dot == std::string::npos ? "" : line.substr(dot + 1));
-    auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
-    library.impl(line.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<wt::Kernel>()));
+    const auto colons = line.find("::");
+    const std::string space = colons == std::string::npos ? "aten" : line.substr(0, colons);
+    if (colons != std::string::npos) line = line.substr(colons + 2);
+    const auto dot = line.find('.');
+    c10::OperatorName name(space + "::" + line.substr(0, dot), dot == std::string::npos ? "" : line.substr(dot + 1));
+    if (!c10::Dispatcher::singleton().findSchema(name)) continue;
+    library(space).impl(line.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<wt::Kernel>()));
     ++count;
   }
+  wt::register_by_hand(library("aten"));
+  wt::register_recurrent();
   return count;
 }
