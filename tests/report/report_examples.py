@@ -55,6 +55,8 @@ def summary() -> dict[str, Any]:
         },
         "world_size": 128,
         "captured_ranks": "0,63-64,127",
+        "checked_ranks": "7,96",
+        "assumed_ranks": "1-6,8-62,65-95,97-126",
         "steps_captured": 2,
         "iteration_time_s": iteration,
         "first_iteration_time_s": 9.871,

@@ -71,8 +71,9 @@ def write_report(
         "heat": pack_heat(heat_map) if heat_map and has_heat else None,
     }
     scripts = "".join(resource(name) for name in SCRIPTS)
+    lead = [line for line in (text.cluster_line(summary), text.ranks_line(summary)) if line]
     whole = page(
-        text.command_line(summary), [text.cluster_line(summary)], sections, note=_stamp(summary),
+        text.command_line(summary), lead, sections, note=_stamp(summary),
         alarm=text.worst_out_of_memory(summary), cards=cards(summary),
         footer=text.provenance_sentence(summary),
         tail=f"""<div id="tip" role="status" hidden></div>

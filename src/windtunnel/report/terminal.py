@@ -37,6 +37,8 @@ def print_summary(summary: Summary, console: Console, report: Path | None = None
         show(Text(f"✗ {refused}", "bold red"), 0)
     show(Text(text.command_line(summary), "bold"), 0)
     show(Text(text.cluster_line(summary), "dim"), 0)
+    if ran := text.ranks_line(summary):
+        show(Text(ran, "dim"), 0)
     console.print()
     show(_headline(summary))
     for title, body in (

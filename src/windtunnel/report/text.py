@@ -166,6 +166,26 @@ def command_line(summary: Summary) -> str:
     return " ".join(str(word) for word in (command.get("script", ""), *(command.get("args") or ()))).strip()
 
 
+def ranks_line(summary: Summary) -> str:
+    """``3 of 16 ranks ran, 13 assumed alike``: how much of the world the figures rest on; nothing where it is
+    not said."""
+    captured = _count(summary.get("captured_ranks"))
+    if not captured:
+        return ""
+    words = [f"{captured:,} of {summary.get('world_size', units.NONE):,} ranks ran"]
+    checked, assumed = _count(summary.get("checked_ranks")), summary.get("assumed_ranks")
+    if checked:
+        words.append(f"{checked:,} more only for what they call of others")
+    if assumed is not None:
+        words.append(f"{_count(assumed):,} assumed alike" if _count(assumed) else "none assumed alike")
+    return ", ".join(words)
+
+
+def _count(members: Iterable[int] | str | None) -> int:
+    known = ranges.read(members) if isinstance(members, str) else members or ()
+    return len(tuple(known))
+
+
 def cluster_line(summary: Summary) -> str:
     """``128 x h100-96 in 16 hosts of 8, rail-optimised, ib-400``; the world that is emulated comes first."""
     cluster = summary.get("cluster") or {}

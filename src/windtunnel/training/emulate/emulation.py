@@ -154,11 +154,13 @@ def capture(
     """Run the program as the ranks that are needed, and sort all ranks into classes."""
 
     def tell(done: int, of: int) -> None:
-        progress(f"capture ({len(session.captured) + done} ranks)", done / of)
+        progress(f"run ({len(session.captured) + len(session.checked) + done} ranks)", done / of)
 
     def choose(seen: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
-        seen = replace(seen, jobs=options.jobs, seconds_each=each)
+        seen = replace(
+            seen, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
+        )  # fmt: skip
         decision = decide(seen)
         if log is not None:
             log.decision(CAPABILITY, name_of(options.ranks), seen, decision)
@@ -167,7 +169,14 @@ def capture(
     ready = native_library.is_at_hand()
     progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
     with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
-        return slice_world(session.capture, cluster.world_size, options.ranks, choose=choose)
+        classes = slice_world(
+            session.capture, cluster.world_size, options.ranks, choose=choose, check=session.check
+        )
+        refused = [
+            Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
+            for rank, why in sorted(session.refused.items())
+        ]
+        return replace(classes, notes=[*classes.notes, *refused])
 
 
 def costs_of(classes: Classes, cluster: Cluster, profile: DeviceProfile | None) -> WorldCosts:

@@ -11,7 +11,7 @@ Units are SI: bytes, seconds, FLOP.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -136,6 +136,8 @@ EVENT = np.dtype(
 Stream 0 is the default stream. Streams of process groups are numbered from ``COMM_STREAM`` up."""
 
 COMM_STREAM = 1000
+OUTLINED = (EventKind.COLLECTIVE, EventKind.STEP, EventKind.CALL)
+"""Events of a rank that others may have to meet, or to know where they are."""
 
 
 class Category(IntEnum):
@@ -173,7 +175,8 @@ class Slice:
     ``block_name`` those of parameters, gradients and optimizer state to the parameter's name.
     ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
     anywhere in the world, in the order of their making (every rank makes the same ones). ``settled``: the
-    steady step was seen to repeat the one before it.
+    steady step was seen to repeat the one before it. ``after``: calls that followed the steady step, where
+    the script was run on from there; ``ended``: it came to its own end.
     """
 
     rank: int
@@ -191,6 +194,18 @@ class Slice:
     block_name: dict[int, str] = field(default_factory=dict)
     settled: bool = False
     notes: list[Note] = field(default_factory=list)
+    after: np.ndarray[Any, np.dtype[Any]] = field(default_factory=lambda: np.zeros(0, EVENT))
+    ended: bool = False
+
+    def outline(self) -> Slice:
+        """What the rank says to others, and when its steps end, without what it computes: a slice of calls,
+        call sites and steps only, from the start of the script to where it was left."""
+        kept = np.isin(self.events["kind"], OUTLINED)
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return replace(
+            self, operators=[], block_category={}, events=np.concatenate([self.events[kept], self.after]),
+            steps=[(int(before[a]), int(before[b])) for a, b in self.steps], after=self.after[:0],
+        )  # fmt: skip
 
     @property
     def steady(self) -> tuple[int, int]:

@@ -31,6 +31,8 @@ OPTIONS = ("ranks", "slow", "jitter", "seed", "allocator", "tokens", "reserve_by
 """Those that decide the figures."""
 HELD = 12
 """Module paths that are told of what is held at a time."""
+RANKS = ("captured_ranks", "checked_ranks", "assumed_ranks")
+"""Fields of a summary that are sets of ranks."""
 EMULATED = (
     "iteration_time_s", "first_iteration_time_s", "tokens_per_second_per_device", "mfu", "hfu",
     "critical_path", "ranks", "collectives",
@@ -212,11 +214,14 @@ class Summary:
     wall_time_s: float
     peak_rss_bytes: int
     verdict: VerdictFacts | None = None
+    checked_ranks: tuple[int, ...] = ()
+    assumed_ranks: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of docs/summary.md: sets of ranks are text there, ``0-503,510``."""
         content: dict[str, Any] = to_plain(self)
-        content["captured_ranks"] = ranges.write(self.captured_ranks)
+        for name in RANKS:
+            content[name] = ranges.write(getattr(self, name))
         for row, one in zip(content["ranks"], self.ranks, strict=True):
             row |= {"members": ranges.write(one.members), "captured": ranges.write(one.captured)}
         return content
@@ -233,7 +238,7 @@ class Summary:
             if content["schema"] not in (SCHEMA, EARLIER):
                 raise ValueError(f"its schema is {content['schema']!r}")
             plain = {name: value for name, value in content.items() if name in known}
-            plain["captured_ranks"] = _numbers(content["captured_ranks"])
+            plain |= {name: _numbers(content[name]) for name in RANKS if name in content}
             plain["ranks"] = [
                 one | {name: _numbers(one[name]) for name in ("members", "captured")}
                 for one in content["ranks"]
@@ -303,6 +308,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
         approximations=tuple(notes[NoteKind.APPROXIMATION]), warnings=tuple(notes[NoteKind.WARNING]),
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
+        checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),
     )  # fmt: skip
 
 

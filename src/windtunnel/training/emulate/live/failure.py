@@ -20,6 +20,8 @@ WITHOUT_DRIVER = (
     "Found no NVIDIA driver", "No CUDA GPUs are available", "0 active drivers",
 )  # fmt: skip
 """How a CUDA build complains that there is no driver or, where it is kept from it, no device."""
+REFUSED = 72
+"""Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
 
 
 def is_own(filename: str) -> bool:
@@ -46,11 +48,16 @@ def where(error: BaseException) -> str:
     return f"{known}: " if known else ""
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether it is this package that cannot go on, not the user's program that is wrong."""
+    return isinstance(error, NotImplementedError) and str(error).startswith(SIGN)
+
+
 def sentence(error: BaseException) -> str:
     """What went wrong and where, in one line."""
     lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
     message = lines[0] if lines else ""
-    if isinstance(error, NotImplementedError) and message.startswith(SIGN):
+    if is_refusal(error):
         return where(error) + message.removeprefix(SIGN)
     backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
     if backend is not None:

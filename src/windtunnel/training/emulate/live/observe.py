@@ -343,23 +343,23 @@ class Observer:
             self._marks.pop()
         if self._ended:
             events = events[: self.steps[-1][1]]
-        groups, rows = self._groups()
+        collectives, groups = self.calls()
         return Slice(
             rank=self.world.rank, world_size=self.world.size, device=self.device,
             operators=[read_operator(self.native.wt_row(0, i)) for i in range(self.native.wt_row_count(0))],
-            collectives=[
-                read_collective(self.native.wt_row(1, i), rows, groups)
-                for i in range(self.native.wt_row_count(1))
-            ],
+            collectives=collectives,
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
             block_name=self.names,
             settled=self.repeats, notes=list(self.notes),
         )  # fmt: skip
 
-    def _groups(self) -> tuple[list[Group], dict[str, int]]:
+    def calls(self) -> tuple[list[Collective], list[Group]]:
+        """The table of collectives so far, and the groups that it refers to."""
         mine = [(name, self.world.groups[row]) for name, row in self.world.names.items()]
-        return [group for _, group in mine], {name: index for index, (name, _) in enumerate(mine)}
+        groups, rows = [group for _, group in mine], {name: index for index, (name, _) in enumerate(mine)}
+        texts = [self.native.wt_row(1, i) for i in range(self.native.wt_row_count(1))]
+        return [read_collective(text, rows, groups) for text in texts], groups
 
     def _block_categories(self, events: np.ndarray[Any, np.dtype[Any]]) -> dict[int, int]:
         """Marked blocks keep their mark; blocks of collectives are communication buffers; what forward

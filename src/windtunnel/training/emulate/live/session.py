@@ -106,7 +106,10 @@ class Session:
         self.jobs, self.timeout = jobs, timeout
         self.progress = progress
         self.captured: list[int] = []
+        self.checked: list[int] = []
         self.settled: int | None = None
+        self.ended: bool | None = None  # whether the script comes to its end soon after the steady step
+        self.refused: dict[int, str] = {}  # ranks that could not be checked, and why
         self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -141,6 +144,33 @@ class Session:
 
     def capture(self, ranks: Sequence[int]) -> list[Slice]:
         """Run the script as each of ``ranks`` and return their slices, in that order."""
+        if self._follows and self.ended is None and len(ranks) > 1:
+            # How the first rank ends tells how far the others are to be followed.
+            return self.capture(ranks[:1]) + self.capture(ranks[1:])
+        self._run(ranks, outline=False)
+        self.captured.extend(ranks)
+        slices = [self._slice(rank) for rank in ranks]
+        if self.settled is None and slices and slices[0].settled:
+            # The first rank has shown after how many steps nothing changes any more: the others stop there.
+            self.settled = len(slices[0].steps)
+        if self.ended is None and slices:
+            self.ended = slices[0].ended
+        return slices
+
+    def check(self, ranks: Sequence[int]) -> list[Slice | None]:
+        """Run the script as each of ``ranks`` for what it calls of other ranks: slices that are outlines, in
+        that order; None for a rank that calls what cannot be emulated (``refused`` says what)."""
+        self._run(ranks, outline=True)
+        self.checked.extend(ranks)
+        return [None if rank in self.refused else self._slice(rank) for rank in ranks]
+
+    @property
+    def _follows(self) -> bool:
+        """Steps of a device that is not there cost little, so that the script may be run on from a steady
+        one."""
+        return self.cluster.host.device.kind == "gpu"
+
+    def _run(self, ranks: Sequence[int], outline: bool) -> None:
         assert self._worker is not None and self._scratch is not None
         assert self._worker.stdin is not None and self._worker.stdout is not None
         directory = Path(self._scratch.name)
@@ -150,8 +180,10 @@ class Session:
             **self._what(), "ranks": list(ranks),
             "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
-            "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout, "earlier": self.captured,
-            "settled": self.settled,
+            "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout,
+            "earlier": self.captured + self.checked, "settled": self.settled,
+            "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
+            "outline": outline,
         }  # fmt: skip
         try:
             self._worker.stdin.write(json.dumps(request) + "\n")
@@ -165,7 +197,10 @@ class Session:
                 continue  # of a request that failed before all of its ranks had ended
             if message.get("end"):
                 break
-            if message["status"] != 0:
+            rank = message["rank"]
+            if message["status"] == failure.REFUSED and outline:
+                self.refused[rank] = failure.told(directory, rank)
+            elif message["status"] != 0 and not self._is_beyond(rank):
                 raise _failure(message, directory, self.timeout)
             done += 1
             self.seconds.append(message["seconds"])
@@ -173,20 +208,24 @@ class Session:
                 self.progress(done, len(ranks))
         if done < len(ranks):
             raise self._worker_died()
-        self.captured.extend(ranks)
-        slices = []
-        for rank in ranks:
-            path = directory / f"slice-{rank}.pkl"
-            if not path.exists():
-                raise ScriptError(
-                    f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
-                )
-            slices.append(pickle.loads(path.read_bytes()))
-            path.unlink()
-        if self.settled is None and slices and slices[0].settled:
-            # The first rank has shown after how many steps nothing changes any more: the others stop there.
-            self.settled = len(slices[0].steps)
-        return slices
+
+    def _is_beyond(self, rank: int) -> bool:
+        """A rank died where it was run on from its steady step only to see whether the script has an end."""
+        return self.ended is None and self._path(rank).exists()
+
+    def _path(self, rank: int) -> Path:
+        assert self._scratch is not None
+        return Path(self._scratch.name, f"slice-{rank}.pkl")
+
+    def _slice(self, rank: int) -> Slice:
+        path = self._path(rank)
+        if not path.exists():
+            raise ScriptError(
+                f"the script ended by itself as rank {rank} (os._exit?) before its steps were seen"
+            )
+        found: Slice = pickle.loads(path.read_bytes())
+        path.unlink()
+        return found
 
     def _what(self) -> dict[str, Any]:
         """What the worker is to run."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic
+from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure, native_library
 from windtunnel.training.emulate.live.session import FUNCTION
 
@@ -37,7 +38,8 @@ PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class Request:
     """What to run: see `session.Session`, which sends it. Without a ``script`` it is the function that lies
-    pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name."""
+    pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name. ``further`` and
+    ``to_end``: see `ending.Ending`. ``outline``: only the outlines of the ranks are wanted."""
 
     number: int
     script: str
@@ -52,6 +54,9 @@ class Request:
     timeout: float
     earlier: list[int]
     settled: int | None
+    further: bool
+    to_end: bool
+    outline: bool
 
 
 def main() -> None:
@@ -141,8 +146,8 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
     code = 70
     try:
-        observer = _prepare(request, rank, earlier, device, native)
-        code = _run_program(request, rank, observer)
+        observer, ending = _prepare(request, rank, earlier, device, native)
+        code = _run_program(request, rank, observer, ending)
     except BaseException as error:
         failure.show(error)
     finally:
@@ -152,9 +157,11 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
 
 
 def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
+    """Pretend the world for this rank. Returns its observer, and its ending."""
     import torch
 
     from windtunnel.training.emulate.live import host, kernels, substitutes, surface, tritons, world
+    from windtunnel.training.emulate.live.ending import Ending
     from windtunnel.training.emulate.live.observe import Observer
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
@@ -174,11 +181,17 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     notes: list[str] = []
     the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
-    def finish() -> None:
-        _write(directory, rank, observer)
+    def write(slice_: Slice) -> None:
+        kept = slice_.outline() if request.outline else slice_
+        data = pickle.dumps(kept, protocol=pickle.HIGHEST_PROTOCOL)
+        atomic.replace(directory / f"slice-{rank}.pkl", data)
+
+    def leave() -> None:
         mailbox.close()
         sys.stdout.flush()
         os._exit(0)
+
+    ending = Ending(request.further, request.to_end, write, leave)
 
     if device.kind == "gpu":
         surface.install(surface.Surface(native, device, request.devices_per_host))
@@ -187,7 +200,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     else:
         host.install(native)
         world.install(the_world, native, "cpu")
-    observer = Observer(native, the_world, device.name, request.max_steps, finish, request.settled)
+    observer = Observer(native, the_world, device.name, request.max_steps, ending.steady, request.settled)
+    ending.observer = observer
     the_world.note = observer.note
     observer.install()
     if untried := native_library.untried():
@@ -201,15 +215,10 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         kernels.install(launches)
         tritons.install(observer, launches)
     native.wt_record_on(1)
-    return observer
+    return observer, ending
 
 
-def _write(directory: Path, rank: int, observer: Any) -> None:
-    data = pickle.dumps(observer.slice(), protocol=pickle.HIGHEST_PROTOCOL)
-    atomic.replace(directory / f"slice-{rank}.pkl", data)
-
-
-def _run_program(request: Request, rank: int, observer: Any) -> int:
+def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int:
     """Run the program to its steady step (which ends the process) or to its end. Returns an exit status."""
     directory = Path(request.directory)
     try:
@@ -226,14 +235,18 @@ def _run_program(request: Request, rank: int, observer: Any) -> int:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else (0 if stop.code is None else 1)
         if code != 0:
+            if _beside_the_point(request, ending):
+                return 0
             if not isinstance(stop.code, int):
                 print(stop.code, file=sys.stderr)
             failure.tell(directory, rank, f"{failure.where(stop)}the script called exit({stop.code!r})")
             return code
     except BaseException as error:
+        if _beside_the_point(request, ending):
+            return 0
         failure.show(error)
         failure.tell(directory, rank, failure.sentence(error))
-        return 1
+        return failure.REFUSED if request.outline and failure.is_refusal(error) else 1
     if len(observer.events()) == 0:
         failure.tell(directory, rank, "the script ended without any work on a device")
         return 3
@@ -244,8 +257,13 @@ def _run_program(request: Request, rank: int, observer: Any) -> int:
         observer.note(
             "the script ended after one step: its set-up is part of what is reported; let it run three"
         )
-    _write(directory, rank, observer)
+    ending.ended()
     return 0
+
+
+def _beside_the_point(request: Request, ending: Any) -> bool:
+    """The rank failed after its steady step, where nobody knows yet whether the script has an end."""
+    return bool(ending.following) and not request.to_end
 
 
 if __name__ == "__main__":

@@ -1,12 +1,24 @@
 """Which ranks of a job to capture, and what all the others do: slices, classes, and the stitched world."""
 
-from windtunnel.training.emulate.policy.search import (
-    POLICIES,
+from windtunnel.training.emulate.policy.observation import (
     Capture,
+    Check,
+    Condition,
     Decision,
     Known,
     Observation,
-    decide,
+    Source,
 )
+from windtunnel.training.emulate.policy.search import POLICIES, decide
 
-__all__ = ["POLICIES", "Capture", "Decision", "Known", "Observation", "decide"]
+__all__ = [
+    "POLICIES",
+    "Capture",
+    "Check",
+    "Condition",
+    "Decision",
+    "Known",
+    "Observation",
+    "Source",
+    "decide",
+]

@@ -1,38 +1,22 @@
 """Classes of ranks that did the same, each with the slice that stands for all of its members.
 
-Two slices are alike when their events are equal after every name that belongs to one rank has been replaced
-by one that does not: a group by its family, the peer of a message by its distance in the group (round the
-end), a root by its place in the group, streams, blocks, event records and work handles by the order in which
-they first appear. Left out is what changes neither time nor messages: module paths and call sites, plain
-numbers among an operator's arguments (the first index of a rank's part of the vocabulary), and the places of
-frees, which come early or late with Python's garbage collector. Such a slice can stand for all ranks that are
-like it.
+`slice_world` asks the policy which ranks to run until it has enough, and cuts the world into classes. Ranks
+are of one class when their slices are alike and so is what they call after the steady step.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.emulate.graph import (
-    COMM_STREAM,
-    Category,
-    Collective,
-    EventKind,
-    Note,
-    NoteKind,
-    Operator,
-    Slice,
-)
+from windtunnel.training.emulate.graph import Note, NoteKind, Slice
+from windtunnel.training.emulate.policy.alike import difference, digest
 from windtunnel.training.emulate.policy.groups import (
-    POINT_TO_POINT,
     Axes,
     Deadlock,
     Families,
@@ -43,135 +27,19 @@ from windtunnel.training.emulate.policy.groups import (
     seen_families,
     seen_peers,
 )
-from windtunnel.training.emulate.policy.search import (
+from windtunnel.training.emulate.policy.observation import (
     CAPTURE_LIMIT,
+    CHECK_LIMIT,
+    REFUSED,
     Capture,
     Decision,
     Known,
     Observation,
-    decide,
 )
+from windtunnel.training.emulate.policy.search import decide
+from windtunnel.training.emulate.policy.standing import stand_ins
 
 Longs = NDArray[np.int64]
-Events = np.ndarray[Any, np.dtype[Any]]
-
-_BLOCKS = (EventKind.ALLOC, EventKind.RECORD_STREAM)
-_HANDLES = (EventKind.COLLECTIVE, EventKind.WORK_WAIT)
-
-
-def digest(slice_: Slice, families: Families) -> str:
-    """A name of what the rank did: equal for two ranks exactly when one can stand for the other."""
-    columns = canonical(slice_, families)
-    return hashlib.blake2b(columns.tobytes(), digest_size=16).hexdigest()
-
-
-def canonical(slice_: Slice, families: Families) -> Longs:
-    """The events that count, one row each, in names that belong to no rank; int64[n, 6]."""
-    events = _counted(slice_)
-    kind = events["kind"]
-    ref = events["ref"].astype(np.int64)
-    value = np.zeros(len(events), np.int64)
-
-    out_ref = np.zeros(len(events), np.int64)
-    operators = kind == EventKind.OP
-    if operators.any():
-        names = np.array([_hash(_operator_text(operator)) for operator in slice_.operators], np.int64)
-        out_ref[operators] = names[ref[operators]]
-    collectives = kind == EventKind.COLLECTIVE
-    if collectives.any():
-        out_ref[collectives] = _collective_names(slice_, families)[ref[collectives]]
-    _rename(np.isin(kind, _BLOCKS), ref, out_ref)
-    synced = kind == EventKind.SYNC
-    _rename(np.isin(kind, (EventKind.RECORD, EventKind.WAIT)) | (synced & (ref >= 0)), ref, out_ref)
-    out_ref[synced & (ref < 0)] = ref[synced & (ref < 0)]
-    _rename(np.isin(kind, _HANDLES) | (synced & (ref == -3)), events["value"], value)
-    allocated = kind == EventKind.ALLOC
-    value[allocated] = events["value"][allocated]
-
-    category = np.zeros(len(events), np.int64)
-    default = int(Category.TEMPORARY)
-    category[allocated] = [slice_.block_category.get(block, default) for block in ref[allocated].tolist()]
-    columns = (kind, events["phase"], _streams(events), out_ref, value, category)
-    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
-
-
-def difference(one: Slice, other: Slice, families: Families) -> str:
-    """In a few words, what ``other`` does that ``one`` does not, for a reader who wants to know why."""
-    ours, theirs = _parameter_bytes(one), _parameter_bytes(other)
-    if ours != theirs:
-        size = "smaller" if theirs < ours else "larger"
-        return f"a {size} shard ({theirs / 2**20:.2f} MiB of parameters instead of {ours / 2**20:.2f} MiB)"
-    a, b = canonical(one, families), canonical(other, families)
-    shared = min(len(a), len(b))
-    unequal = np.flatnonzero((a[:shared] != b[:shared]).any(axis=1))
-    if not len(unequal):
-        return f"{len(b)} events instead of {len(a)}"
-    return f"another graph ({_words(other, int(unequal[0]))} instead of {_words(one, int(unequal[0]))})"
-
-
-def _counted(slice_: Slice) -> Events:
-    return slice_.events[~np.isin(slice_.events["kind"], (EventKind.CALL, EventKind.FREE))]
-
-
-def _operator_text(operator: Operator) -> str:
-    inputs = ["number" if type(arg) in (int, float) else arg for arg in operator.inputs]
-    return repr((operator.name, inputs, operator.outputs, operator.region))
-
-
-def _words(slice_: Slice, position: int) -> str:
-    event = _counted(slice_)[position]
-    kind, ref = EventKind(int(event["kind"])), int(event["ref"])
-    if kind == EventKind.OP:
-        return slice_.operators[ref].name
-    if kind == EventKind.COLLECTIVE:
-        row = slice_.collectives[ref]
-        return f"{row.kind} of {max(row.in_bytes, row.out_bytes)} bytes"
-    if kind == EventKind.ALLOC:
-        return f"{int(event['value']) / 2**20:.2f} MiB of memory"
-    return kind.name.lower().replace("_", " ")
-
-
-def _parameter_bytes(slice_: Slice) -> int:
-    events = slice_.events[slice_.events["kind"] == EventKind.ALLOC]
-    kept = [slice_.block_category.get(block) == Category.PARAMETER for block in events["ref"].tolist()]
-    return int(events["value"][np.array(kept, np.bool_)].sum())
-
-
-def _collective_names(slice_: Slice, families: Families) -> Longs:
-    family_of = families.of_slice(slice_)
-
-    def name(row: Collective) -> int:
-        family = families.families[family_of[row.group]]
-        peer = -1
-        if row.peer >= 0:
-            peer = int(family.index_of[row.peer])
-            if row.kind in POINT_TO_POINT:
-                peer = (peer - int(family.index_of[slice_.rank])) % family.size
-        traits = (row.kind, family_of[row.group], row.in_bytes, row.out_bytes, row.dtype, row.backend, peer)
-        return _hash(repr(traits))
-
-    return np.array([name(row) for row in slice_.collectives], np.int64)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def _first_appearance(names: Longs) -> Longs:
-    _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
-    order = np.empty(len(first), np.int64)
-    order[np.argsort(first)] = np.arange(len(first))
-    return order[inverse]
-
-
-def _rename(where: NDArray[np.bool_], names: Longs, out: Longs) -> None:
-    out[where] = _first_appearance(names[where])
-
-
-def _streams(events: Events) -> Longs:
-    stream = events["stream"].astype(np.int64)
-    # Stream 0 keeps its meaning, and a process group's stream is never taken for a user's.
-    return np.where(stream == 0, 0, 2 * _first_appearance(stream) + 2 + (stream >= COMM_STREAM))
 
 
 @dataclass(frozen=True)
@@ -194,6 +62,7 @@ class Classes:
     """A partition of the world. ``rank_class[rank]`` is the row in ``classes``.
 
     ``assumed``: ranks for which no captured rank stands by right, but only the nearest; ``notes`` says so.
+    ``checked``: ranks that were run for their outlines only, which are those of their classes.
     """
 
     world_size: int
@@ -203,35 +72,55 @@ class Classes:
     rank_class: NDArray[np.int32]
     assumed: Longs
     notes: list[Note] = field(default_factory=list)
+    checked: tuple[int, ...] = ()
 
     @property
     def captured(self) -> list[int]:
         return sorted(rank for cls in self.classes for rank in cls.captured)
 
+    @property
+    def unseen(self) -> list[int]:
+        """Ranks that never ran: they are assumed to do what their class does."""
+        return np.setdiff1d(np.arange(self.world_size), [*self.captured, *self.checked]).tolist()
+
 
 @dataclass
 class Seen:
-    """What has been captured so far: a digest for each rank, and one slice for each distinct digest."""
+    """What has been run so far: a digest for each captured rank, one slice for each distinct digest, and the
+    outlines (as digests) of these and of the ranks that were only checked."""
 
     world_size: int
     digest_of: dict[int, str] = field(default_factory=dict)
     slice_of: dict[str, Slice] = field(default_factory=dict)
+    outlines: dict[str, int] = field(default_factory=dict)
+    calls: list[int] = field(default_factory=list)
+    checked: dict[int, int] = field(default_factory=dict)
     families: Families = field(init=False)
     _groups: list[tuple[int, ...]] = field(init=False, repr=False)
 
     def add(self, slice_: Slice) -> None:
         """Take in one slice. Raises `Deadlock` when it made other process groups than the first one."""
-        if self.slice_of and [group.ranks for group in slice_.world_groups] != self._groups:
+        if not self.slice_of:
+            self.families = find_families(slice_.world_groups, self.world_size)
+            self._groups = [group.ranks for group in slice_.world_groups]
+        outline = self._outline(slice_)
+        name = f"{digest(slice_, self.families)} {outline}"
+        self.digest_of[slice_.rank] = name
+        if name not in self.slice_of:
+            self.slice_of[name] = slice_
+            self.calls.append(outline)
+
+    def check(self, rank: int, slice_: Slice | None) -> None:
+        """Take in the outline of a rank; None: it could not be run. Raises `Deadlock` as `add` does."""
+        self.checked[rank] = REFUSED if slice_ is None else self._outline(slice_)
+
+    def _outline(self, slice_: Slice) -> int:
+        if [group.ranks for group in slice_.world_groups] != self._groups:
             raise Deadlock(
                 f"ranks {self.first.rank} and {slice_.rank} made different process groups: every rank must"
                 " call new_group (init_device_mesh) for all groups, in the same order"
             )
-        if not self.slice_of:
-            self.families = find_families(slice_.world_groups, self.world_size)
-            self._groups = [group.ranks for group in slice_.world_groups]
-        name = digest(slice_, self.families)
-        self.digest_of[slice_.rank] = name
-        self.slice_of.setdefault(name, slice_)
+        return self.outlines.setdefault(digest(slice_.outline(), self.families), len(self.outlines))
 
     @property
     def first(self) -> Slice:
@@ -241,13 +130,16 @@ class Seen:
     def _of_the_first(self) -> tuple[tuple[FamilySeen, ...], tuple[int, ...]]:
         return seen_families(self.first, self.families), seen_peers(self.first)
 
-    def observe(self, ranks: str, limit: int) -> Observation:
+    def observe(self, ranks: str, limit: int, checks: int = 0) -> Observation:
         """What the policy is told."""
         if not self.slice_of:
-            return Observation(self.world_size, ranks, limit)
+            return Observation(self.world_size, ranks, limit, checks=checks)
         number = {name: row for row, name in enumerate(self.slice_of)}
-        captured = {rank: number[name] for rank, name in self.digest_of.items()}
-        return Observation(self.world_size, ranks, limit, captured, *self._of_the_first)
+        families, peers = self._of_the_first
+        return Observation(
+            self.world_size, ranks, limit, {rank: number[name] for rank, name in self.digest_of.items()},
+            families, peers, checks=checks, calls=tuple(self.calls), checked=dict(self.checked),
+        )  # fmt: skip
 
     @cached_property
     def axes(self) -> Axes:
@@ -255,18 +147,21 @@ class Seen:
 
 
 Slices = Callable[[list[int]], Sequence[Slice]]
+Outlines = Callable[[list[int]], Sequence[Slice | None]]
 
 
 def slice_world(
     capture: Slices, world_size: int, ranks: str | Sequence[int] = "auto", limit: int = CAPTURE_LIMIT,
-    choose: Callable[[Observation], Decision] = decide,
+    choose: Callable[[Observation], Decision] = decide, check: Outlines | None = None,
 ) -> Classes:  # fmt: skip
-    """Capture what is needed and sort all ``world_size`` ranks into classes.
+    """Run what is needed and sort all ``world_size`` ranks into classes.
 
     ``capture(ranks)`` returns a slice for each of ``ranks``, in any order; it may run them in parallel.
-    ``ranks`` is ``"auto"``, ``"all"``, or the ranks that the user chose: then no other rank is captured, and
-    those that play a part nobody was captured for get the nearest captured one and a note. ``choose`` asks
-    the policy; a caller may write down what it said.
+    ``check(ranks)`` likewise, in the order of ``ranks``: slices of which only the outlines are read, None for
+    a rank that cannot be run; without it no rank is checked. ``ranks`` is ``"auto"``, ``"all"``, or the ranks
+    that the user chose: then no other rank is run, and those that play a part nobody was captured for get the
+    nearest captured one and a note. ``choose`` asks the policy; a caller may write down what it said, and add
+    what it knows.
 
     Raises:
         UserError: a rank that the world does not have.
@@ -274,9 +169,15 @@ def slice_world(
     """
     named = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
     seen = Seen(world_size)
-    while isinstance(decision := choose(seen.observe(named, limit)), Capture):
-        _take(seen, capture, list(decision.ranks))
-    return _classes(seen, _stand_ins(seen, decision))
+    checks = CHECK_LIMIT if check is not None else 0
+    while not isinstance(decision := choose(seen.observe(named, limit, checks)), Known):
+        if isinstance(decision, Capture):
+            _take(seen, capture, list(decision.ranks))
+        else:
+            assert check is not None
+            for rank, slice_ in zip(decision.ranks, check(list(decision.ranks)), strict=True):
+                seen.check(rank, slice_)
+    return _classes(seen, decision)
 
 
 def _take(seen: Seen, capture: Slices, ranks: list[int]) -> None:
@@ -287,33 +188,14 @@ def _take(seen: Seen, capture: Slices, ranks: list[int]) -> None:
         seen.add(slices[rank])
 
 
-def _stand_ins(seen: Seen, decision: Known) -> Longs:
-    """For every rank the one at the first corner of its cell, or itself."""
-    if decision.starts is None:
-        return np.arange(seen.world_size)
-    axes = seen.axes
-    starts = [np.array(places) for places in decision.starts]
-    cell = np.zeros(seen.world_size, np.int64)
-    for axis, places in zip(axes.axes, starts, strict=True):
-        segment = np.searchsorted(places, axis.index, side="right") - 1
-        cell = cell * len(places) + segment
-    _, first, inverse = np.unique(cell, return_index=True, return_inverse=True)
-    corners = []
-    for rank in first.tolist():
-        point = tuple(
-            int(places[np.searchsorted(places, i, side="right") - 1])
-            for places, i in zip(starts, axes.point(rank), strict=True)
-        )
-        corners.append(axes.rank(point))
-    return np.array(corners, np.int64)[inverse]
-
-
-def _classes(seen: Seen, stand_in: Longs) -> Classes:
-    """Classes in which every rank has the graph of its stand-in, or of the nearest captured rank."""
+def _classes(seen: Seen, known: Known) -> Classes:
+    """Classes in which every rank has the graph of the captured rank that stands for it."""
     captured = np.array(sorted(seen.digest_of), np.int64)
-    stand_in[captured] = captured
-    unknown = ~np.isin(stand_in, captured)
-    doubts, assumed = _assume(seen, stand_in, np.flatnonzero(unknown), captured)
+    stand_in, assumed = stand_ins(seen.observe("", 0), known)
+    doubts = [_doubt(seen, assumed)] if len(assumed) else []
+    checked = tuple(
+        sorted(r for r, number in seen.checked.items() if number != REFUSED and r not in seen.digest_of)
+    )
 
     names = list(seen.slice_of)
     row_of_digest = {name: row for row, name in enumerate(names)}
@@ -338,31 +220,19 @@ def _classes(seen: Seen, stand_in: Longs) -> Classes:
         mine = tuple(int(rank) for rank in captured if rank_class[rank] == row)
         classes.append(RankClass(name, slice_, members, mine, _note(seen, slice_, members, rank_class)))
     notes = [Note(cls.note) for cls in classes if cls.note]
-    return Classes(seen.world_size, classes, seen.families, seen.axes, rank_class, assumed, notes + doubts)
-
-
-def _assume(seen: Seen, stand_in: Longs, unknown: Longs, captured: Longs) -> tuple[list[Note], Longs]:
-    """Point ``stand_in[unknown]`` at the nearest captured rank; warn where that one plays another part."""
-    if not len(unknown):
-        return [], unknown
-    distance = np.zeros((len(unknown), len(captured)), np.int64)
-    other_part = np.zeros(distance.shape, np.bool_)
-    for axis in seen.axes.axes:
-        apart = np.abs(axis.index[unknown][:, None] - axis.index[captured][None, :])
-        distance += apart * (seen.world_size if axis.positional else 1)
-        if axis.positional:
-            other_part |= apart > 0
-    nearest = np.argmin(distance, axis=1)
-    stand_in[unknown] = captured[nearest]
-    wrong = other_part[np.arange(len(unknown)), nearest]
-    if not wrong.any():
-        return [], unknown[:0]
-    parts = [axis.name for axis in seen.axes.axes if axis.positional]
-    doubt = (
-        f"{ranks_words(unknown[wrong])} have places in {' and '.join(parts)} that no captured rank has;"
-        " the nearest captured ranks stand in for them (use --ranks auto to capture one of each)"
+    return Classes(
+        seen.world_size, classes, seen.families, seen.axes, rank_class, assumed, notes + doubts, checked
     )
-    return [Note(doubt, NoteKind.APPROXIMATION)], unknown[wrong]
+
+
+def _doubt(seen: Seen, assumed: Longs) -> Note:
+    """Warns that the captured ranks which stand in for these play another part."""
+    parts = [axis.name for axis in seen.axes.axes if axis.positional]
+    return Note(
+        f"{ranks_words(assumed)} have places in {' and '.join(parts)} that no captured rank has;"
+        " the nearest captured ranks stand in for them (use --ranks auto to capture one of each)",
+        NoteKind.APPROXIMATION,
+    )
 
 
 def _name(axes: Axes, members: Longs) -> str:

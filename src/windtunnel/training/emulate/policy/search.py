@@ -12,72 +12,25 @@ rounds that the caller may capture in parallel:
    neighbours of the ends are looked at first.
 4. One rank for each part and segment that is still unknown; parts inside a pipeline are sampled.
 
+5. What these ranks cannot exclude is *checked*: see `windtunnel.training.emulate.policy.checks`.
+
 Ranks with equal digests become one class. A witness that no single axis explains stays alone in its class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.emulate.policy.groups import Axes, FamilySeen, Point, find_axes
-
-CAPTURE_LIMIT = 256
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What is known of a job's ranks so far.
-
-    ``ranks``: what the user wants captured, ``auto``, ``all``, or as in ``0,17,120-127``. ``limit``: ranks
-    that are captured at most where the choice is free. ``captured``: for each rank that was, in their order,
-    the number of its class (ranks that did the same). ``families``: of process groups, those that cover the
-    world, in the order of their making; ``peers``: to whom the first rank sends or from whom it receives.
-    ``jobs``: ranks captured at once. ``seconds_each``: that the process of a rank took, in the mean.
-    """
-
-    world_size: int
-    ranks: str = "auto"
-    limit: int = CAPTURE_LIMIT
-    captured: dict[int, int] = field(default_factory=dict)
-    families: tuple[FamilySeen, ...] = ()
-    peers: tuple[int, ...] = ()
-    jobs: int = 1
-    seconds_each: float | None = None
-
-    @property
-    def axes(self) -> Axes:
-        """Raises `ValueError` before a first rank is captured."""
-        if not self.captured:
-            raise ValueError("no rank is captured")
-        return find_axes(self.world_size, next(iter(self.captured)), self.families, self.peers)
-
-
-@dataclass(frozen=True)
-class Capture:
-    """Capture these ranks next."""
-
-    ranks: tuple[int, ...]
-    why: str
-
-
-@dataclass(frozen=True)
-class Known:
-    """Nothing more need be captured. The cells of the world: on axis a, index i belongs to the segment that
-    the last of ``starts[a]`` up to i begins, and a cell's ranks do what its first one does. None: every rank
-    does what the nearest captured one does."""
-
-    starts: tuple[tuple[int, ...], ...] | None
-
-
-Decision = Capture | Known
+from windtunnel.training.emulate.policy.checks import verify
+from windtunnel.training.emulate.policy.groups import Point
+from windtunnel.training.emulate.policy.observation import Capture, Decision, Known, Observation
 
 
 def decide(observation: Observation) -> Decision:
-    """The ranks to capture next, or that no more are needed.
+    """The ranks to run next, or that no more are needed.
 
     Raises:
         UserError: the user's ranks are none, or not of this world.
@@ -177,7 +130,7 @@ def search(observation: Observation) -> Decision:
         wanted := missing(cells)
     ):
         return Capture(wanted, "one of each segment of the parts inside")
-    return Known(starts)
+    return verify(observation, Known(starts))
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

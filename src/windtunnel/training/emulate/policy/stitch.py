@@ -6,7 +6,8 @@ members are equal (the sender's and the receiver's, for messages). 8,192 ranks a
 Where they are not equal the two sequences are walked to the first call that differs, and the deadlock that
 this would be is told with the ranks and the call sites.
 
-The whole stream is checked, set-up included. Orders across groups, which can hang too, show in the replay.
+The whole stream is checked, set-up included and what was seen after the steady step. Orders across groups,
+which can hang too, show in the replay.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def stitch(classes: Classes) -> StitchedWorld:
             that nobody receives, sends, or receives with another size.
         ScriptError: calls meet, but in different steps of the two ranks.
     """
-    whole = [read_calls(cls.slice, classes.families, steady=False) for cls in classes.classes]
+    whole = [read_calls(cls.slice.outline(), classes.families, steady=False) for cls in classes.classes]
     broken = _first_break(classes, whole)
     if broken:
         raise Deadlock(f"the job would hang: {broken.words}{_doubt(classes)}")

@@ -2,7 +2,7 @@
 
 import math
 
-from windtunnel.training.emulate.policy import Capture, Decision, Observation
+from windtunnel.training.emulate.policy import Decision, Known, Observation
 
 UNMEASURED_SECONDS = 10.0
 """That the process of a rank is taken to need before any was measured."""
@@ -11,8 +11,8 @@ UNMEASURED_SECONDS = 10.0
 def cost(observation: Observation, decision: Decision) -> dict[str, float]:
     """What a decision costs: ``ranks`` to run, and the ``seconds`` that takes, ``observation.jobs`` at once.
 
-    A rank takes as long as those before it took in the mean.
+    A rank takes as long as those before it took in the mean, also where it is only checked.
     """
-    ranks = len(decision.ranks) if isinstance(decision, Capture) else 0
+    ranks = 0 if isinstance(decision, Known) else len(decision.ranks)
     each = UNMEASURED_SECONDS if observation.seconds_each is None else observation.seconds_each
     return {"ranks": float(ranks), "seconds": math.ceil(ranks / observation.jobs) * each}

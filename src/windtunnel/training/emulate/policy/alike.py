@@ -1,0 +1,149 @@
+"""When two ranks did the same, and in a few words where they did not.
+
+Two slices are alike when their events are equal after every name that belongs to one rank has been replaced
+by one that does not: a group by its family, the peer of a message by its distance in the group (round the
+end), a root by its place in the group, streams, blocks, event records and work handles by the order in which
+they first appear. Left out is what changes neither time nor messages: module paths and call sites, plain
+numbers among an operator's arguments (the first index of a rank's part of the vocabulary), and the places of
+frees, which come early or late with Python's garbage collector. Such a slice can stand for all ranks that are
+like it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.training.emulate.graph import (
+    COMM_STREAM,
+    Category,
+    Collective,
+    EventKind,
+    Operator,
+    Slice,
+)
+from windtunnel.training.emulate.policy.groups import POINT_TO_POINT, Families
+
+Longs = NDArray[np.int64]
+Events = np.ndarray[Any, np.dtype[Any]]
+
+_BLOCKS = (EventKind.ALLOC, EventKind.RECORD_STREAM)
+_HANDLES = (EventKind.COLLECTIVE, EventKind.WORK_WAIT)
+
+
+def digest(slice_: Slice, families: Families) -> str:
+    """A name of what the rank did: equal for two ranks exactly when one can stand for the other."""
+    columns = canonical(slice_, families)
+    return hashlib.blake2b(columns.tobytes(), digest_size=16).hexdigest()
+
+
+def canonical(slice_: Slice, families: Families) -> Longs:
+    """The events that count, one row each, in names that belong to no rank; int64[n, 6]."""
+    events = _counted(slice_)
+    kind = events["kind"]
+    ref = events["ref"].astype(np.int64)
+    value = np.zeros(len(events), np.int64)
+
+    out_ref = np.zeros(len(events), np.int64)
+    operators = kind == EventKind.OP
+    if operators.any():
+        names = np.array([_hash(_operator_text(operator)) for operator in slice_.operators], np.int64)
+        out_ref[operators] = names[ref[operators]]
+    collectives = kind == EventKind.COLLECTIVE
+    if collectives.any():
+        out_ref[collectives] = _collective_names(slice_, families)[ref[collectives]]
+    _rename(np.isin(kind, _BLOCKS), ref, out_ref)
+    synced = kind == EventKind.SYNC
+    _rename(np.isin(kind, (EventKind.RECORD, EventKind.WAIT)) | (synced & (ref >= 0)), ref, out_ref)
+    out_ref[synced & (ref < 0)] = ref[synced & (ref < 0)]
+    _rename(np.isin(kind, _HANDLES) | (synced & (ref == -3)), events["value"], value)
+    allocated = kind == EventKind.ALLOC
+    value[allocated] = events["value"][allocated]
+
+    category = np.zeros(len(events), np.int64)
+    default = int(Category.TEMPORARY)
+    category[allocated] = [slice_.block_category.get(block, default) for block in ref[allocated].tolist()]
+    columns = (kind, events["phase"], _streams(events), out_ref, value, category)
+    return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+
+
+def difference(one: Slice, other: Slice, families: Families) -> str:
+    """In a few words, what ``other`` does that ``one`` does not, for a reader who wants to know why."""
+    ours, theirs = _parameter_bytes(one), _parameter_bytes(other)
+    if ours != theirs:
+        size = "smaller" if theirs < ours else "larger"
+        return f"a {size} shard ({theirs / 2**20:.2f} MiB of parameters instead of {ours / 2**20:.2f} MiB)"
+    a, b = canonical(one, families), canonical(other, families)
+    shared = min(len(a), len(b))
+    unequal = np.flatnonzero((a[:shared] != b[:shared]).any(axis=1))
+    if not len(unequal):
+        return f"{len(b)} events instead of {len(a)}"
+    return f"another graph ({_words(other, int(unequal[0]))} instead of {_words(one, int(unequal[0]))})"
+
+
+def _counted(slice_: Slice) -> Events:
+    return slice_.events[~np.isin(slice_.events["kind"], (EventKind.CALL, EventKind.FREE))]
+
+
+def _operator_text(operator: Operator) -> str:
+    inputs = ["number" if type(arg) in (int, float) else arg for arg in operator.inputs]
+    return repr((operator.name, inputs, operator.outputs, operator.region))
+
+
+def _words(slice_: Slice, position: int) -> str:
+    event = _counted(slice_)[position]
+    kind, ref = EventKind(int(event["kind"])), int(event["ref"])
+    if kind == EventKind.OP:
+        return slice_.operators[ref].name
+    if kind == EventKind.COLLECTIVE:
+        row = slice_.collectives[ref]
+        return f"{row.kind} of {max(row.in_bytes, row.out_bytes)} bytes"
+    if kind == EventKind.ALLOC:
+        return f"{int(event['value']) / 2**20:.2f} MiB of memory"
+    return kind.name.lower().replace("_", " ")
+
+
+def _parameter_bytes(slice_: Slice) -> int:
+    events = slice_.events[slice_.events["kind"] == EventKind.ALLOC]
+    kept = [slice_.block_category.get(block) == Category.PARAMETER for block in events["ref"].tolist()]
+    return int(events["value"][np.array(kept, np.bool_)].sum())
+
+
+def _collective_names(slice_: Slice, families: Families) -> Longs:
+    family_of = families.of_slice(slice_)
+
+    def name(row: Collective) -> int:
+        family = families.families[family_of[row.group]]
+        peer = -1
+        if row.peer >= 0:
+            peer = int(family.index_of[row.peer])
+            if row.kind in POINT_TO_POINT:
+                peer = (peer - int(family.index_of[slice_.rank])) % family.size
+        traits = (row.kind, family_of[row.group], row.in_bytes, row.out_bytes, row.dtype, row.backend, peer)
+        return _hash(repr(traits))
+
+    return np.array([name(row) for row in slice_.collectives], np.int64)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _first_appearance(names: Longs) -> Longs:
+    _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
+    order = np.empty(len(first), np.int64)
+    order[np.argsort(first)] = np.arange(len(first))
+    return order[inverse]
+
+
+def _rename(where: NDArray[np.bool_], names: Longs, out: Longs) -> None:
+    out[where] = _first_appearance(names[where])
+
+
+def _streams(events: Events) -> Longs:
+    stream = events["stream"].astype(np.int64)
+    # Stream 0 keeps its meaning, and a process group's stream is never taken for a user's.
+    return np.where(stream == 0, 0, 2 * _first_appearance(stream) + 2 + (stream >= COMM_STREAM))
