@@ -41,9 +41,7 @@ def emulate(
         str, typer.Option(help="Ranks in the timeline, as --ranks; default: one of each part.")
     ] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Ranks captured at once.")] = 2,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a script counts as hung.")
-    ] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds without progress that are a hang.")] = 900.0,
     reserve: Annotated[
         float | None, typer.Option(min=0, help="Device memory that no tensor can have, MiB.")
     ] = None,

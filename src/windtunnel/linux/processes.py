@@ -59,6 +59,19 @@ def stands(pid: int) -> bool:
     return all(not fields or fields[0] in _STANDS for fields in (stat(pid, thread) for thread in threads))
 
 
+def descendants(pid: int) -> list[int]:
+    """All that a process has started, and what these have, as long as their parents live."""
+    found, asked = [], [pid]
+    for one in asked:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/children", "rb") as file:
+                    children = [int(word) for word in file.read().split()]
+                found += children
+                asked += children
+    return found
+
+
 def carrying(variable: str) -> list[int]:
     """Process ids of all, but for this one, that were started with ``NAME=value`` in their environment."""
     wanted = variable.encode()

@@ -28,7 +28,7 @@ SAID = {
     "exit_0": (r"the script ended without any work on a device", ""),
     "os_exit_0": (r"the script ended by itself as rank \d+ \(os._exit\?\)", ""),
     "os_exit_4": (r"the script ended with status 4 as rank", ""),
-    "endless": (r"the script hung as rank \d+: after 2 s it stood at faulty.py:\d+ in case_endless$",
+    "endless": (r"the script hung as rank \d+: for \d+ s it stood at faulty.py:\d+ in case_endless$",
     "in case_endless"),
     "wrong_device": (r"invalid device ordinal 9: the emulated host has 8 devices", "set_device"),
     "wrong_device_of_a_tensor": (r"invalid device ordinal 9: the emulated host has 8 devices", "cuda:9"),

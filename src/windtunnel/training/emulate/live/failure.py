@@ -91,6 +91,11 @@ def told(directory: Path, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def stack_file(directory: Path, rank: int) -> Path:
+    """Where a rank writes on which lines its threads stand, when it is asked to."""
+    return directory / f"stack-{rank}.txt"
+
+
 def stood_at(log: str) -> str:
     """From a dump of all threads (``faulthandler``), the innermost line of the user's program in the main
     thread."""

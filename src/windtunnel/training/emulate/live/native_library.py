@@ -153,6 +153,7 @@ def load() -> ctypes.CDLL:
     for name in ("wt_event_count", "wt_collective_block_count", "wt_allocated"):
         getattr(library, name).restype = ctypes.c_int64
     library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.wt_recorded.argtypes = [ctypes.c_void_p]
     library.wt_storage_block.argtypes = [ctypes.c_void_p]
     library.wt_forget.argtypes = [ctypes.c_void_p]
     library.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]

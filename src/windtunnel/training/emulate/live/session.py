@@ -20,6 +20,7 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.progress import kill_tree
 
 WORKER_LOG = "worker.txt"
 FUNCTION = "function.pkl"
@@ -94,7 +95,8 @@ class Session:
 
     Raises:
         UserError: the script does not exist, or PyTorch is not installed.
-        ScriptError: the script raised, exited with a status, or hung (no end within ``timeout`` seconds).
+        ScriptError: the script raised, exited with a status, or hung (`HangError`: it did not get on for
+            ``timeout`` seconds, see `progress`).
     """
 
     def __init__(
@@ -132,7 +134,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._worker is not None:
-            # The worker has nothing of its own to finish; its group holds the ranks and what they started.
+            # The worker has nothing of its own to finish. What the ranks started may have left its group.
+            kill_tree(self._worker.pid)
             _kill_group(self._worker.pid)
             self._worker.wait()
             assert self._worker.stdin and self._worker.stdout
@@ -201,7 +204,7 @@ class Session:
             if message["status"] == failure.REFUSED and outline:
                 self.refused[rank] = failure.told(directory, rank)
             elif message["status"] != 0 and not self._is_beyond(rank):
-                raise _failure(message, directory, self.timeout)
+                raise _failure(message, directory)
             done += 1
             self.seconds.append(message["seconds"])
             if self.progress is not None:
@@ -245,15 +248,21 @@ class Session:
         return ScriptError(f"the process that runs the script ended early, {how} (out of memory?)", details)
 
 
-def _failure(message: dict[str, Any], directory: Path, timeout: float) -> ScriptError:
+def _failure(message: dict[str, Any], directory: Path) -> ScriptError:
     """What happened to a rank, from its exit status, its log and what it left."""
     rank, status = message["rank"], message["status"]
     log = (directory / f"log-{rank}.txt").read_text(errors="replace")
     tail = failure.shorten(log, LOG_LINES)
     if message["hung"]:
-        place = failure.stood_at(log)
+        stack = failure.stack_file(directory, rank)
+        dump = stack.read_text(errors="replace") if stack.exists() else ""
+        place = failure.stood_at(dump)
         at = f" at {place}" if place else ""
-        return HangError(f"the script hung as rank {rank}: after {timeout:.0f} s it stood{at}", tail)
+        seconds = max(1.0, message["quiet"])
+        return HangError(
+            f"the script hung as rank {rank}: for {seconds:.0f} s it stood{at}",
+            f"{tail}\n{failure.shorten(dump, LOG_LINES)}",
+        )
     reason = failure.told(directory, rank)
     if reason:
         return ScriptError(f"{reason} (as rank {rank})", tail)

@@ -14,6 +14,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import math
 import os
 import pickle
 import runpy
@@ -25,14 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic
+from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import Slice
-from windtunnel.training.emulate.live import failure, native_library
+from windtunnel.training.emulate.live import failure, native_library, progress
 from windtunnel.training.emulate.live.session import FUNCTION
 
 # torch is imported in main(), after the absent device is loaded
 
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Request:
 def main() -> None:
 
     device = pickle.loads(Path(sys.argv[1]).read_bytes())
+    # What outlives the process of a rank that started it becomes a child of this one, and ends with it.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     native = native_library.load()
     _import_torch()
@@ -73,8 +77,12 @@ def main() -> None:
     gc.freeze()
     for line in sys.stdin:
         request = Request(**json.loads(line))
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _serve(request, device, native)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whatever else ends now leaves nothing behind
+        _reap()
         _answer(request, end=True)
+    _end_all()
 
 
 def _answer(request: Request, **content: Any) -> None:
@@ -101,36 +109,59 @@ def _import_torch() -> None:
 def _serve(request: Request, device: Any, native: Any) -> None:
     waiting = list(request.ranks)
     parent = os.getppid()
-    running: dict[int, tuple[int, float]] = {}  # pid -> (rank, started)
+    running: dict[int, progress.Watch] = {}  # by process, in the order of their beginning
     hung: set[int] = set()
     started: list[int] = list(request.earlier)
     while waiting or running:
         while waiting and len(running) < request.jobs:
             rank = waiting.pop(0)
             sys.stdout.flush()
+            events = progress.Word()
+            stack = failure.stack_file(Path(request.directory), rank)
             pid = os.fork()
             if pid == 0:
+                native.wt_recorded(events.address)
                 _run_rank(request, rank, frozenset(started), device, native)
-            running[pid] = (rank, time.monotonic())
+            running[pid] = progress.Watch(pid, rank, stack, events, request.timeout)
             started.append(rank)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
-            rank, began = running.pop(pid)
-            seconds = time.monotonic() - began
+            ended = running.pop(pid)
             code = os.waitstatus_to_exitcode(status)
-            Path(request.directory, f"done-{rank}").touch()
-            _answer(request, rank=rank, status=code, hung=pid in hung, seconds=seconds)
+            Path(request.directory, f"done-{ended.rank}").touch()
+            now = time.monotonic()
+            _answer(
+                request, rank=ended.rank, status=code, hung=pid in hung, seconds=now - ended.began,
+                quiet=now - ended.moved,
+            )  # fmt: skip
+            for watch in running.values():
+                watch.begin_anew()
+        if pid:
             continue
         if os.getppid() != parent:
-            os.killpg(0, signal.SIGKILL)  # whoever asked is gone: the ranks and their helpers go too
-        now = time.monotonic()
-        for child, (_, began) in list(running.items()):
-            if now - began > request.timeout:
-                hung.add(child)
-                os.kill(child, signal.SIGUSR1)  # writes where it stands to the rank's log
-                time.sleep(0.5)
-                os.kill(child, signal.SIGKILL)
+            _end_all()  # whoever asked is gone
+        least = math.inf
+        for pid, watch in running.items():
+            if watch.due and pid not in hung:
+                watch.look(least)
+                if watch.hangs:
+                    hung.add(pid)
+                    watch.end()
+            least = min(least, watch.quiet)
         time.sleep(0.005)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _end_all() -> None:
+    """The ranks and all that they started go, and this process with them."""
+    for child in descendants(os.getpid()):
+        progress.kill_tree(child)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> None:
@@ -143,7 +174,9 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     faulthandler.enable(file=log)
-    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    # Appended, so that what was shown before can be taken away.
+    stack = open(failure.stack_file(directory, rank), "a")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     code = 70
     try:
         observer, ending = _prepare(request, rank, earlier, device, native)

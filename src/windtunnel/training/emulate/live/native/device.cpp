@@ -59,6 +59,7 @@ void Recorder::add(uint8_t kind, int16_t stream, int32_t ref, int64_t value) {
   } else if (when == 0 && scope != 0) {
     when = 1;
   }
+  if (recorded) ++*recorded;
   events.push_back(Event{kind, when, stream, where, ref, value});
 }
 
@@ -367,6 +368,8 @@ void wt_pause(int by) { wt::recorder().paused += by; }
 void wt_scope(int scope) { wt::recorder().scope = scope; }
 void wt_phase(int phase) { wt::recorder().phase = static_cast<uint8_t>(phase); }
 void wt_region(int region) { wt::recorder().region = region; }
+void wt_recorded(int64_t* word) { wt::recorder().recorded = word; }
+
 void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {
   wt::recorder().find_call_site = site;
   wt::recorder().host_read = read;

@@ -55,6 +55,7 @@ struct Recorder {
   int64_t works = 0;
   int32_t call_site = -1;
   int64_t allocated = 0, peak_allocated = 0;
+  int64_t* recorded = nullptr;             // counts events in memory that the parent process sees, too
   int32_t (*find_call_site)() = nullptr;   // set by Python: row of the call-site table for the running frame
   void (*host_read)(const char*) = nullptr;  // set by Python: device data was read by the host
 

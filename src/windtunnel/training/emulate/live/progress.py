@@ -1,0 +1,212 @@
+"""Whether a rank gets on, as its process shows from outside, and when it counts as hung.
+
+A rank *gets on* when it records events (operators, memory, collectives), when it reads or writes files, which
+imports, data sets and checkpoints do, or when it needs more memory than ever before. All else may be a hang:
+a wait that nothing ends, or a loop that nothing leaves. It is one when it has lasted for ``timeout`` seconds,
+of which these are not counted in full:
+
+* those in which the rank could run and another process had the CPU. A busy machine makes nobody hang;
+* more than count for an earlier rank that runs, for which it may be waiting;
+* of those in which it computes at many lines of the user's program, every tenth counts: a long preparation
+  looks like this, and so does a large loop without end. Python shows its line when asked by a signal
+  (``faulthandler``). What stays at few lines, as ``while True: pass`` does, counts in full.
+
+All of it is of the rank's process and those that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from windtunnel.linux.processes import descendants
+from windtunnel.training.emulate.live import failure
+
+LOOKS = 50  # in the time after which a rank counts as hung
+SHORTEST = 0.05  # seconds between two looks
+FILE_BYTES, MEMORY_BYTES = 1 << 16, 1 << 20
+"""What a rank must read and write, or take, between two looks to get on; what logs and polls is less."""
+PATIENCE, FEW_LINES = 10.0, 3
+SHOWING = 2.0
+"""Seconds that a process is given to show where it stands before it is ended."""
+
+
+class Signs(NamedTuple):
+    """What a tree of processes has done since it began: events recorded, bytes read and written, the most
+    memory in bytes, and seconds that it had a CPU and that it waited for one."""
+
+    events: int
+    file_bytes: int
+    memory_bytes: int
+    run: float
+    wait: float
+
+    def gets_on(self, before: Signs) -> bool:
+        """Whether something came of the time since ``before``."""
+        return (
+            self.events != before.events
+            or self.file_bytes - before.file_bytes >= FILE_BYTES
+            or self.memory_bytes - before.memory_bytes >= MEMORY_BYTES
+        )
+
+
+def counted(seconds: float, run: float, wait: float, moving: bool) -> float:
+    """Of ``seconds`` in which a rank did not get on, those that count: the share in which it had a CPU or
+    asked for none, less where it computes at many lines (``moving``). ``run``, ``wait``: of all its threads.
+    """
+    wanted = run + wait
+    own = seconds - wait if wanted <= seconds else seconds * run / wanted
+    return own / PATIENCE if moving and run > own / 2 else own
+
+
+class Word:
+    """A number in memory that a process shares with those that it forks."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._value = ctypes.c_int64.from_buffer(self._memory)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._value)
+
+    @property
+    def value(self) -> int:
+        return self._value.value
+
+
+@dataclass
+class Watch:
+    """Follows the process of one rank. ``stack``: the file to which it writes where it stands on SIGUSR1;
+    ``events``: what it has recorded."""
+
+    pid: int
+    rank: int
+    stack: Path
+    events: Word
+    timeout: float
+    began: float = field(default_factory=time.monotonic)
+    quiet: float = 0.0
+    """Seconds that count since it last got on."""
+
+    def __post_init__(self) -> None:
+        self.looked = self.began
+        self._before = self._signs()
+        self.begin_anew()
+
+    @property
+    def hangs(self) -> bool:
+        return self.quiet >= self.timeout
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look again."""
+        return time.monotonic() - self.looked >= max(SHORTEST, self.timeout / LOOKS)
+
+    def begin_anew(self) -> None:
+        """It got on, or one that it may have waited for ended."""
+        self.moved = time.monotonic()
+        self._lines: set[str] = set()
+        self._begin_stretch(0.0)
+
+    def _begin_stretch(self, quiet: float) -> None:
+        # The kernel counts a wait when it is over: what counts is worked out of long stretches, not of looks.
+        self.quiet = self._earlier = quiet
+        self._start = time.monotonic(), self._before
+
+    def look(self, bound: float) -> None:
+        """Look whether the rank got on since the last time. It is not ``quiet`` for longer than ``bound``:
+        those are that it may be waiting for."""
+        self.looked, signs = time.monotonic(), self._signs()
+        before, self._before = self._before, signs
+        if signs.gets_on(before):
+            self.begin_anew()
+            return
+        since, start = self._start
+        moving = len(self._lines) > FEW_LINES
+        run, wait = max(0.0, signs.run - start.run), max(0.0, signs.wait - start.wait)
+        self.quiet = self._earlier + counted(self.looked - since, run, wait, moving)
+        if self.quiet > bound:
+            self._begin_stretch(bound)
+        elif self.quiet > self.timeout / 4:
+            self._see_line()
+            if not moving and len(self._lines) > FEW_LINES:
+                self._begin_stretch(self.quiet)
+
+    def _signs(self) -> Signs:
+        tree = [self.pid, *descendants(self.pid)]
+        seconds = [_cpu_seconds(pid) for pid in tree]
+        return Signs(
+            self.events.value, sum(map(_file_bytes, tree)), sum(map(_most_memory, tree)),
+            sum(run for run, _ in seconds), sum(wait for _, wait in seconds),
+        )  # fmt: skip
+
+    def _see_line(self) -> None:
+        """Take note of what was shown when last asked, and ask again."""
+        line = failure.stood_at(self.shown())
+        if line:
+            self._lines.add(line)
+        self._ask()
+
+    def _ask(self) -> None:
+        with contextlib.suppress(OSError):
+            os.truncate(self.stack, 0)
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def shown(self) -> str:
+        """Where the process stood when it was last asked: a dump of its threads, or what there is of one."""
+        try:
+            return self.stack.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def end(self) -> None:
+        """Let it write where it stands, then end it and all that it started."""
+        self._ask()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # one that is stopped shows it, too
+        until, shown = time.monotonic() + SHOWING, ""
+        while time.monotonic() < until and not (shown and shown == self.shown()):
+            shown = self.shown()
+            time.sleep(SHORTEST)
+        kill_tree(self.pid)
+
+
+def kill_tree(pid: int) -> None:
+    """End a process and all that it started, also what went into a group or session of its own."""
+    for one in (pid, *descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """Seconds that the threads of a process ran, and that they were ready to (``/proc/PID/schedstat``; a
+    kernel without it says nothing, and all time counts)."""
+    run = wait = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            fields = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+            run, wait = run + int(fields[0]), wait + int(fields[1])
+    return run / 1e9, wait / 1e9
+
+
+def _file_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/io").read_text()
+        return sum(int(number) for number in re.findall(r"^[rw]char: (\d+)", text, re.MULTILINE))
+    return 0
+
+
+def _most_memory(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+    return 0

@@ -1,0 +1,91 @@
+"""A script that stands still, or only seems to, in each case in another way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from cases import run
+
+FOLDER = Path(os.environ.get("STUCK_FOLDER", "."))
+
+
+def train():
+    model = torch.nn.Linear(8, 8, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.ones(1, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def records(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        torch.ones(1, device="cuda")
+        time.sleep(0.1)
+
+
+def case_sleeps():
+    time.sleep(1000)
+
+
+def case_spins():
+    while True:
+        pass
+
+
+def case_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def case_pipe():
+    os.read(os.pipe()[0], 1)
+
+
+def case_child():
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    (FOLDER / "child").write_text(f"{child.pid}\n")
+    child.wait()
+
+
+def prepare(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        one = sum(range(1000))
+        two = sum(range(one % 1000))
+        three = sum(range(two % 1000, 1000))
+        four = sum(range(three % 1000))
+        five = sum(range(four % 1000, 1000))
+        six = sum(range(five % 1000, 1000))
+        assert six >= 0
+
+
+def case_prepares():
+    prepare(3)
+    train()
+
+
+def case_records():
+    records(2)
+    train()
+
+
+def case_earlier():
+    prepare(2)
+    records(2)
+    (FOLDER / "said").write_text("")
+    train()
+
+
+def case_waits_for_earlier():
+    while not (FOLDER / "said").exists():
+        time.sleep(0.01)
+    train()
+
+
+if __name__ == "__main__":
+    run(globals(), sys.argv[1:] or ["by-rank"])

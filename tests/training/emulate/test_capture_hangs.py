@@ -1,0 +1,80 @@
+"""What stands still is a hang, and ends with all that it started; what is only slow is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from capturing import SCRIPTS, session
+
+from support.waiting import gone, until
+from windtunnel.base.errors import HangError
+from windtunnel.training.emulate.live.progress import Signs, counted
+from windtunnel.training.emulate.live.session import Session
+
+NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "stuck.py").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stuck")
+
+
+@pytest.fixture(scope="module")
+def stuck(folder: Path) -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STUCK_FOLDER", str(folder))
+        with session("stuck.py", cluster="h100-sxm:2x8", timeout=1.0) as one:
+            yield one
+
+
+@pytest.mark.parametrize("name", ["sleeps", "spins", "stopped", "pipe"])
+def test_what_stands_still_hangs_where_it_stands(stuck: Session, name: str) -> None:
+    with pytest.raises(HangError) as caught:
+        stuck.capture([NAMES.index(name)])
+    said = rf"the script hung as rank \d+: for \d+ s it stood at stuck\.py:\d+ in case_{name}"
+    assert re.fullmatch(said, str(caught.value))
+    assert f"in case_{name}" in caught.value.details
+
+
+def test_all_that_a_hanging_rank_started_is_ended(stuck: Session, folder: Path) -> None:
+    with pytest.raises(HangError, match="in case_child"):
+        stuck.capture([NAMES.index("child")])
+    until(lambda: gone(int((folder / "child").read_text())))
+
+
+@pytest.mark.parametrize("names", [["prepares"], ["records"], ["earlier", "waits_for_earlier"]])
+def test_what_is_only_slow_comes_to_its_end(stuck: Session, names: list[str]) -> None:
+    slices = stuck.capture([NAMES.index(name) for name in names])
+    assert all(len(one.steps) > 1 for one in slices)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "run", "wait", "moving", "told"),
+    [
+        (2.0, 0.0, 0.0, False, 2.0),  # asleep
+        (2.0, 2.0, 0.0, False, 2.0),  # one line that computes
+        (2.0, 2.0, 0.0, True, 0.2),  # many lines
+        (2.0, 0.1, 0.0, True, 2.0),  # many lines, but mostly asleep
+        (2.0, 0.0, 2.0, False, 0.0),  # others had the CPU
+        (2.0, 0.5, 1.5, False, 0.5),
+        (2.0, 0.5, 1.0, False, 1.0),  # asleep for half a second
+        (2.0, 8.0, 8.0, False, 1.0),  # eight threads on four CPUs
+        (2.0, 0.5, 1.5, True, 0.05),
+    ],
+)
+def test_only_time_that_a_rank_could_use_counts(
+    seconds: float, run: float, wait: float, moving: bool, told: float
+) -> None:
+    assert counted(seconds, run, wait, moving) == pytest.approx(told)
+
+
+def test_little_of_files_and_memory_is_no_sign() -> None:
+    before = Signs(5, 100, 1 << 30, 1.0, 1.0)
+    assert not before._replace(run=2.0, wait=2.0).gets_on(before)
+    assert not before._replace(file_bytes=4196, memory_bytes=(1 << 30) + 4096).gets_on(before)
+    assert before._replace(events=6).gets_on(before)
+    assert before._replace(file_bytes=1 << 20).gets_on(before)
+    assert before._replace(memory_bytes=(1 << 30) + (2 << 20)).gets_on(before)
