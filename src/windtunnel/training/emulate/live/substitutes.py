@@ -20,10 +20,9 @@ import concurrent.futures
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-import torch.cuda.graphs
 import torch.distributed._symmetric_memory as symmetric
 import torch.distributed.checkpoint as checkpoint
 import torch.distributed.fsdp as fsdp
@@ -32,33 +31,12 @@ from torch.nn.modules._functions import SyncBatchNorm
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.training.emulate.graph import NoteKind
-from windtunnel.training.emulate.live.failure import SIGN
+from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
-
-
-def refuse(call: str, why: str) -> Callable[..., NoReturn]:
-    """A function that refuses ``call``, in one sentence."""
-
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{SIGN}{call} cannot be emulated because {why}")
-
-    return refused
-
-
-def refuse_class(kind: type, call: str, why: str) -> None:
-    """Refuse to make one of ``kind``. It stays a class, for annotations, ``isinstance`` and subclasses,
-    which many programs have that never make one."""
-    kind.__new__ = refuse(call, why)  # type: ignore[method-assign]
 
 
 def install_refusals() -> None:
     """Refuse. Call once, before the script runs."""
-    cuda: Any = torch.cuda
-    why = "a graph replays work that the host does not issue; run the script without CUDA graphs"
-    refuse_class(cuda.graphs.CUDAGraph, "torch.cuda.CUDAGraph", why)
-    refuse_class(cuda.graphs.graph, "torch.cuda.graph", why)
-    cuda.make_graphed_callables = refuse("torch.cuda.make_graphed_callables", why)
-
     why = "its parameters and optimiser live in host memory, whose work is not modelled; leave offloading out"
     fsdp.CPUOffloadPolicy.__init__ = refuse("FSDP's CPUOffloadPolicy", why)  # type: ignore[method-assign]
     fsdp.CPUOffload.__setattr__ = _refuse_true("FSDP's CPUOffload(offload_params=True)", why)  # type: ignore

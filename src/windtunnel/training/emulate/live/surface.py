@@ -23,6 +23,29 @@ import torch
 from windtunnel.cluster.model import Device
 
 
+class DeviceProperties(SimpleNamespace):
+    """``torch.cuda.get_device_properties()``: those of a device of the cluster, printed as CUDA's are."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(
+            name=device.torch_name, major=device.capability[0], minor=device.capability[1],
+            total_memory=int(device.memory_bytes), multi_processor_count=device.sm_count,
+            L2_cache_size=device.l2_bytes, warp_size=32, is_integrated=False, is_multi_gpu_board=False,
+            max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
+            shared_memory_per_multiprocessor=233472, gcnArchName="",
+            uuid="GPU-00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        shown = f"name={self.name!r}, major={self.major}, minor={self.minor}"
+        mib = f"total_memory={self.total_memory >> 20}MB, L2_cache_size={self.L2_cache_size >> 20}MB"
+        return (
+            f"_CudaDeviceProperties({shown}, multi_processor_count={self.multi_processor_count}, {mib}, "
+            f"uuid={self.uuid})"
+        )
+
+
 @dataclass
 class Surface:
     """What the script sees: how many devices a host has, and of what kind."""
@@ -47,8 +70,6 @@ def install(surface: Surface) -> None:
     torch._utils._get_available_device_type = lambda: "cuda"  # type: ignore[assignment]
     torch.backends.cuda.is_built = lambda: True
     torch.version.cuda = "13.0"
-    for range_call in ("range_push", "range_pop", "mark"):
-        setattr(torch.cuda.nvtx, range_call, lambda *args, **kwargs: None)
 
 
 def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
@@ -60,16 +81,7 @@ def _default_generator(native: ctypes.CDLL, index: int) -> torch.Generator:
 def _supply_functions(surface: Surface) -> None:
     native, device = surface.native, surface.device
     memory = int(device.memory_bytes)
-    properties = SimpleNamespace(
-        name=device.torch_name, major=device.capability[0], minor=device.capability[1], total_memory=memory,
-        multi_processor_count=device.sm_count, L2_cache_size=device.l2_bytes, warp_size=32,
-        is_integrated=False, is_multi_gpu_board=False,
-        max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
-        shared_memory_per_multiprocessor=233472, gcnArchName="",
-        uuid="GPU-00000000-0000-0000-0000-000000000000",
-        pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
-    )  # fmt: skip
+    properties = DeviceProperties(device)
 
     def exchange(index: int) -> int:
         _check(index)
@@ -112,6 +124,13 @@ def _supply_functions(surface: Surface) -> None:
             torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
         )
 
+    def synchronize() -> None:
+        native.wt_event(7, native.wt_stream(), -1, 0)
+
+    def reset_peak(index: int) -> None:
+        native.wt_reset_peak()
+
+    mode = [0]
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getDeviceCount": lambda: surface.count,
         "_cuda_getDevice": current,
@@ -125,19 +144,16 @@ def _supply_functions(surface: Surface) -> None:
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
         "_cuda_getCurrentRawStream": lambda index: native.wt_stream(),
         "_cuda_setStream": set_stream,
-        "_cuda_synchronize": lambda: native.wt_event(7, native.wt_stream(), -1, 0),
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_synchronize": synchronize,
         "_cuda_memoryStats": stats,
-        "_cuda_resetPeakMemoryStats": lambda index: native.wt_reset_peak(),
+        "_cuda_resetPeakMemoryStats": reset_peak,
         "_cuda_resetAccumulatedMemoryStats": lambda index: None,
         "_cuda_emptyCache": lambda *args: None,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_setMemoryFraction": lambda *args: None,
-        "_cuda_getMemoryFraction": lambda *args: 1.0,
         "_cuda_canDeviceAccessPeer": lambda a, b: True,
-        "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_set_sync_debug_mode": lambda mode: None,
+        "_cuda_get_sync_debug_mode": lambda: mode[0],
+        "_cuda_set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
         "_cuda_getCompiledVersion": lambda: 13000,
         "_cuda_lock_mutex": lambda: None,
         "_cuda_unlock_mutex": lambda: None,
@@ -151,7 +167,6 @@ def _supply_functions(surface: Surface) -> None:
         setattr(torch._C, name, function)
     cuda: Any = torch.cuda
     cuda._exchange_device = cuda._maybe_exchange_device = exchange
-    cuda._cudart = _runtime()
     cudnn: Any = torch.backends.cudnn
     cudnn.is_available = lambda: True
     cudnn.version = lambda: 91002
@@ -159,9 +174,7 @@ def _supply_functions(surface: Surface) -> None:
     cudnn.rnn.get_cudnn_mode = modes.__getitem__
     cudnn.is_acceptable = lambda tensor: tensor.is_cuda and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
     cuda._get_device_properties = lambda index: properties
-    cuda.get_device_properties = lambda device=None: properties
-    cuda.get_device_capability = lambda device=None: (properties.major, properties.minor)
-    cuda.get_device_name = lambda device=None: properties.name
+    cuda._CudaDeviceProperties = DeviceProperties
     cuda.device_count = lambda: surface.count
     cuda.is_available = lambda: True
     cuda.memory.mem_get_info = cuda.mem_get_info = lambda device=None: (
@@ -170,24 +183,20 @@ def _supply_functions(surface: Surface) -> None:
     )
 
 
-def _runtime() -> Any:
-    """Stands for the CUDA runtime's module: what profilers and pinned memory ask of it succeeds."""
-    success = SimpleNamespace(success=0)
-    names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
-    calls = {name: (lambda *args: 0) for name in names}
-    return SimpleNamespace(cudaError=success, cudaGetErrorString=lambda code: f"error {code}", **calls)
-
-
 def install_streams(native: ctypes.CDLL) -> None:
     """Replace ``torch.cuda``'s streams and events. Call once."""
 
     class Stream(torch.Stream):
         """``torch.cuda.Stream`` on the absent device."""
 
+        _priority: int = 0
+
         def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
             if "stream_id" in kwargs:
                 return super().__new__(cls, **kwargs)
-            return super().__new__(cls, device="cuda" if device is None else device, priority=priority)
+            made = super().__new__(cls, device="cuda" if device is None else device, priority=priority)
+            made._priority = priority
+            return made
 
         def wait_event(self, event: Any) -> None:
             event.wait(self)
@@ -197,15 +206,33 @@ def install_streams(native: ctypes.CDLL) -> None:
             event.record(self)
             return event
 
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -5
+
+        @property
+        def priority(self) -> int:
+            return self._priority
+
         @property
         def cuda_stream(self) -> int:
             return self.stream_id
+
+        @property
+        def _as_parameter_(self) -> ctypes.c_void_p:
+            return ctypes.c_void_p(self.cuda_stream)
+
+        def __repr__(self) -> str:
+            return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
         def __eq__(self, other: object) -> bool:
             return isinstance(other, torch.Stream) and other.stream_id == self.stream_id
 
         def __hash__(self) -> int:
             return hash(("absent", self.stream_id))
+
+    class ExternalStream(Stream):
+        """A stream of another library's: a class to ask for, refused where one is made (`names`)."""
 
     class Event(torch.Event):
         """``torch.cuda.Event`` on the absent device. Elapsed time is not known while capturing: 1 ms."""
@@ -221,24 +248,28 @@ def install_streams(native: ctypes.CDLL) -> None:
         def wait(self, stream: Any = None) -> None:
             super().wait(torch.cuda.current_stream() if stream is None else stream)
 
+        @property
+        def cuda_event(self) -> int:
+            return self.event_id
+
         def elapsed_time(self, end_event: Any) -> float:
             return 1.0
 
     cuda: Any = torch.cuda
     for module in (cuda, cuda.streams):
-        module.Stream = Stream
-        module.Event = Event
+        module.Stream, module.Event, module.ExternalStream = Stream, Event, ExternalStream
 
     def set_stream(stream: Any) -> None:
         if stream is not None:
             torch.accelerator.set_stream(stream)
 
     cuda.set_stream = set_stream
+    index = cuda._utils._get_device_index
     cuda.current_stream = lambda device=None: Stream(
-        stream_id=native.wt_stream(), device_index=native.wt_exchange_device(-1), device_type=1
+        stream_id=native.wt_stream(), device_index=index(device, optional=True), device_type=1
     )
     cuda.default_stream = lambda device=None: Stream(
-        stream_id=0, device_index=native.wt_exchange_device(-1), device_type=1
+        stream_id=0, device_index=index(device, optional=True), device_type=1
     )
 
 

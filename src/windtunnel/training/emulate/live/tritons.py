@@ -29,8 +29,8 @@ import torch
 
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.kernels import Launches
+from windtunnel.training.emulate.live.names import refuse
 from windtunnel.training.emulate.live.observe import Observer
-from windtunnel.training.emulate.live.substitutes import refuse
 
 VERSION = "3.7.0"  # the one that PyTorch 2.13's CUDA build brings
 MODULES = frozenset({

@@ -193,7 +193,16 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     """Pretend the world for this rank. Returns its observer, and its ending."""
     import torch
 
-    from windtunnel.training.emulate.live import host, kernels, substitutes, surface, tritons, world
+    from windtunnel.training.emulate.live import (
+        answers,
+        host,
+        kernels,
+        names,
+        substitutes,
+        surface,
+        tritons,
+        world,
+    )
     from windtunnel.training.emulate.live.ending import Ending
     from windtunnel.training.emulate.live.observe import Observer
 
@@ -228,6 +237,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
 
     if device.kind == "gpu":
         surface.install(surface.Surface(native, device, request.devices_per_host))
+        answers.install(native)
         native.wt_device(request.devices_per_host, device.capability[0] * 10 + device.capability[1], local)
         world.install(the_world, native, "cuda")
     else:
@@ -243,6 +253,7 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     if device.kind == "gpu":
         substitutes.install_shapes(observer.note)
         substitutes.install_refusals()
+        names.install(observer.note)
         substitutes.install_saving(observer.note)
         launches = kernels.Launches(native)
         kernels.install(launches)

@@ -159,6 +159,7 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std:
 }  // namespace
 
 void register_by_hand(torch::Library& library) {
+  library.impl("_fused_sdp_choice", &choose_attention);
   library.impl("copy_", &copy_);
   library.impl("_local_scalar_dense", &local_scalar);
   library.impl("equal", &equal);

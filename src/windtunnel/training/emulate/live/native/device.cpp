@@ -282,9 +282,9 @@ struct AbsentHooks final : at::CUDAHooksInterface {
 
 // ---------------------------------------------------------------------- the attention kernel that is chosen
 // The order of a CUDA build (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash, memory-efficient, math.
-static int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const std::optional<at::Tensor>& mask, double dropout, bool causal,
-                                std::optional<double>, bool gqa) {
+int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double>, bool gqa) {
   const auto& context = at::globalContext();
   const auto dtype = q.scalar_type();
   const bool half = dtype == at::kHalf || (dtype == at::kBFloat16 && g_capability >= 80);

@@ -83,6 +83,10 @@ at::Allocator* pinned_allocator();
 at::Generator new_generator(c10::DeviceIndex index);
 const at::Generator& default_generator(c10::DeviceIndex index);
 bool is_pinned(const void* pointer);
+// Which attention kernel a CUDA build would take, as SDPBackend counts them: 1 flash, 2 memory-efficient, 0 math.
+int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool gqa);
 int32_t block_of(const c10::StorageImpl* storage);
 
 // Small tensors that the host copied to the device keep their values until something else is written to them, so

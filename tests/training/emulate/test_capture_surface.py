@@ -1,0 +1,143 @@
+"""Every name of CUDA's that a trainer touches is known, and does what the table of names says of it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from capturing import capture
+
+from windtunnel.training.emulate.graph import NoteKind
+from windtunnel.training.emulate.live import names
+
+STRANGERS = (
+    "transformers", "accelerate", "lightning", "pytorch-lightning", "torchtitan", "deepspeed",
+    "megatron-core", "torchao",
+)  # fmt: skip
+OF_TORCH = ("distributed", "nn", "optim", "amp", "utils/data", "utils/checkpoint.py")
+FAMILY = r"torch\.(?:cuda|accelerator|backends\.(?:cuda|cudnn|cusparselt))\b"
+USED = re.compile(rf"(?<![\w./]){FAMILY}(?:\.\w+)+")
+IMPORTED = re.compile(rf"from ({FAMILY}(?:\.\w+)*) import (\([^)]*\)|[^\n]*)")
+MODULES = (
+    "torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.graphs", "torch.cuda.nvtx",
+    "torch.cuda.profiler", "torch.cuda.comm", "torch.cuda.amp", "torch.cuda.tunable", "torch.cuda.nccl",
+    "torch.cuda.gds", "torch.cuda.green_contexts", "torch.accelerator", "torch.accelerator.memory",
+    "torch.backends.cuda",
+)  # fmt: skip
+
+
+def touched(source: str) -> set[str]:
+    """The dotted names of the family that a file names."""
+    found = set(USED.findall(source))
+    for module, what in IMPORTED.findall(source):
+        imported = re.sub(r"#.*|\bas\s+\w+", "", what)
+        found |= {f"{module}.{name}" for name in re.findall(r"\w+", imported)}
+    return found
+
+
+def first_thing(name: str) -> str:
+    """A dotted name up to the first thing in it that is no module: a method belongs to its class."""
+    holder: object = torch
+    *parts, _ = name.split(".")[1:]
+    done = "torch"
+    for part in parts:
+        if not hasattr(holder, part):
+            try:
+                importlib.import_module(f"{done}.{part}")
+            except ImportError:
+                break
+        holder, done = getattr(holder, part), f"{done}.{part}"
+        # torch.backends.cudnn is an object in a module's place
+        if not isinstance(holder, ModuleType):
+            return done
+    return name
+
+
+@cache
+def table() -> set[str]:
+    return {*names.real(), *names.STOOD_IN, *names.REFUSED}
+
+
+def is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def unknown(sources: list[Path]) -> dict[str, str]:
+    """Names that the table does not have, each with a file that touches it."""
+    found = {}
+    for path in sources:
+        source = path.read_text(errors="replace")
+        if "torch." not in source:
+            continue
+        for name in touched(source):
+            short = names.listed(first_thing(name))
+            # what is private to CUDA's own tools is Python on top of the rest
+            of_a_tool = short.startswith(("torch.cuda._memory_viz.", "torch.cuda._pin_memory_utils."))
+            if short not in table() and not is_module(short) and not of_a_tool:
+                found[short] = str(path)
+    return found
+
+
+@pytest.mark.parametrize("package", STRANGERS)
+def test_what_a_stranger_touches_is_known(package: str) -> None:
+    try:
+        listed = files(package) or []
+    except PackageNotFoundError:
+        pytest.skip(f"needs {package}: pip install windtunnel[strangers]")
+    sources = [Path(str(one.locate())) for one in listed if one.suffix == ".py" and one.parts[0] != "test"]
+    assert len(sources) > 50
+    assert unknown(sources) == {}
+
+
+def test_what_torch_itself_touches_is_known() -> None:
+    root = Path(torch.__file__).parent
+    sources = [
+        path
+        for part in OF_TORCH
+        for path in ((root / part).rglob("*.py") if (root / part).is_dir() else [root / part])
+    ]
+    assert len(sources) > 200
+    assert unknown(sources) == {}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_torch_documents_is_known(module: str) -> None:
+    holder = importlib.import_module(module)
+    missing = [
+        name
+        for name in holder.__all__
+        if names.listed(f"{module}.{name}") not in table()
+        and not isinstance(getattr(holder, name), ModuleType)
+    ]
+    assert missing == []
+
+
+def test_a_name_is_listed_once() -> None:
+    listed = [*names.real(), *names.STOOD_IN, *names.REFUSED]
+    assert len(listed) == len(set(listed))
+    assert all(names.find(name) for name in listed), "a name that no PyTorch has"
+
+
+def test_a_stranger_that_touches_something_new_is_told(tmp_path: Path) -> None:
+    new = tmp_path / "new.py"
+    new.write_text(
+        "from torch.cuda import (\n  warp_drive,  # soon\n  Stream as S,\n)\ntorch.cuda.memory.forget_all()\n"
+    )
+    assert set(unknown([new])) == {"torch.cuda.warp_drive", "torch.cuda.forget_all"}
+
+
+@pytest.mark.slow
+def test_every_name_does_what_the_table_says() -> None:
+    (slice_,) = capture("surface.py")
+    told = {note.text for note in slice_.notes if note.kind is NoteKind.APPROXIMATION}
+    assert {f"{name}: {sentence}" for name, sentence in names.STOOD_IN.items()} <= told
