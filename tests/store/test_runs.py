@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
 from windtunnel.store import database, runs
-from windtunnel.store.database import is_gone, plain, this_process
+from windtunnel.store.alive import is_gone
+from windtunnel.store.database import plain, this_process
 from windtunnel.store.runs import Store
 
 
@@ -120,31 +122,62 @@ def test_remove_never_deletes_a_folder_that_is_not_the_runs(tmp_path):
     assert precious.is_dir() and store.list() == []
 
 
-def test_a_killed_process_is_shown_as_killed():
+@contextmanager
+def another_process():
+    """One that has begun a run, and its id; killed at the end."""
     program = (
         "from windtunnel.store.runs import Store; print(Store.open().begin('a', {}).id, flush=True); input()"
     )
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    name = child.stdout.readline().strip()
-    store = Store.open()
-    assert store.get(name).status == "running"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert store.get(name).status == "killed"
+    ) as child:
+        assert child.stdout is not None
+        try:
+            yield child, child.stdout.readline().strip()
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("host", ["this one", "a container that bore another name"])
+def test_a_killed_process_is_shown_as_killed_and_stays_so(own_home, monkeypatch, host):
+    with another_process() as (child, name):
+        if host != "this one":
+            monkeypatch.setattr("platform.node", lambda: "renamed")
+        store = Store.open()
+        assert store.get(name).status == "running"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        (found,) = store.list()
+    assert (found.status, found.error) == ("killed", "its process ended without a word")
+    monkeypatch.undo()
+    with sqlite3.connect(own_home / "runs.db") as database:
+        assert database.execute("SELECT status FROM runs").fetchall() == [("killed",)]
     store.remove(name)
 
 
-def test_who_is_gone():
+def test_a_run_is_alive_while_its_lock_is_held(monkeypatch):
+    with another_process() as (_, name):
+        # As seen from a container, where the process has another number, or none.
+        monkeypatch.setattr("windtunnel.base.processes.Identity.lives", lambda _: False)
+        assert Store.open().get(name).status == "running"
+    assert Store.open().get(name).status == "killed"
+
+
+def test_a_run_that_ended_leaves_no_lock():
+    store = Store.open()
+    run = store.begin("a", {})
+    assert [path.name for path in run.directory.iterdir()] == [".running"]
+    run.finish({})
+    assert list(run.directory.iterdir()) == []
+
+
+def test_who_is_gone(tmp_path):
     mine = this_process()
-    assert not is_gone(mine)
-    assert is_gone(mine | {"boot": "an earlier one"})
-    assert is_gone(mine | {"started": mine["started"] - 3600})  # the id is another process's now
-    assert is_gone(mine | {"pid": 2**22 + 1})
-    assert not is_gone(mine | {"host": "elsewhere", "pid": 2**22 + 1})
+    assert not is_gone(mine, tmp_path)
+    assert is_gone(mine | {"boot": "an earlier one"}, tmp_path)
+    assert is_gone(mine | {"started": mine["started"] - 3600}, tmp_path)  # the id is another process's now
+    assert is_gone(mine | {"pid": 2**22 + 1}, tmp_path)
+    assert not is_gone(mine | {"host": "elsewhere", "pid": 2**22 + 1}, tmp_path)
 
 
 WRITER = """

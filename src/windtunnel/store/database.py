@@ -88,13 +88,6 @@ def this_process() -> Json:
     return {"host": platform.node(), "boot": own.boot, "pid": own.pid, "started": own.started}
 
 
-def is_gone(process: Json) -> bool:
-    """Whether the process surely does not run any more. Of another host nothing can be said: False."""
-    if process.get("host") != platform.node():
-        return False
-    return not Identity(process.get("pid", 0), process.get("started", 0), process.get("boot", "?")).lives()
-
-
 PATIENCE_S = 60.0
 
 

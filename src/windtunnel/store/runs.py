@@ -1,14 +1,15 @@
 """Every run in a database: what went in, and what came out.
 
 A run is written down when it begins, so that a crash leaves a trace, and completed when it ends. Its files
-lie in a folder of its own. A run whose process is gone without a word is shown as ``killed``.
+lie in a folder of its own, with a lock that its process holds as long as it lives. A run whose process is
+gone without a word is written down as ``killed`` by whoever reads it next.
 """
 
 from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +19,10 @@ from sqlalchemy import Engine, delete, select, update
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
+from windtunnel.store import alive
 from windtunnel.store.database import (
     Json,
     Row,
-    is_gone,
     open_engine,
     plain,
     this_process,
@@ -65,11 +66,19 @@ class Run:
     def _complete(self, **values: Any) -> None:
         with transaction(self._engine) as session:
             session.execute(update(Row).where(Row.id == self.id, Row.status == "running").values(**values))
+        alive.release(self.directory)
 
     def as_dict(self) -> Json:
         """All but the connection, for JSON."""
         found = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
         return found | {"created_at": self.created_at.isoformat(), "directory": str(self.directory)}
+
+
+def _settle(rows: Iterable[Row]) -> None:
+    """Runs whose process ended without a word are killed from now on. Within a transaction."""
+    for row in rows:
+        if row.status == "running" and alive.is_gone(row.process, Path(row.directory)):
+            row.status, row.error = "killed", "its process ended without a word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +123,11 @@ class Store:
                 directory=str(folder),
             )
             try:
+                alive.hold(folder)
                 with transaction(self.engine) as session:
                     session.add(row)
             except UserError:
+                alive.release(folder)
                 folder.rmdir()
                 if self._taken(name):
                     continue  # in a shared database, by a host with another home
@@ -138,6 +149,7 @@ class Store:
                 found = list(session.scalars(newest.limit(1)))
             else:
                 found = list(session.scalars(newest.where(Row.id.startswith(name, autoescape=True)).limit(4)))
+            _settle(found)
         exact = [row for row in found if row.id == name]
         if not found or not name:
             if name == "last":
@@ -154,7 +166,9 @@ class Store:
         if capability is not None:
             wanted = wanted.where(Row.capability == capability)
         with transaction(self.engine) as session:
-            return [self._read(row) for row in session.scalars(wanted)]
+            found = list(session.scalars(wanted))
+            _settle(found)
+            return [self._read(row) for row in found]
 
     def newest(self, capability: str, accept: Callable[[Run], bool]) -> Run | None:
         """The newest run of a capability that is done and that ``accept`` takes; None where there is none."""
@@ -180,14 +194,13 @@ class Store:
         return run
 
     def _read(self, row: Row) -> Run:
-        killed = row.status == "running" and is_gone(row.process)
         # SQLite keeps no time zone; everything in the table is UTC.
         created = row.created_at if row.created_at.tzinfo else row.created_at.replace(tzinfo=UTC)
         return Run(
             id=row.id,
             capability=row.capability,
             created_at=created.astimezone(UTC),
-            status="killed" if killed else row.status,
+            status=row.status,
             inputs=row.inputs,
             seed=row.seed,
             versions=row.versions,

@@ -18,6 +18,7 @@ from support.waiting import gone, until
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import main
 from windtunnel.cluster.load import load_cluster
+from windtunnel.store.runs import Store
 from windtunnel.training.emulate.live.session import Script, Session
 
 NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "faulty.py").read_text(), re.MULTILINE)
@@ -138,6 +139,24 @@ def test_an_interrupt_ends_all_of_it(tmp_path: Path) -> None:
     assert process.returncode == 130 and "Traceback" not in err
     until(lambda: gone(int(pid_file.read_text())))
     assert not list(tmp_path.glob("windtunnel-*"))
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_leaves_nothing_but_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUCK_FOLDER", str(tmp_path))
+    process = command(tmp_path, str(SCRIPTS / "stuck.py"), "case_child")
+    until(lambda: _written(tmp_path / "child"))
+    store = Store.open(f"sqlite:///{tmp_path}/home/runs.db")
+    assert [run.status for run in store.list()] == ["running"]
+    assert list(tmp_path.glob("windtunnel-*"))
+    process.kill()
+    process.communicate(timeout=60)
+    assert [run.status for run in store.list()] == ["killed"]
+    # Also what the script had started in a session of its own.
+    until(lambda: gone(int((tmp_path / "child").read_text())))
+    until(lambda: not list(tmp_path.glob("windtunnel-*")))
 
 
 def _written(path: Path) -> bool:

@@ -18,6 +18,7 @@ import math
 import os
 import pickle
 import runpy
+import shutil
 import signal
 import sys
 import time
@@ -138,8 +139,9 @@ def _serve(request: Request, device: Any, native: Any) -> None:
                 watch.begin_anew()
         if pid:
             continue
-        if os.getppid() != parent:
-            _end_all()  # whoever asked is gone
+        if os.getppid() != parent:  # whoever asked is gone
+            shutil.rmtree(request.directory, ignore_errors=True)
+            _end_all()
         least = math.inf
         for pid, watch in running.items():
             if watch.due and pid not in hung:
