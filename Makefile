@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+MATRIX ?= .matrix
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 
-.PHONY: demo test lint format docs native clean
+.PHONY: demo test lint format docs native matrix clean
 
 demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
@@ -32,6 +33,10 @@ native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
+
+# Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
+matrix: $(VENV)/ready
+	$(BIN)/python tests/training/emulate/matrix/matrix.py --into $(MATRIX)
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
