@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.emulate.calibrate.operators import Recorder
-from windtunnel.training.emulate.graph import EVENT, Operator, Phase, Slice, TensorMeta
-from windtunnel.training.emulate.twin.costs.operators import cost_of, fuse, operator_seconds
+from windtunnel.training.emulate.graph import Operator, TensorMeta
+from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.costs.parameters import DEFAULT, ISOLATED
 from windtunnel.training.emulate.twin.costs.profile import contiguous
 from windtunnel.training.emulate.twin.costs.work import counted_flops, executed_flops, kind_of, moved_bytes
@@ -233,66 +232,3 @@ def test_inside_a_job_operators_are_slower_than_by_themselves():
     part, op = device("h100-sxm"), mm(4096, 4096, 4096)
     alone = cost_of(op, part, params=ISOLATED).seconds
     assert cost_of(op, part).seconds == pytest.approx(alone / DEFAULT.gpu.in_job)
-
-
-def test_fusion_drops_intermediates_and_launches_and_nothing_else():
-    x, small = t(1 << 24), t(64, 64)
-    part = device("h100-sxm")
-
-    def ops(region):
-        return [
-            Operator("aten.mul.Tensor", (x, x), (x,), region),
-            Operator("aten.view.default", (), (), region),
-            Operator("aten.neg.default", (t(1 << 12, 1 << 12),), (t(1 << 12, 1 << 12),), region),
-            Operator("aten.mm.default", (small, small), (small,), region),
-            Operator("aten.exp.default", (x,), (x,), region),
-        ]
-
-    apart, fused = fuse(ops(0), part), fuse(ops(1), part)
-    assert apart == [cost_of(op, part) for op in ops(0)]
-    # Two reads and one write are left of seven: x twice in, the last result out, the product passed by.
-    assert sum(cost.bytes for cost in fused if cost.kind == "elementwise") == 3 * x.nbytes
-    assert sum(cost.bytes for cost in apart if cost.kind == "elementwise") == 7 * x.nbytes
-    assert sum(cost.seconds for cost in fused) < 0.6 * sum(cost.seconds for cost in apart)
-    assert fused[3] == apart[3]
-
-
-def test_what_a_product_reads_is_written():
-    x = t(2048, 2048)
-    part = device("h100-sxm")
-    ops = [
-        Operator("aten.silu.default", (x,), (x,), 1),
-        Operator("aten.mm.default", (x, t(2048, 8)), (t(2048, 8),), 1),
-        Operator("aten.neg.default", (t(8, 8),), (t(8, 8),), 1),
-    ]
-    assert fuse(ops, part) == [cost_of(op, part) for op in ops]
-
-
-def test_regions_do_not_fuse_with_each_other():
-    x = t(1 << 20)
-    part = device("h100-sxm")
-    ops = [Operator("aten.neg.default", (x,), (x,), region) for region in (1, 2, 0, 0)]
-    assert fuse(ops, part) == [cost_of(op, part) for op in ops]
-
-
-def slice_of(operators, rows):
-    """A slice whose one step issues ``rows`` of (operator, phase, scope)."""
-    events = np.zeros(len(rows), EVENT)
-    events["ref"], events["phase"], events["scope"] = (list(column) for column in zip(*rows, strict=True))
-    return Slice(0, 1, "h100-sxm", operators, [], [], [], events, [(0, len(rows))], ["", "block", "head"])
-
-
-def test_the_backward_of_a_compiled_module_is_compiled_too():
-    x = t(1 << 24)
-    forward = Operator("aten.neg.default", (x,), (x,), 1)
-    backward = Operator("aten.exp.default", (x,), (x,))
-    f, b = Phase.FORWARD, Phase.BACKWARD
-    cluster = load_cluster("h100-sxm:1x1")
-    rows = [(0, f, 1), (0, f, 1), (1, b, 1), (1, b, 1), (1, b, 1)]
-    seconds = operator_seconds(slice_of([forward, backward], rows), cluster)
-    alone = cost_of(backward, cluster.host.device)
-    in_region = fuse([forward] * 3, cluster.host.device)
-    assert seconds[1] == pytest.approx(sum(cost.seconds for cost in in_region) / 3)
-    # The head is not compiled: its backward stays as it is.
-    rows = [(0, f, 1), (1, b, 2), (1, b, 2)]
-    assert operator_seconds(slice_of([forward, backward], rows), cluster)[1] == alone.seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
 from windtunnel.training.emulate.policy.search import name_of
 from windtunnel.training.emulate.policy.stitch import StitchedWorld, stitch
+from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.costs.collectives import collective_seconds
 from windtunnel.training.emulate.twin.costs.operators import host_table, operator_seconds
 from windtunnel.training.emulate.twin.costs.profile import DeviceProfile, find_profile
@@ -169,9 +170,11 @@ def capture(
     ready = native_library.is_at_hand()
     progress("start PyTorch" if ready else f"build for torch {native_library.torch_version()}, once", 0.0)
     with Session(program, cluster, jobs=options.jobs, timeout=options.timeout, progress=tell) as session:
-        classes = slice_world(
-            session.capture, cluster.world_size, options.ranks, choose=choose, check=session.check
-        )
+
+        def take(ranks: Sequence[int]) -> list[Slice]:
+            return [compiled(slice_) for slice_ in session.capture(ranks)]
+
+        classes = slice_world(take, cluster.world_size, options.ranks, choose=choose, check=session.check)
         refused = [
             Note(f"rank {rank} could not be checked and is assumed to do what its class does: {why}")
             for rank, why in sorted(session.refused.items())

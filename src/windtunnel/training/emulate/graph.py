@@ -104,7 +104,7 @@ class Collective:
 class EventKind(IntEnum):
     """What an event is; the columns ``ref`` and ``value`` mean different things for each."""
 
-    OP = 0  # ref: row of the operator table
+    OP = 0  # ref: row of the operator table, value: one more than its entry's place in the flow, 0 without
     ALLOC = 1  # ref: block (unique for each allocation), value: bytes, stream: the allocating stream
     FREE = 2  # ref: block
     COLLECTIVE = 3  # ref: row of the collective table, value: work handle (unique), stream: where it runs
@@ -176,7 +176,10 @@ class Slice:
     ``groups`` are those that this rank is a member of and uses; ``world_groups`` are all that the script made
     anywhere in the world, in the order of their making (every rank makes the same ones). ``settled``: the
     steady step was seen to repeat the one before it. ``after``: calls that followed the steady step, where
-    the script was run on from there; ``ended``: it came to its own end.
+    the script was run on from there; ``ended``: it came to its own end. ``flow``: from the first compiled
+    region on, for each operator the call of a region that it belongs to (0: none), how many tensors it reads
+    and writes, and for each of these, in the order of the operator's row, its block (-1: none) and byte
+    offset. ``communicated``: blocks that collectives read or write.
     """
 
     rank: int
@@ -193,6 +196,8 @@ class Slice:
     block_category: dict[int, int] = field(default_factory=dict)
     block_name: dict[int, str] = field(default_factory=dict)
     settled: bool = False
+    flow: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
+    communicated: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(0, np.int64))
     notes: list[Note] = field(default_factory=list)
     after: np.ndarray[Any, np.dtype[Any]] = field(default_factory=lambda: np.zeros(0, EVENT))
     ended: bool = False

@@ -132,12 +132,14 @@ class OperatorMode(StorageMode):
         self.communicated = array.array("q")
         self.unwaited: list[int] = []
         self.region = 0
+        self.native_region = native.wt_region
         super().__init__(Storages(self._alloc, self._free))
         self.storages.watch()
 
     def enter_region(self, region: int) -> None:
         """What follows is of this ``torch.compile`` region, 0 for none."""
         self.region = region
+        self.native_region(region)
 
     def _alloc(self, size: int) -> int:
         number = int(self.native.wt_new_block())
@@ -172,7 +174,11 @@ class OperatorMode(StorageMode):
             if row is None:
                 row = self.rows[text] = int(self.native.wt_add_operator(text.encode()))
             self.rows[key] = row
-        self.native.wt_event(int(EventKind.OP), 0, row, 0)
+        reads = [] if view else list(tensors_of((args, kwargs)))
+        writes = [] if view else list(tensors_of(out))
+        blocks = [self.storages.number(tensor.untyped_storage()._cdata) for tensor in (*reads, *writes)]
+        flow = self.native.wt_flow((ctypes.c_int64 * len(blocks))(*blocks), len(reads), len(writes))
+        self.native.wt_event(int(EventKind.OP), 0, row, flow)
 
     def _communicated(self, func: Any, args: Any, kwargs: Any) -> None:
         for tensor in tensors_of((args, kwargs)):

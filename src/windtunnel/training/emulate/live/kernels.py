@@ -29,11 +29,15 @@ class Launches:
 
     def record(self, name: str, inputs: Sequence[Any], outputs: Iterable[torch.Tensor]) -> None:
         """One launch of ``name``; ``inputs`` are its arguments, in order."""
-        described = [plain(tensor) for tensor in outputs]
+        written = list(outputs)
+        described = [plain(tensor) for tensor in written]
         text = json.dumps({"n": name, "i": [plain(value) for value in inputs], "o": described, "r": 0})
         if text not in self._rows:
             self._rows[text] = int(self.native.wt_add_operator(text.encode()))
-        self.native.wt_event(int(EventKind.OP), self.native.wt_stream(), self._rows[text], 0)
+        read = [leaf for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor)]
+        blocks = [self.native.wt_storage_block(t.untyped_storage()._cdata) for t in (*read, *written)]
+        flow = self.native.wt_flow((ctypes.c_int64 * len(blocks))(*blocks), len(read), len(written))
+        self.native.wt_event(int(EventKind.OP), self.native.wt_stream(), self._rows[text], flow)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """What the host knew of the values of these is overwritten by something that is not run."""

@@ -150,7 +150,8 @@ def load() -> ctypes.CDLL:
     library.wt_row.restype = ctypes.c_char_p
     library.wt_events.restype = ctypes.c_void_p
     library.wt_collective_blocks.restype = ctypes.c_void_p
-    for name in ("wt_event_count", "wt_collective_block_count", "wt_allocated"):
+    library.wt_flows.restype = ctypes.c_void_p
+    for name in ("wt_event_count", "wt_collective_block_count", "wt_allocated", "wt_flow_count", "wt_flow"):
         getattr(library, name).restype = ctypes.c_int64
     library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.wt_recorded.argtypes = [ctypes.c_void_p]

@@ -68,6 +68,7 @@ class Observer:
     categories: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # block -> the parameter whose data or state it has
     regions: int = 0
+    in_region: bool = False
 
     def __post_init__(self) -> None:
         self._scope_ids: dict[str, int] = {"": 0}
@@ -350,9 +351,23 @@ class Observer:
             collectives=collectives,
             groups=groups, world_groups=list(self.world.groups), events=events, steps=list(self.steps),
             scopes=self.scopes, call_sites=self.call_sites, block_category=self._block_categories(events),
-            block_name=self.names,
-            settled=self.repeats, notes=list(self.notes),
+            block_name=self.names, settled=self.repeats, flow=self._flow(),
+            communicated=self._communicated(), notes=list(self.notes),
         )  # fmt: skip
+
+    def _flow(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        count = int(self.native.wt_flow_count())
+        if count == 0:
+            return np.zeros(0, np.int64)
+        buffer = (ctypes.c_int64 * count).from_address(self.native.wt_flows())
+        return np.frombuffer(bytes(buffer), np.int64)
+
+    def _communicated(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        count = int(self.native.wt_collective_block_count())
+        if count == 0:
+            return np.zeros(0, np.int64)
+        buffer = (ctypes.c_int64 * count).from_address(self.native.wt_collective_blocks())
+        return np.unique(np.frombuffer(bytes(buffer), np.int64))
 
     def calls(self) -> tuple[list[Collective], list[Group]]:
         """The table of collectives so far, and the groups that it refers to."""

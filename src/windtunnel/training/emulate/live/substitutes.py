@@ -5,9 +5,9 @@ before it. Operators without a shape function are refused by the native library;
 builds with CUDA have, and those are refused whose shape depends on data.
 
 ``torch.compile`` and flex attention are declared approximations. Compiling for a device that is not there is
-not possible, so a compiled function runs eagerly while its operators carry the number of their region. The
-cost model fuses neighbouring elementwise operators of a region as the compiler would; memory is that of eager
-mode, an upper bound.
+not possible, so a compiled function runs eagerly while its operators carry the number of their region, and
+which blocks of memory they read and write is written down. What the compiler would have made of them, in time
+and memory, is worked out afterwards (`windtunnel.training.emulate.twin.compiler`).
 
 What a script saves goes to the host, as it would, and no further: the weights of a device that is not there
 have no values, and a file of zeros must never take the place of a real checkpoint. What is read back
@@ -163,8 +163,8 @@ _keep: list[Any] = []  # a library's kernels go with it
 def install_compiler(observer: Observer) -> None:
     """Replace ``torch.compile`` and flex attention. Call once, before the script runs."""
     note = (
-        "torch.compile runs eagerly; neighbouring elementwise operators of a compiled region are costed as "
-        "one kernel"
+        "torch.compile runs eagerly; kernels, kept activations and memory of its regions are what a model of"
+        " Inductor makes of them"
     )
     native = observer.native
 
@@ -175,11 +175,15 @@ def install_compiler(observer: Observer) -> None:
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             observer.note(note, NoteKind.APPROXIMATION)
+            if observer.in_region:  # what is compiled as a part of what is compiled has no graph of its own
+                return function(*args, **kwargs)
+            observer.in_region = True
             native.wt_region(region)
             try:
                 return function(*args, **kwargs)
             finally:
                 native.wt_region(0)
+                observer.in_region = False
 
         return inside
 

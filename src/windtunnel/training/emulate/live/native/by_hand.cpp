@@ -56,7 +56,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
                   (non_blocking ? "true" : "false") + "],\"o\":[" + tensor_text(self) + "],\"r\":" + std::to_string(r.region) + "}";
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row(s));
+    r.add(OP, current_stream(), plain_row(s), note_flow({self, src}, {self}));
     // aten/src/ATen/native/cuda/Copy.cu: a blocking copy waits for its stream, in either direction. A copy that need not
     // block does so still where the host's memory is not pinned (CUDA's API synchronization behaviour), unless it
     // is small and goes to the device.
@@ -89,7 +89,7 @@ at::Scalar local_scalar(const at::Tensor& self) {
   auto& r = recorder();
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
-    r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"));
+    r.add(OP, current_stream(), plain_row("{\"n\":\"aten._local_scalar_dense.default\",\"i\":[" + tensor_text(self) + "],\"o\":[],\"r\":0}"), note_flow({self}, {}));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
   if (auto known = shadow_of(self); known.defined()) return known.as_strided({}, {}, self.storage_offset()).item();
@@ -107,7 +107,7 @@ bool alike(const char* name, const at::Tensor& self, const at::Tensor& other) {
   {
     std::lock_guard<std::recursive_mutex> lock(r.mutex);
     r.add(OP, current_stream(), plain_row("{\"n\":\"aten." + std::string(name) + ".default\",\"i\":[" + tensor_text(self) + "," +
-                                          tensor_text(other) + "],\"o\":[],\"r\":0}"));
+                                          tensor_text(other) + "],\"o\":[],\"r\":0}"), note_flow({self, other}, {}));
     r.add(SYNC, current_stream(), SYNC_STREAM);
   }
   if (r.on && !r.paused && r.host_read) r.host_read("equal");

@@ -69,6 +69,31 @@ int16_t comm_stream(const std::string& key) {
   return it->second;
 }
 
+// The call of a torch.compile region that an operator of this moment belongs to: in backward, that of its forward.
+static int32_t call_of_now() {
+  auto& r = recorder();
+  if (r.region) return r.call;
+  if (auto node = torch::autograd::get_current_node()) {
+    auto found = r.node_call.find(node_key(node->thread_id(), node->sequence_nr()));
+    if (found != r.node_call.end()) return found->second;
+  }
+  return 0;
+}
+
+int64_t note_flow(const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written) {
+  auto& r = recorder();
+  if (!r.flows || !r.on || r.paused) return 0;
+  const auto begin = static_cast<int64_t>(r.flow.size());
+  r.flow.insert(r.flow.end(), {call_of_now(), static_cast<int64_t>(read.size()), static_cast<int64_t>(written.size())});
+  for (const auto* list : {&read, &written})
+    for (const auto& t : *list) {
+      const bool here = t.defined() && t.is_cuda() && t.has_storage();
+      r.flow.push_back(here ? block_of(t.storage().unsafeGetStorageImpl()) : -1);
+      r.flow.push_back(here ? t.storage_offset() * static_cast<int64_t>(t.element_size()) : 0);
+    }
+  return begin + 1;
+}
+
 void mark_call_site() {
   auto& r = recorder();
   if (!r.on || r.paused || !r.find_call_site) return;
@@ -306,9 +331,12 @@ int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
 
 void note_forward_node() {
   auto& r = recorder();
-  if (r.scope == 0 || torch::autograd::get_current_node()) return;
+  if ((r.scope == 0 && r.region == 0) || torch::autograd::get_current_node()) return;
   uint64_t sequence = at::sequence_number::peek();
-  if (sequence > 0) r.node_scope[node_key(at::RecordFunction::currentThreadId(), sequence - 1)] = r.scope;
+  if (sequence == 0) return;
+  const auto key = node_key(at::RecordFunction::currentThreadId(), sequence - 1);
+  if (r.scope) r.node_scope[key] = r.scope;
+  if (r.region && sequence > r.call_sequence) r.node_call[key] = r.call;
 }
 
 static void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
@@ -367,7 +395,27 @@ void wt_record_on(int on) { wt::recorder().on = on; }
 void wt_pause(int by) { wt::recorder().paused += by; }
 void wt_scope(int scope) { wt::recorder().scope = scope; }
 void wt_phase(int phase) { wt::recorder().phase = static_cast<uint8_t>(phase); }
-void wt_region(int region) { wt::recorder().region = region; }
+void wt_region(int region) {  // 0 leaves it
+  auto& r = wt::recorder();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  r.region = region;
+  r.call = region ? ++r.calls : 0;
+  r.call_sequence = at::sequence_number::peek();
+  r.flows |= region != 0;
+}
+// Where the flow of an operator is written that reads and then writes these blocks, -1 for none (0: nowhere yet).
+int64_t wt_flow(const int64_t* blocks, int reads, int writes) {
+  auto& r = wt::recorder();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
+  const int64_t at = wt::note_flow({}, {});
+  if (!at) return 0;
+  r.flow[at] = reads;
+  r.flow[at + 1] = writes;
+  for (int i = 0; i < reads + writes; ++i) r.flow.insert(r.flow.end(), {blocks[i], 0});
+  return at;
+}
+int64_t wt_flow_count() { return static_cast<int64_t>(wt::recorder().flow.size()); }
+const int64_t* wt_flows() { return wt::recorder().flow.data(); }
 void wt_recorded(int64_t* word) { wt::recorder().recorded = word; }
 
 void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {

@@ -293,6 +293,28 @@ struct Kernel final : c10::OperatorKernel {
     return number;
   }
 
+  static void collect(const IValue& v, std::vector<at::Tensor>& out) {
+    if (v.isTensor()) {
+      if (v.toTensor().defined()) out.push_back(v.toTensor());
+    } else if (v.isTensorList() || v.isOptionalTensorList() || v.isList()) {
+      for (const auto& e : v.toListRef())
+        if (e.isTensor()) collect(e, out);
+    }
+  }
+
+  // The tensors in the order of the row's: those of the arguments, and those of the results.
+  int64_t flow(const Entry& entry, const Stack& args, const std::vector<IValue>& results) {
+    std::vector<at::Tensor> read, wrote;
+    if (!views) {
+      for (const auto& v : args) collect(v, read);
+      for (size_t i = 0; i < results.size(); ++i)
+        if (entry.returns[i].what != Return::PLAIN) collect(results[i], wrote);
+      if (entry.returns.empty())
+        for (int i : written) collect(args[i], wrote);
+    }
+    return note_flow(read, wrote);
+  }
+
   at::Tensor make(const Out& out, const Stack& args) {
     if (!out.defined) return {};
     if (out.view) {
@@ -368,7 +390,7 @@ struct Kernel final : c10::OperatorKernel {
     }
     {
       std::lock_guard<std::recursive_mutex> lock(r.mutex);
-      r.add(OP, current_stream(), entry.row);
+      r.add(OP, current_stream(), entry.row, r.flows ? flow(entry, args, results) : 0);
     }
     // What a gradient scaler looks for is declared not to be there: with an infinity the step would be left out.
     if (checks_for_inf) set_shadow(args[1].toTensor(), at::zeros(args[1].toTensor().sizes()));

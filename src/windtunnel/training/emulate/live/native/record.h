@@ -46,6 +46,14 @@ struct Recorder {
   std::unordered_map<std::string, int16_t> comm_streams;
   std::unordered_map<uint64_t, int32_t> node_scope;  // (forward thread, autograd sequence number) -> scope
   std::vector<int64_t> collective_blocks;            // blocks that a collective reads or writes
+  // From the first torch.compile region on, which blocks each operator reads and writes; an OP event's value is one
+  // more than where its entry begins, 0 without one. An entry: the call of a region that the operator belongs to (0:
+  // none), how many tensors it reads and writes, and of each its block (-1: none that is known) and byte offset.
+  std::vector<int64_t> flow;
+  bool flows = false;
+  std::unordered_map<uint64_t, int32_t> node_call;   // as node_scope: the call of a region that made the node
+  int32_t call = 0, calls = 0;                       // of regions: the one that the host is in, and how many there were
+  uint64_t call_sequence = 0;                        // the first autograd sequence number of this call
   int32_t scope = 0;
   uint8_t phase = 0;
   int32_t region = 0;   // number of the torch.compile region the host is in
@@ -88,6 +96,7 @@ int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool gqa);
 int32_t block_of(const c10::StorageImpl* storage);
+int64_t note_flow(const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written);
 
 // Small tensors that the host copied to the device keep their values until something else is written to them, so
 // that counts, sizes and flags which travel through the device come back true.

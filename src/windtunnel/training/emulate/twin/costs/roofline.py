@@ -156,6 +156,7 @@ def _memory_efficiency(op: Operator, kind: Kind, gpu: GpuParameters) -> float:
         return gpu.memory_embedding_backward
     return {
         "elementwise": gpu.memory_elementwise,
+        "compiled": gpu.memory_elementwise,
         "norm": gpu.memory_norm,
         "softmax": gpu.memory_softmax,
         "reduction": gpu.memory_reduction,

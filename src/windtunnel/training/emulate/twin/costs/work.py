@@ -15,7 +15,7 @@ from windtunnel.training.emulate.graph import DTYPE_BYTES, Operator, TensorMeta
 
 Kind = Literal[
     "view", "matmul", "attention", "conv", "norm", "softmax", "reduction", "embedding", "optimizer", "copy",
-    "elementwise", "other",
+    "elementwise", "compiled", "other",
 ]  # fmt: skip
 
 
@@ -92,8 +92,8 @@ COPIES = words(
     """
 )
 
-# Kinds that a compiler fuses into one kernel with their neighbours.
-FUSABLE: frozenset[Kind] = frozenset({"norm", "softmax", "reduction", "elementwise", "copy", "view"})
+
+COMPILED = "compiled."  # the namespace of kernels that a compiler made of several operators
 
 
 def base_name(name: str) -> str:
@@ -107,6 +107,8 @@ def kind_of(op: Operator) -> Kind:
     base = base_name(op.name)
     if op.name.startswith("triton."):
         return "other"  # a kernel of the script's, whatever it is called
+    if op.name.startswith(COMPILED):
+        return "compiled"
     if not op.outputs and not op.tensors():
         return "view"
     if "attention" in op.name and "mask" not in base:
@@ -323,6 +325,8 @@ def moved_bytes(op: Operator, kind: Kind | None = None) -> float:
     kind = kind or kind_of(op)
     if kind == "view":
         return 0.0
+    if kind == "compiled":
+        return float(sum(stored_bytes(tensor) for tensor in (*op.tensors(), *op.outputs)))
     base = base_name(op.name)
     tensors = op.tensors()
     written = float(sum(stored_bytes(tensor) for tensor in op.outputs))
