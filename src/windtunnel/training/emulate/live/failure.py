@@ -24,6 +24,10 @@ REFUSED = 72
 """Exit status of a rank that was only to be checked, and calls what cannot be emulated."""
 
 
+class WouldHang(BaseException):
+    """Ranks wait for each other. Not an error that a script may handle."""
+
+
 def is_own(filename: str) -> bool:
     """Whether a file is the user's: not this package's, a library's, Python's or made up (``<string>``)."""
     return not filename.startswith((_HERE, "<")) and "/lib/python3" not in filename
@@ -59,6 +63,8 @@ def sentence(error: BaseException) -> str:
     message = lines[0] if lines else ""
     if is_refusal(error):
         return where(error) + message.removeprefix(SIGN)
+    if isinstance(error, WouldHang):
+        return where(error) + message
     backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
     if backend is not None:
         operator, kind = backend.groups()

@@ -109,6 +109,7 @@ class Session:
         self.progress = progress
         self.captured: list[int] = []
         self.checked: list[int] = []
+        self.heard: set[int] = set()  # ran because another rank waited for what they say; not asked for yet
         self.settled: int | None = None
         self.ended: bool | None = None  # whether the script comes to its end soon after the steady step
         self.refused: dict[int, str] = {}  # ranks that could not be checked, and why
@@ -146,12 +147,16 @@ class Session:
             self._scratch.cleanup()
 
     def capture(self, ranks: Sequence[int]) -> list[Slice]:
-        """Run the script as each of ``ranks`` and return their slices, in that order."""
+        """Run the script as each of ``ranks`` and return their slices, in that order.
+
+        A rank that another one waits for runs with it, once: its slice is kept until it is asked for.
+        """
         if self._follows and self.ended is None and len(ranks) > 1:
             # How the first rank ends tells how far the others are to be followed.
             return self.capture(ranks[:1]) + self.capture(ranks[1:])
-        self._run(ranks, outline=False)
+        self._run([rank for rank in ranks if rank not in self.heard], outline=False)
         self.captured.extend(ranks)
+        self.heard.difference_update(ranks)
         slices = [self._slice(rank) for rank in ranks]
         if self.settled is None and slices and slices[0].settled:
             # The first rank has shown after how many steps nothing changes any more: the others stop there.
@@ -165,6 +170,7 @@ class Session:
         that order; None for a rank that calls what cannot be emulated (``refused`` says what)."""
         self._run(ranks, outline=True)
         self.checked.extend(ranks)
+        self.heard.difference_update(ranks)
         return [None if rank in self.refused else self._slice(rank) for rank in ranks]
 
     @property
@@ -184,7 +190,7 @@ class Session:
             "world_size": self.cluster.world_size, "devices_per_host": self.cluster.devices_per_host,
             "directory": str(directory),
             "max_steps": MAX_STEPS, "jobs": self.jobs, "timeout": self.timeout,
-            "earlier": self.captured + self.checked, "settled": self.settled,
+            "earlier": [*self.captured, *self.checked, *sorted(self.heard)], "settled": self.settled,
             "further": self._follows and self.ended is not False, "to_end": bool(self.ended),
             "outline": outline,
         }  # fmt: skip
@@ -205,8 +211,12 @@ class Session:
                 self.refused[rank] = failure.told(directory, rank)
             elif message["status"] != 0 and not self._is_beyond(rank):
                 raise _failure(message, directory)
-            done += 1
             self.seconds.append(message["seconds"])
+            if rank not in ranks:
+                if not outline:
+                    self.heard.add(rank)
+                continue
+            done += 1
             if self.progress is not None:
                 self.progress(done, len(ranks))
         if done < len(ranks):

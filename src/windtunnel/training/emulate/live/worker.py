@@ -22,15 +22,18 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
 from windtunnel.training.emulate.live.session import FUNCTION
+
+if TYPE_CHECKING:
+    from windtunnel.training.emulate.live.mailbox import Want
 
 # torch is imported in main(), after the absent device is loaded
 
@@ -108,26 +111,46 @@ def _import_torch() -> None:
 
 
 def _serve(request: Request, device: Any, native: Any) -> None:
+    """Run the ranks that are asked for, so many at once, and at once those that one of them waits for."""
+    from windtunnel.training.emulate.live.mailbox import hanging
+
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     waiting = list(request.ranks)
     parent = os.getppid()
     running: dict[int, progress.Watch] = {}  # by process, in the order of their beginning
+    blocked: dict[int, Want] = {}  # rank -> what it waits for
     hung: set[int] = set()
-    started: list[int] = list(request.earlier)
+    started = set(request.earlier)
+
+    def start(rank: int) -> None:
+        sys.stdout.flush()
+        # Which ranks come before this one is a matter of what is asked for, not of what runs already.
+        place = request.ranks.index(rank) if rank in request.ranks else 0
+        earlier = frozenset([*request.earlier, *request.ranks[:place]])
+        events = progress.Word()
+        stack = failure.stack_file(Path(request.directory), rank)
+        pid = os.fork()
+        if pid == 0:
+            native.wt_recorded(events.address)
+            _run_rank(request, rank, earlier, write, device, native)
+        running[pid] = progress.Watch(pid, rank, stack, events, request.timeout)
+        started.add(rank)
+        if rank in waiting:
+            waiting.remove(rank)
+
     while waiting or running:
-        while waiting and len(running) < request.jobs:
-            rank = waiting.pop(0)
-            sys.stdout.flush()
-            events = progress.Word()
-            stack = failure.stack_file(Path(request.directory), rank)
-            pid = os.fork()
-            if pid == 0:
-                native.wt_recorded(events.address)
-                _run_rank(request, rank, frozenset(started), device, native)
-            running[pid] = progress.Watch(pid, rank, stack, events, request.timeout)
-            started.append(rank)
+        while waiting and len(running) - len(blocked) < request.jobs:
+            start(waiting[0])
+        for rank, want in _wants(read):
+            blocked.pop(rank, None)
+            if want is not None:
+                blocked[rank] = want
+                if want.sender not in started:
+                    start(want.sender)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
             ended = running.pop(pid)
+            blocked.pop(ended.rank, None)
             code = os.waitstatus_to_exitcode(status)
             Path(request.directory, f"done-{ended.rank}").touch()
             now = time.monotonic()
@@ -142,8 +165,13 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         if os.getppid() != parent:  # whoever asked is gone
             shutil.rmtree(request.directory, ignore_errors=True)
             _end_all()
+        if running and len(blocked) == len(running) and (told := hanging(blocked)):
+            atomic.replace(Path(request.directory, f"stuck-{min(blocked)}"), told)
         least = math.inf
         for pid, watch in running.items():
+            if watch.rank in blocked:
+                watch.begin_anew()  # that it waits is known, and for whom
+                continue
             if watch.due and pid not in hung:
                 watch.look(least)
                 if watch.hangs:
@@ -151,6 +179,20 @@ def _serve(request: Request, device: Any, native: Any) -> None:
                     watch.end()
             least = min(least, watch.quiet)
         time.sleep(0.005)
+    os.close(read)
+    os.close(write)
+
+
+def _wants(pipe: int) -> list[tuple[int, Want | None]]:
+    """What ranks have told through the pipe since it was read last; a message is one line, written whole."""
+    from windtunnel.training.emulate.live.mailbox import Want
+
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while part := os.read(pipe, 1 << 16):
+            data += part
+    lines = [json.loads(line) for line in data.splitlines()]
+    return [(rank, None if want is None else Want(**want)) for rank, want in lines]
 
 
 def _reap() -> None:
@@ -166,7 +208,9 @@ def _end_all() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> None:
+def _run_rank(
+    request: Request, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
+) -> None:
     """In the forked child: never returns."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     directory = Path(request.directory)
@@ -181,7 +225,7 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     code = 70
     try:
-        observer, ending = _prepare(request, rank, earlier, device, native)
+        observer, ending = _prepare(request, rank, earlier, pipe, device, native)
         code = _run_program(request, rank, observer, ending)
     except BaseException as error:
         failure.show(error)
@@ -191,7 +235,9 @@ def _run_rank(request: Request, rank: int, earlier: frozenset[int], device: Any,
         os._exit(code)
 
 
-def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, native: Any) -> Any:
+def _prepare(
+    request: Request, rank: int, earlier: frozenset[int], pipe: int, device: Any, native: Any
+) -> Any:
     """Pretend the world for this rank. Returns its observer, and its ending."""
     import torch
 
@@ -200,12 +246,15 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         host,
         kernels,
         names,
+        objects,
         substitutes,
         surface,
         tritons,
+        values,
         world,
     )
     from windtunnel.training.emulate.live.ending import Ending
+    from windtunnel.training.emulate.live.mailbox import Mailbox
     from windtunnel.training.emulate.live.observe import Observer
 
     # The fork made torch's pool of threads invalid. Whoever asks for it first makes another, which is safe
@@ -221,7 +270,11 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
         MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="windtunnel", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip
-    mailbox = world.Mailbox(directory, rank, earlier)
+
+    def tell(want: Want | None) -> None:
+        os.write(pipe, json.dumps((rank, None if want is None else asdict(want))).encode() + b"\n")
+
+    mailbox = Mailbox(directory, rank, earlier, tell)
     notes: list[str] = []
     the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
@@ -249,6 +302,8 @@ def _prepare(request: Request, rank: int, earlier: frozenset[int], device: Any, 
     ending.observer = observer
     the_world.note = observer.note
     observer.install()
+    objects.install(the_world)
+    values.install(the_world, native)
     if untried := native_library.untried():
         observer.note(untried)
     substitutes.install_compiler(observer)

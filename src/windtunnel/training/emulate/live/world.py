@@ -5,22 +5,16 @@ at c10d's operators by the native library, whoever issues it. What is left for P
 list of all groups of the world, and messages whose data must be real (objects, shapes that pipeline stages
 tell each other).
 
-What one rank says to another as a Python object goes through a `Mailbox`. Ranks are captured in
-processes of their own, in a fixed order, so that a rank may wait for what an earlier one has said and never
-for a later one: nothing can deadlock, and the result does not depend on timing. A message is a file, written
-under another name and renamed.
+What one rank says to another goes through a `Mailbox`: Python objects (`objects`), the values of small
+tensors (`values`), and the shapes of pipeline stages.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import inspect
-import pickle
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +22,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 
-from windtunnel.base import atomic
 from windtunnel.training.emulate.graph import Group
+from windtunnel.training.emulate.live.mailbox import Mailbox
 
 
 @dataclass
@@ -39,7 +33,7 @@ class WorldView:
     rank: int
     size: int
     mailbox: Mailbox
-    note: Callable[[str], None]
+    note: Callable[..., None]
     groups: list[Group] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)  # c10d's group name -> row of groups
 
@@ -55,7 +49,6 @@ def install(world: WorldView, native: ctypes.CDLL, device_type: str) -> None:
     _start_without_peers(world, device_type)
     _list_groups(world)
     _batch_messages(native)
-    _carry_objects(world)
     _agree_on_shapes(world)
     _trust_replicas()
 
@@ -184,91 +177,6 @@ def _batch_messages(native: ctypes.CDLL) -> None:
         m.batch_isend_irecv = batch_isend_irecv
 
 
-def _carry_objects(world: WorldView) -> None:
-    """Object collectives: the data are real where the sender is captured before this rank, else this rank's
-    own."""
-
-    def ranks_of(group: Any) -> list[int]:
-        return list(c10d.get_process_group_ranks(group or c10d._get_default_group()))
-
-    def topic(kind: str, group: Any) -> str:
-        return f"{kind} {ranks_of(group)}"
-
-    def hear(sender: int, kind: str, group: Any, own: Any) -> Any:
-        if sender == world.rank:
-            return own
-        known, content = world.mailbox.read(sender, topic(kind, group))
-        if not known:
-            world.note(f"{kind}: ranks that are not captured earlier are taken to say what this rank says")
-            return own
-        return content
-
-    def source(src: Any, group: Any, group_src: Any) -> int:
-        if group_src is not None:
-            return ranks_of(group)[group_src]
-        return int(src if src is not None else 0)
-
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        world.mailbox.post(topic("all_gather_object", group), obj)
-        for index, rank in enumerate(ranks_of(group)):
-            object_list[index] = hear(rank, "all_gather_object", group, obj)
-
-    def gather_object(
-        obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, group_dst: Any = None
-    ) -> None:
-        world.mailbox.post(topic("gather_object", group), obj)
-        if source(dst, group, group_dst) == world.rank and object_gather_list is not None:
-            for index, rank in enumerate(ranks_of(group)):
-                object_gather_list[index] = hear(rank, "gather_object", group, obj)
-
-    def broadcast_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-        **_: Any,
-    ) -> None:  # fmt: skip
-        sender = source(src, group, group_src)
-        if sender == world.rank:
-            world.mailbox.post(topic("broadcast_object_list", group), list(object_list))
-        else:
-            object_list[:] = hear(sender, "broadcast_object_list", group, list(object_list))
-
-    def scatter_object_list(
-        scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, src: Any = None,
-        group: Any = None, group_src: Any = None,
-    ) -> None:  # fmt: skip
-        output, input_list = scatter_object_output_list, scatter_object_input_list
-        sender = source(src, group, group_src)
-        if sender == world.rank:
-            world.mailbox.post(topic("scatter_object_list", group), list(input_list))
-        everything = hear(sender, "scatter_object_list", group, input_list)
-        output[0] = everything[ranks_of(group).index(world.rank)] if everything else None
-
-    def send_object_list(
-        object_list: list[Any], dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-        **_: Any,
-    ) -> None:  # fmt: skip
-        world.mailbox.post(f"object {source(dst, group, group_dst)} {ranks_of(group)}", list(object_list))
-
-    def recv_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-        **_: Any,
-    ) -> int:  # fmt: skip
-        sender = source(src, group, group_src)
-        known, content = world.mailbox.read(sender, f"object {world.rank} {ranks_of(group)}")
-        if not known:
-            raise NotImplementedError(
-                f"windtunnel: recv_object_list from rank {sender} cannot be emulated because that rank is "
-                f"not captured before rank {world.rank}, so what it sends is unknown; name both with "
-                "--ranks, the sender first"
-            )
-        object_list[:] = content
-        return sender
-
-    objects = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)
-    for function in (*objects, send_object_list, recv_object_list):
-        for module in (dist, c10d):
-            setattr(module, function.__name__, function)
-
-
 def _agree_on_shapes(world: WorldView) -> None:
     """Pipeline stages vote on how to learn shapes and tell each other: answered without the messages.
 
@@ -297,7 +205,7 @@ def _agree_on_shapes(world: WorldView) -> None:
         if src_stage > self.stage_index:
             return modes._StageBackwardMeta(backward_metas=modes._derive_grad_metas(self._stage_meta.outputs))
         sender = self._resolve_peer_global_rank(src_stage)
-        known, meta = world.mailbox.read(sender, f"shapes {src_stage} {self.stage_index}")
+        known, meta = world.mailbox.read_earlier(sender, f"shapes {src_stage} {self.stage_index}")
         if known:
             return meta
         if sent:
@@ -346,57 +254,3 @@ def _trust_replicas() -> None:
         original(self, device_mesh, False)
 
     tracker.__init__ = start
-
-
-WAIT_SECONDS = 120.0
-POLL_SECONDS = 0.002
-ANYBODY = -1
-
-
-@dataclass
-class Mailbox:
-    """``earlier`` are the ranks whose capture started before this rank's, or is complete."""
-
-    directory: Path
-    rank: int
-    earlier: frozenset[int]
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
-        """Say something under a topic; the k-th post of a topic is read by the k-th `read`.
-
-        ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also
-        answers who asks a rank that is not captured.
-        """
-        number = self._next(f"post {topic}")
-        for path in [self._path(self.rank, topic, number)] + [self._path(ANYBODY, topic, number)] * for_all:
-            atomic.replace(path, pickle.dumps(content))
-
-    def read(self, sender: int, topic: str) -> tuple[bool, Any]:
-        """The next thing that ``sender`` said under ``topic``: (True, content), or (False, None) when the
-        sender is not captured before this rank or does not say it in time."""
-        number = self._next(f"read {sender} {topic}")
-        if sender not in self.earlier:
-            said = self._path(ANYBODY, topic, number)
-            return (True, pickle.loads(said.read_bytes())) if said.exists() else (False, None)
-        path = self._path(sender, topic, number)
-        done = self.directory / f"done-{sender}"
-        give_up = time.monotonic() + WAIT_SECONDS
-        while not path.exists():
-            if (done.exists() and not path.exists()) or time.monotonic() > give_up:
-                return False, None
-            time.sleep(POLL_SECONDS)
-        return True, pickle.loads(path.read_bytes())
-
-    def close(self) -> None:
-        """Nothing more comes from this rank: whoever waits for it goes on."""
-        (self.directory / f"done-{self.rank}").touch()
-
-    def _next(self, key: str) -> int:
-        number = self.counts.get(key, 0)
-        self.counts[key] = number + 1
-        return number
-
-    def _path(self, sender: int, topic: str, number: int) -> Path:
-        digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
-        return self.directory / f"{sender}-{digest}-{number}"

@@ -70,8 +70,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (self.is_cuda()) {
     if (!src.is_cuda() && src.numel() * static_cast<int64_t>(src.element_size()) <= SHADOW_BYTES)
       set_shadow(self, src.expand(self.sizes()).to(self.scalar_type()));
-    else if (auto known = src.is_cuda() && src.sizes() == self.sizes() ? shadow_of(src) : at::Tensor(); known.defined())
-      set_shadow(self, known.as_strided(src.sizes(), src.strides(), src.storage_offset()).to(self.scalar_type()));
+    else if (src.is_cuda())
+      copy_values(self, src);
     else
       drop_shadow(self);
   } else if (auto known = shadow_of(src); known.defined()) {

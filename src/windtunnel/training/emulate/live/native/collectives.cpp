@@ -4,7 +4,8 @@
 // at one of c10d's dispatcher operators with its process group. It is written down with the stream that it
 // runs on: an asynchronous one runs on the group's own stream, which first waits for the stream that
 // issued it, and whoever waits for the work makes its stream wait for that one. This is what ProcessGroupNCCL does.
-// Host tensors are filled as if all ranks held the same data.
+// The values of small tensors that the host knows go to other ranks (values.py); reductions, and gathers of larger host
+// tensors, are as if all ranks held the same.
 #include "record.h"
 
 #include <ATen/ATen.h>
@@ -104,14 +105,14 @@ void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector
 // The same for the host copies of small device tensors, where all inputs have one.
 void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum) {
   std::vector<at::Tensor> from, to;
-  bool known = kind != "send" && kind != "recv";
+  bool known = true;
   for (const auto& t : in) {
     auto shadow = known ? shadow_of(t) : at::Tensor();
     known = shadow.defined();
     if (known) from.push_back(shadow.as_strided(t.sizes(), t.strides(), t.storage_offset()).clone());
   }
   if (!known) {
-    if (kind != "send") for (const auto& t : out) drop_shadow(t);
+    for (const auto& t : out) drop_shadow(t);
     return;
   }
   const bool in_place = in.size() == out.size() && !in.empty() && in[0].is_same(out[0]);
@@ -119,6 +120,84 @@ void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, st
     to.push_back(in_place ? from[i] : at::zeros(out[i].sizes(), out[i].options().device(at::kCPU)));
   fill_host(kind, from, to, size, rank, sum);
   for (size_t i = 0; i < out.size(); ++i) set_shadow(out[i], to[i]);
+}
+
+// ------------------------------------------------------------------------- values that go from rank to rank
+enum Travels { BROADCAST = 0, SCATTER = 1, SEND = 2, ALL_GATHER = 3, GATHER = 4 };  // KINDS of values.py
+
+// The values of a tensor on the host, or undefined where nobody knows them. What was promised is asked for.
+at::Tensor values_of(const at::Tensor& t) {
+  at::NoGradGuard no_grad;
+  if (!t.is_cuda()) return t.device().is_cpu() ? t.contiguous() : at::Tensor();
+  auto shadow = shadow_of(t);
+  return shadow.defined() ? shadow.as_strided(t.sizes(), t.strides(), t.storage_offset()).clone(at::MemoryFormat::Contiguous) : at::Tensor();
+}
+
+void say(int kind, const std::string& group, int64_t to, const at::Tensor& t) {
+  auto known = values_of(t);
+  recorder().say(kind, group.c_str(), to, known.defined() ? known.data_ptr() : nullptr, known.defined() ? static_cast<int64_t>(known.nbytes()) : 0);
+}
+
+void receive(int kind, const std::string& group, int64_t place, const at::Tensor& t, const at::Tensor& own) {
+  at::NoGradGuard no_grad;
+  auto& r = recorder();
+  const int64_t promise = r.promise(kind, group.c_str(), place, own.defined() ? own.data_ptr() : nullptr,
+                                    own.defined() ? static_cast<int64_t>(own.nbytes()) : 0);
+  if (t.is_cuda()) return set_promise(t, promise);
+  auto said = at::empty(t.sizes(), t.options());
+  if (r.keep(promise, said.data_ptr(), static_cast<int64_t>(said.nbytes()))) t.copy_(said);
+}
+
+// Both sides count the same messages, because both see the same sizes. Returns whether this kind is carried.
+bool carry(const std::string& kind, const c10d::ProcessGroup& group, int64_t peer, const std::vector<at::Tensor>& in,
+           const std::vector<at::Tensor>& out) {
+  if (!recorder().say || group.getSize() < 2) return false;
+  const std::string name = group.getGroupName();
+  const int64_t me = group.getRank();
+  if (kind == "broadcast") {
+    for (const auto& t : out) {
+      if (!is_small(t)) { if (me != peer && t.is_cuda()) drop_shadow(t); }
+      else if (me == peer) say(BROADCAST, name, -1, t);
+      else receive(BROADCAST, name, peer, t, {});
+    }
+    return true;
+  }
+  if (kind == "send" || kind == "recv") {
+    const auto& all = kind == "send" ? in : out;
+    for (const auto& t : all) {
+      if (!is_small(t) || peer < 0) drop_shadow(t);
+      else if (kind == "send") say(SEND, name, peer, t);
+      else receive(SEND, name, peer, t, {});
+    }
+    return true;
+  }
+  if (kind == "scatter") {
+    if (out.empty() || !is_small(out[0])) return false;
+    if (me != peer) {
+      receive(SCATTER, name, peer, out[0], {});
+      return true;
+    }
+    for (size_t i = 0; i < in.size(); ++i)
+      if (static_cast<int64_t>(i) != me) say(SCATTER, name, static_cast<int64_t>(i), in[i]);
+    auto own = in.size() == static_cast<size_t>(group.getSize()) ? values_of(in[me]) : at::Tensor();
+    if (!out[0].is_cuda()) out[0].copy_(in[me]);
+    else if (own.defined()) set_shadow(out[0], own);
+    else drop_shadow(out[0]);
+    return true;
+  }
+  if (kind == "all_gather" || kind == "gather") {
+    if (in.size() != 1 || !is_small(in[0])) return false;
+    const int which = kind == "gather" ? GATHER : ALL_GATHER;
+    auto own = values_of(in[0]);
+    recorder().say(which, name.c_str(), -1, own.defined() ? own.data_ptr() : nullptr, own.defined() ? static_cast<int64_t>(own.nbytes()) : 0);
+    const bool each = out.size() == static_cast<size_t>(group.getSize()) && out[0].numel() == in[0].numel();
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (own.defined() && (each || out.size() == 1)) receive(which, name, each ? static_cast<int64_t>(i) : -1, out[i], own);
+      else drop_shadow(out[i]);
+    }
+    return true;
+  }
+  return false;
 }
 
 struct Collective final : c10::OperatorKernel {
@@ -192,7 +271,8 @@ struct Collective final : c10::OperatorKernel {
           if (block >= 0) r.collective_blocks.push_back(block);
         }
     }
-    if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum);
+    if (carry(what, *group, peer, in, out)) {}
+    else if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum);
     else if (!barrier) fill_shadows(what, in, out, group->getSize(), group->getRank(), sum);
 
     for (const auto& ret : schema.returns()) {

@@ -109,6 +109,7 @@ struct Block {
   int32_t id;
   int64_t bytes;
   at::Tensor shadow;
+  int64_t promise = 0;  // of another rank, which has not been asked yet
 };
 
 static void free_block(void* context) {
@@ -173,18 +174,32 @@ static Block* block_behind(const at::Tensor& t) {
   return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
+static void ask_for_promise(Block* block) {
+  auto& r = recorder();
+  at::Tensor bytes = at::empty({block->bytes}, at::kByte);
+  const int64_t promise = block->promise;
+  block->promise = 0;
+  if (r.keep(promise, bytes.data_ptr(), block->bytes)) block->shadow = bytes;
+}
+
 at::Tensor shadow_of(const at::Tensor& t) {
   auto* block = block_behind(t);
+  if (block && block->promise) ask_for_promise(block);
   if (!block || !block->shadow.defined()) return {};
   if (block->shadow.scalar_type() == t.scalar_type()) return block->shadow;
   if (block->bytes % static_cast<int64_t>(t.element_size()) != 0) return {};
   return block->shadow.view(at::kByte).view(t.scalar_type());
 }
 
+static bool whole(const at::Tensor& t, const Block* block) {
+  return t.numel() * static_cast<int64_t>(t.element_size()) == block->bytes && block->bytes <= SHADOW_BYTES && t.is_contiguous();
+}
+
 void set_shadow(const at::Tensor& t, const at::Tensor& host) {
   auto* block = block_behind(t);
   if (!block) return;
-  if (t.numel() * t.element_size() == block->bytes && block->bytes <= SHADOW_BYTES && t.is_contiguous()) {
+  block->promise = 0;
+  if (whole(t, block)) {
     block->shadow = host.detach().reshape({-1}).clone();
   } else if (block->shadow.defined()) {
     block->shadow = at::Tensor();
@@ -193,7 +208,30 @@ void set_shadow(const at::Tensor& t, const at::Tensor& host) {
 
 void drop_shadow(const at::Tensor& t) {
   auto* block = block_behind(t);
-  if (block && block->shadow.defined()) block->shadow = at::Tensor();
+  if (!block) return;
+  block->promise = 0;
+  if (block->shadow.defined()) block->shadow = at::Tensor();
+}
+
+bool is_small(const at::Tensor& t) { return t.numel() > 0 && t.numel() * static_cast<int64_t>(t.element_size()) <= SHADOW_BYTES; }
+
+void set_promise(const at::Tensor& t, int64_t promise) {
+  drop_shadow(t);
+  auto* block = block_behind(t);
+  if (block && whole(t, block)) block->promise = promise;
+}
+
+void copy_values(const at::Tensor& to, const at::Tensor& from) {
+  auto* source = block_behind(from);
+  auto* target = block_behind(to);
+  const bool promised = source && source->promise;
+  if (promised && target && from.scalar_type() == to.scalar_type() && whole(from, source) && whole(to, target)) {
+    set_promise(to, source->promise);  // nobody is asked for what nobody looks at
+  } else if (auto known = from.sizes() == to.sizes() ? shadow_of(from) : at::Tensor(); known.defined()) {
+    set_shadow(to, known.as_strided(from.sizes(), from.strides(), from.storage_offset()).to(to.scalar_type()));
+  } else {
+    drop_shadow(to);
+  }
 }
 
 // -------------------------------------------------------------------------------------------------- guard
@@ -421,6 +459,11 @@ void wt_recorded(int64_t* word) { wt::recorder().recorded = word; }
 void wt_callbacks(int32_t (*site)(), void (*read)(const char*)) {
   wt::recorder().find_call_site = site;
   wt::recorder().host_read = read;
+}
+void wt_values(decltype(wt::Recorder::say) say, decltype(wt::Recorder::promise) promise, decltype(wt::Recorder::keep) keep) {
+  wt::recorder().say = say;
+  wt::recorder().promise = promise;
+  wt::recorder().keep = keep;
 }
 void wt_event(int kind, int stream, int ref, int64_t value) {
   std::lock_guard<std::recursive_mutex> lock(wt::recorder().mutex);

@@ -66,6 +66,10 @@ struct Recorder {
   int64_t* recorded = nullptr;             // counts events in memory that the parent process sees, too
   int32_t (*find_call_site)() = nullptr;   // set by Python: row of the call-site table for the running frame
   void (*host_read)(const char*) = nullptr;  // set by Python: device data was read by the host
+  // Set by Python, which carries the values of small tensors from rank to rank (values.py tells of the arguments).
+  void (*say)(int kind, const char* group, int64_t to, const void* data, int64_t bytes) = nullptr;
+  int64_t (*promise)(int kind, const char* group, int64_t place, const void* own, int64_t bytes) = nullptr;
+  int (*keep)(int64_t promise, void* into, int64_t bytes) = nullptr;
 
   void add(uint8_t kind, int16_t stream, int32_t ref, int64_t value = 0);
 };
@@ -99,10 +103,14 @@ int32_t block_of(const c10::StorageImpl* storage);
 int64_t note_flow(const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written);
 
 // Small tensors that the host copied to the device keep their values until something else is written to them, so
-// that counts, sizes and flags which travel through the device come back true.
+// that counts, sizes and flags which travel through the device come back true. What another rank has sent is promised: it
+// is asked for when somebody wants to see it.
 constexpr int64_t SHADOW_BYTES = 1 << 16;
 at::Tensor shadow_of(const at::Tensor& t);  // flat host copy of the whole storage in t's dtype, or undefined
 void set_shadow(const at::Tensor& t, const at::Tensor& host);  // host: same shape and dtype as t
 void drop_shadow(const at::Tensor& t);
+bool is_small(const at::Tensor& t);                           // its values may be known
+void set_promise(const at::Tensor& t, int64_t promise);       // t holds what was promised, 0 for nothing known
+void copy_values(const at::Tensor& to, const at::Tensor& from);  // both on the device
 
 }  // namespace wt

@@ -1,0 +1,164 @@
+"""What one rank says to another while each is captured in a process of its own.
+
+A message is a file, written under another name and renamed; the k-th post of a topic is read by the k-th
+`read`. Nobody else is pretended: whoever needs what another rank says waits for it, and a rank that does not
+run yet is started for that (`worker`), so that a source's values are true also where it is captured later. A
+network of processes that only wait for what they read (Kahn 1974, "The semantics of a simple language for
+parallel programming") says the same whatever runs first, so the result does not depend on timing; and where
+all that run wait for each other, the job would hang too, which is told as an error that names them.
+
+Where every rank says something to all (``all_gather``), only those are heard that are captured before: else
+all ranks of the world would have to run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windtunnel.base import atomic
+from windtunnel.training.emulate.live import failure
+
+POLL_SECONDS = 0.002
+ANYBODY = -1
+ASKED = 16
+"""Ranks that would not run otherwise, or not before, that a rank may ask for what they say."""
+
+
+@dataclass
+class Mailbox:
+    """``earlier`` are the ranks whose capture comes before this rank's. ``tell`` tells the worker what this
+    rank waits for (`Want`), or that it goes on (None)."""
+
+    directory: Path
+    rank: int
+    earlier: frozenset[int]
+    tell: Callable[[Want | None], None] = lambda want: None
+    counts: dict[str, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+
+    def post(self, topic: str, content: Any, *, for_all: bool = False) -> None:
+        """Say something under a topic.
+
+        ``for_all``: what this rank says, any rank that plays the same part would say too, so that it also
+        answers who asks a rank that is not captured.
+        """
+        data = dump(content)  # may fail: then nothing was said
+        number = self.number(f"post {topic}")
+        for sender in (self.rank, ANYBODY) if for_all else (self.rank,):
+            atomic.replace(path_of(self.directory, sender, topic, number), data)
+
+    def read(self, sender: int, topic: str) -> tuple[bool, Any]:
+        """The next thing that ``sender`` says under ``topic``, awaited: (True, content), or (False, None)
+        when its capture ends without, or too many ranks would have to run. See `wait`."""
+        return self.wait(sender, topic, self.number(f"read {sender} {topic}"))
+
+    def read_earlier(self, sender: int, topic: str) -> tuple[bool, Any]:
+        """The same of a rank that is captured before this one; of no other anything is known."""
+        number = self.number(f"read {sender} {topic}")
+        if sender in self.earlier:
+            return self.wait(sender, topic, number)
+        said = path_of(self.directory, ANYBODY, topic, number)
+        return (True, pickle.loads(said.read_bytes())) if said.exists() else (False, None)
+
+    def wait(self, sender: int, topic: str, number: int) -> tuple[bool, Any]:
+        """Wait for the message of that number.
+
+        Raises:
+            failure.WouldHang: all ranks that run wait for each other.
+        """
+        if sender not in self.earlier | self.asked:
+            if len(self.asked) == ASKED:
+                return False, None
+            self.asked.add(sender)
+        path = path_of(self.directory, sender, topic, number)
+        done = self.directory / f"done-{sender}"
+        stuck = self.directory / f"stuck-{self.rank}"
+        want = Want(sender, topic.partition(" ")[0], str(path))
+        waits = False
+        while not path.exists():
+            if done.exists() and not path.exists():
+                break
+            if not waits:
+                self.tell(want)
+                waits = True
+            if stuck.exists():
+                raise failure.WouldHang(stuck.read_text())
+            time.sleep(POLL_SECONDS)
+        if waits:
+            self.tell(None)
+        return (True, pickle.loads(path.read_bytes())) if path.exists() else (False, None)
+
+    def close(self) -> None:
+        """Nothing more comes from this rank: whoever waits for it goes on."""
+        (self.directory / f"done-{self.rank}").touch()
+
+    def number(self, key: str) -> int:
+        """How often it was asked for this key before."""
+        number = self.counts.get(key, 0)
+        self.counts[key] = number + 1
+        return number
+
+
+@dataclass(frozen=True)
+class Want:
+    """A rank waits for the ``sender`` to say something in a call (``kind``), which will lie at ``path``."""
+
+    sender: int
+    kind: str
+    path: str
+
+
+def hanging(waiting: dict[int, Want]) -> str | None:
+    """In one sentence, why nothing goes on when only these ranks run and wait; None where something does."""
+    for want in waiting.values():
+        path = Path(want.path)
+        if path.exists() or (path.parent / f"done-{want.sender}").exists():
+            return None
+    chain = [min(waiting)]
+    while (sender := waiting[chain[-1]].sender) in waiting and sender not in chain:
+        chain.append(sender)
+    told = [f"rank {rank} for what rank {waiting[rank].sender} says ({waiting[rank].kind})" for rank in chain]
+    return f"the job would hang: ranks wait for each other, {', '.join(told)}"
+
+
+def path_of(directory: Path, sender: int, topic: str, number: int) -> Path:
+    digest = hashlib.sha256(topic.encode()).hexdigest()[:16]
+    return directory / f"{sender}-{digest}-{number}"
+
+
+class _Pickler(pickle.Pickler):
+    """A tensor on the device goes as its shape, and its values where the host knows them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_cuda
+            and type(value) in (torch.Tensor, torch.nn.Parameter)
+        ):
+            shape = (tuple(value.shape), value.stride(), value.dtype, value.device.index)
+            return _tensor, (shape, type(value) is torch.nn.Parameter, value.requires_grad)
+        return NotImplemented
+
+
+def _tensor(shape: Any, parameter: bool, requires_grad: bool) -> torch.Tensor:
+    size, stride, dtype, index = shape
+    tensor = torch.empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))
+    if parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def dump(content: Any) -> bytes:
+    """``pickle.dumps``, which raises what it raises."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(content)
+    return buffer.getvalue()

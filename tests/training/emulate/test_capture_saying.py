@@ -1,0 +1,84 @@
+"""What one rank says to another arrives, also where the one that says it is captured later."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from capturing import SCRIPTS, capture, session
+
+from windtunnel.base.errors import ScriptError
+from windtunnel.training.emulate.graph import NoteKind
+from windtunnel.training.emulate.live.mailbox import ASKED, Mailbox, Want, hanging
+
+CLUSTER = "h100-sxm:1x4"
+CASES = [
+    name
+    for name in re.findall(r"^def (case_\w+)", (SCRIPTS / "saying.py").read_text(), re.MULTILINE)
+    if name not in ("case_gathered_of_earlier_ranks", "case_wait_for_each_other")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_rank_hears_the_others(jobs: int) -> None:
+    with session("saying.py", *CASES, cluster=CLUSTER, jobs=jobs) as one:
+        (first,) = one.capture([0])
+        assert one.heard == {1, 2, 3}
+        (third, last) = one.capture([2, 3])
+        assert [first.rank, third.rank, last.rank] == [0, 2, 3] and one.heard == {1}
+    assert [note.text for note in first.notes if note.kind == NoteKind.APPROXIMATION] == [
+        "all_gather_object: rank 0 takes ranks 1-3 to say what it says itself"
+    ]
+
+
+def test_whoever_is_not_needed_does_not_run() -> None:
+    with session("saying.py", "case_weights_are_not_waited_for", cluster=CLUSTER) as one:
+        one.capture([0])
+        assert one.heard == set()
+
+
+@pytest.mark.slow
+def test_of_a_gather_the_earlier_ranks_are_heard_and_the_others_assumed() -> None:
+    slices = capture("saying.py", "case_gathered_of_earlier_ranks", cluster=CLUSTER, ranks=(0, 1, 2, 3))
+    told = [{note.text for note in one.notes if note.kind == NoteKind.APPROXIMATION} for one in slices]
+    assert told[3] == set()
+    assert told[1] == {
+        "all_gather_object: rank 1 takes ranks 2-3 to say what it says itself",
+        "all_gather: rank 1 takes ranks 2-3 to hold the values that it holds itself",
+        "all_gather: rank 1 takes rank 2 to hold the values that it holds itself",
+        "all_gather: rank 1 takes rank 3 to hold the values that it holds itself",
+    }
+
+
+def test_ranks_that_wait_for_each_other_would_hang() -> None:
+    with pytest.raises(ScriptError, match="the job would hang: ranks wait for each other") as caught:
+        capture("saying.py", "case_wait_for_each_other", cluster=CLUSTER)
+    assert "rank 0 for what rank 1 says (broadcast_object_list)" in str(caught.value)
+    assert "rank 1 for what rank 0 says (broadcast_object_list)" in str(caught.value)
+
+
+def test_a_rank_asks_only_so_many_others(tmp_path: Path) -> None:
+    told: list[Want | None] = []
+
+    def answer(want: Want | None) -> None:
+        told.append(want)
+        if want is not None:
+            Path(tmp_path, f"done-{want.sender}").touch()
+
+    box = Mailbox(tmp_path, 0, frozenset(), answer)
+    for sender in range(1, ASKED + 5):
+        assert box.read(sender, "topic") == (False, None)
+    assert [want.sender for want in told if want] == list(range(1, ASKED + 1))
+
+
+def test_nothing_hangs_while_a_message_lies_there(tmp_path: Path) -> None:
+    here = tmp_path / "message"
+    waiting = {4: Want(7, "recv", str(here)), 7: Want(4, "scatter", str(tmp_path / "other"))}
+    assert hanging(waiting) == (
+        "the job would hang: ranks wait for each other, rank 4 for what rank 7 says (recv), "
+        "rank 7 for what rank 4 says (scatter)"
+    )
+    here.touch()
+    assert hanging(waiting) is None
