@@ -62,13 +62,16 @@ def emulate(
 
     Example: windtunnel emulate --cluster h100-sxm:16x8 train.py --batch 2
     """
-    from rich.console import Console
+    from windtunnel.base.importing import uncollected
 
-    from windtunnel import api
-    from windtunnel.base.errors import VerdictError
-    from windtunnel.cli import shown_progress
-    from windtunnel.cluster.load import load_cluster
-    from windtunnel.report.terminal import print_summary
+    with uncollected():
+        from rich.console import Console
+
+        from windtunnel import api
+        from windtunnel.base.errors import VerdictError
+        from windtunnel.cli import shown_progress
+        from windtunnel.cluster.load import load_cluster
+        from windtunnel.report.terminal import print_summary
 
     where = load_cluster(cluster)
     failed: VerdictError | None = None

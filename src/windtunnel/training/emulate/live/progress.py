@@ -85,8 +85,8 @@ class Word:
 
 @dataclass
 class Watch:
-    """Follows the process of one rank. ``stack``: the file to which it writes where it stands on SIGUSR1;
-    ``events``: what it has recorded."""
+    """Follows the process of one rank, a child of this one. ``stack``: the file to which it writes where it
+    stands on SIGUSR1; ``events``: what it has recorded. ``ended``: can be read when it has."""
 
     pid: int
     rank: int
@@ -98,6 +98,7 @@ class Watch:
     """Seconds that count since it last got on."""
 
     def __post_init__(self) -> None:
+        self.ended = os.pidfd_open(self.pid)
         self.looked = self.began
         self._before = self._signs()
         self.begin_anew()

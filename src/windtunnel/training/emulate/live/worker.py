@@ -18,6 +18,7 @@ import math
 import os
 import pickle
 import runpy
+import select
 import shutil
 import signal
 import sys
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import atomic
+from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
 from windtunnel.training.emulate.graph import Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
@@ -71,13 +73,13 @@ def main() -> None:
     # What outlives the process of a rank that started it becomes a child of this one, and ends with it.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    native = native_library.load()
-    _import_torch()
+    with uncollected():
+        native = native_library.load()
+        _import_torch()
     if device.kind == "gpu":
         native.wt_device(1, device.capability[0] * 10 + device.capability[1], 0)
         native.wt_register_operators(native_library.operator_names())
     native.wt_register_collectives()
-    gc.collect()
     gc.freeze()
     for line in sys.stdin:
         request = Request(**json.loads(line))
@@ -151,6 +153,7 @@ def _serve(request: Request, device: Any, native: Any) -> None:
         if pid in running:
             ended = running.pop(pid)
             blocked.pop(ended.rank, None)
+            os.close(ended.ended)
             code = os.waitstatus_to_exitcode(status)
             Path(request.directory, f"done-{ended.rank}").touch()
             now = time.monotonic()
@@ -178,7 +181,8 @@ def _serve(request: Request, device: Any, native: Any) -> None:
                     hung.add(pid)
                     watch.end()
             least = min(least, watch.quiet)
-        time.sleep(0.005)
+        ends = [watch.ended for watch in running.values()]
+        select.select([read, *ends], [], [], progress.SHORTEST)
     os.close(read)
     os.close(write)
 
