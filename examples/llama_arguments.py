@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from llama_model import SIZES
@@ -30,6 +31,8 @@ def parse_arguments(description: str, world_size: int) -> argparse.Namespace:
         "attention outputs, reduce-scatter results and every second matrix product; full only layer inputs "
         "(default: selective; full for the zero-bubble schedules)")
     add("--compile", action="store_true", help="torch.compile each layer")
+    add("--fp8", action="store_true", help="matrix products of the layers in float8, with a scale for each "
+        "tensor and step, by torchao; with fsdp also the gathered weights")
     add("--loss-parallel", action=argparse.BooleanOptionalAction, default=True,
         help="with --tp, compute the loss on logits split over the vocabulary")
     add("--dtype", choices=["bf16", "fp32"], default="bf16", help="of computation; parameters are fp32")
@@ -75,6 +78,12 @@ def problems(args: argparse.Namespace, world_size: int) -> Iterator[str]:
         yield f"--parallel none would let {args.dp * args.cp} copies of the model drift apart; use fsdp"
     # DDP knows nothing of split parameters, and cannot set up its buckets when several microbatches come back
     # before the next one goes forward.
+    if args.fp8 and find_spec("torchao") is None:
+        yield "--fp8 needs torchao, which is not installed: pip install torchao"
+    if args.fp8 and args.dtype != "bf16":
+        yield "--fp8 goes with --dtype bf16, in which everything else is computed"
+    if args.fp8 and args.tp > 1:
+        yield "--fp8 does not go with --tp: torchao has styles of its own for tensor parallel layers"
     if args.parallel == "ddp" and args.tp * args.pp > 1:
         yield "--parallel ddp does not go with --tp and --pp; use fsdp"
     if config.kv_heads % args.tp:

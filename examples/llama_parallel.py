@@ -86,6 +86,23 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh, loss_parallel: bool) -
         parallelize_module(block, mesh, block_plan)
 
 
+def apply_float8(model: Llama, sharded: bool) -> None:
+    """Let torchao compute the layers' matrix products in float8, a scale for each tensor at each step. With
+    ``sharded`` parameters FSDP gathers them in float8 too. The output layer stays as it is."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)
+    convert_to_float8_training(model.layers, config=config)
+
+
+def scale_weights(parts: Iterable[nn.Module]) -> None:
+    """After an optimiser step: the scales of all float8 weights, by one all-reduce."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    for part in parts:
+        precompute_float8_dynamic_scale_for_fsdp(part)
+
+
 KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,

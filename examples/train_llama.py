@@ -1,4 +1,4 @@
-"""Train a Llama 3 decoder on a text file, with every usual kind of parallelism. Plain PyTorch, nothing else.
+"""Train a Llama 3 decoder on a text file, with every usual kind of parallelism. Plain PyTorch but for --fp8.
 
     torchrun --nproc-per-node 2 examples/train_llama.py --size debug --steps 20
     torchrun --nnodes 16 --nproc-per-node 8 ... examples/train_llama.py --size 8b --seq 8192 --batch 2
@@ -6,7 +6,7 @@
 
 The mesh has the dimensions pipeline, data, context and tensor ("pp", "dp", "cp", "tp"); what --pp, --cp and
 --tp leave of the world is data parallel. The model is built without memory on the meta device, cut up by
-plain functions (tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and then allocated.
+plain functions (float8, tensor parallel, checkpointing, compile, FSDP or DDP: in this order), and allocated.
 The third way keeps a checkpoint of every step in the memory of other hosts, and goes on after failures.
 
 Model: "The Llama 3 Herd of Models" (arXiv:2407.21783), table 3; the small sizes are those of Llama 3.2, with
@@ -35,10 +35,12 @@ from llama_arguments import parse_arguments
 from llama_model import SIZES, Llama
 from llama_parallel import (
     apply_checkpointing,
+    apply_float8,
     apply_fsdp,
     apply_tensor_parallel,
     build_pipeline,
     clip_gradients,
+    scale_weights,
     shard_sequence,
     stage_layers,
     stages_of_rank,
@@ -59,6 +61,8 @@ def build_part(
     layers, is_first, is_last = stage_layers(config.layers, stage, stages)
     with torch.device("meta"):
         model = Llama(config, args.seq, layers, is_first, is_last)
+    if args.fp8:
+        apply_float8(model, sharded=args.parallel == "fsdp")
     if args.tp > 1:
         apply_tensor_parallel(model, mesh["tp"], args.loss_parallel)
     apply_checkpointing(model, args.ac)
@@ -145,6 +149,8 @@ def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> No
         if args.clip:
             clip_gradients(parameters, args.clip, pp_mesh)
         optimizer.step()
+        if args.fp8 and args.parallel == "fsdp":
+            scale_weights(parts)
 
         if has_loss:
             dist.all_reduce(total, group=data_mesh.get_group())

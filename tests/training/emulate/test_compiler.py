@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from region_tapes import Tape, meta, operators_of, peak
 
 import windtunnel as wt
+from windtunnel.base.errors import ScriptError
 from windtunnel.cluster.catalogue import device
 from windtunnel.training.emulate.bench.jobs import example
-from windtunnel.training.emulate.graph import EventKind, Phase
+from windtunnel.training.emulate.graph import EventKind, Operator, Phase
 from windtunnel.training.emulate.twin.compiler import compiled
 from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels
 from windtunnel.training.emulate.twin.compiler.loops import Loops, parts_of
@@ -101,6 +102,47 @@ def test_nothing_that_needs_the_maximum_of_all_is_in_the_kernel_that_looks_for_i
     first, second, third = operators_of(done)[:3]
     assert (moved_bytes(first), moved_bytes(second)) == (SIZE, 4)
     assert moved_bytes(third) == SIZE + SIZE // 2 + 4
+
+
+def test_what_is_done_twice_is_done_once():
+    """Two projections that cast the same input each; random numbers are drawn twice."""
+    tape = Tape()
+    x, w = tape.new(X), tape.new(X)
+    tape.call = 1
+    casts = [
+        tape.one("aten._to_copy.default", [x], meta(4096, 4096, dtype="float8_e4m3fn")) for _ in range(2)
+    ]
+    for cast in casts:
+        tape.one("aten._scaled_mm.default", [cast, w], X)
+    drawn = [tape.one("aten.rand_like.default", [w]) for _ in range(2)]
+    y = tape.one("aten.mul.Tensor", drawn)
+    tape.call = 0
+    tape.one("aten.mm.default", [y, y])
+    done = compiled(tape.slice())
+    assert names(done).count("compiled.to_copy") == 1
+    assert names(done).count("aten._scaled_mm.default") == 2
+    assert {len(op.tensors()) for op in operators_of(done) if "rand" in op.name} == {1}
+    kernels_ = [op for op in operators_of(done) if "rand" in op.name]
+    assert len(kernels_) == 1 and moved_bytes(kernels_[0]) == 2 * SIZE
+
+
+def test_what_is_copied_into_fresh_memory_is_made_there():
+    """``empty`` and ``copy_`` is how eager mode casts: the fresh block vanishes like any other."""
+    tape = Tape()
+    x = tape.new(X)
+    tape.call = 1
+    fresh = tape.new(meta(4096, 4096, dtype="float32"))
+    tape.operators.append(
+        Operator("aten.copy_.default", (tape.metas[fresh], X, False), (tape.metas[fresh],), 1)
+    )
+    tape.flow += [1, 2, 1, fresh, 0, x, 0, fresh, 0]
+    tape.event(EventKind.OP, 0, 1)
+    y = tape.one("aten.mul.Tensor", [fresh, fresh])
+    tape.call = 0
+    tape.one("aten.mm.default", [y, y])
+    done = compiled(tape.slice())
+    assert names(done)[0] == "compiled.copy_mul"
+    assert fresh not in done.events["ref"][done.events["kind"] == EventKind.ALLOC]
 
 
 def test_complex_numbers_are_left_to_aten():
@@ -324,8 +366,6 @@ def test_the_least_is_kept():
 
 
 def test_small_reductions_are_written_out():
-    from windtunnel.training.emulate.graph import Operator
-
     groups = Operator("aten.sum.dim_IntList", (meta(2, 64, 8, 4, 128), (3,), False), (meta(2, 64, 8, 128),))
     assert [part.loops for part in parts_of(groups)] == [Loops("pointwise", 2 * 64 * 8 * 128)]
     columns = Operator("aten.sum.dim_IntList", (meta(64, 128), (0,), True), (meta(1, 128),))
@@ -347,3 +387,27 @@ def test_the_example_is_faster_and_smaller_compiled(monkeypatch, tmp_path):
     assert done.summary.model_flops_per_iteration == eager.summary.model_flops_per_iteration
     assert any(op.kind == "compiled" for op in done.operators)
     assert not any(op.kind == "compiled" for op in eager.operators)
+
+
+def test_the_example_in_float8_is_faster_and_its_products_run_at_the_rate_of_float8(monkeypatch, tmp_path):
+    pytest.importorskip("torchao")
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    arguments = ["--size", "debug", "--seq", "512", "--parallel", "fsdp", "--compile", "--fp8"]
+    run = wt.emulate(example(), *arguments, cluster="h100-sxm:1x2", report=False)
+    assert 0 < run.mfu <= run.hfu < 1
+    products = next(op for op in run.operators if op.name == "aten._scaled_mm.default")
+    assert products.count == 6 * (7 * 3 + 3)  # forward and twice backward, and what checkpointing repeats
+    assert run.summary.flops_dtype.startswith("float8")
+    # A cast, and the search for the largest value: each with what it follows on.
+    assert any("abs_max" in op.name for op in run.operators)
+
+
+def test_the_example_refuses_float8_where_it_cannot_go(monkeypatch, tmp_path):
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    for more, words in (
+        (["--tp", "2"], "does not go with --tp"),
+        (["--dtype", "fp32"], "goes with --dtype bf16"),
+    ):
+        with pytest.raises(ScriptError, match="exit") as refused:
+            wt.emulate(example(), "--fp8", *more, cluster="h100-sxm:1x2", report=False)
+        assert words in str(refused.value) + refused.value.details

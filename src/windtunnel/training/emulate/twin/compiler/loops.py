@@ -96,6 +96,9 @@ def parts_of(op: Operator) -> tuple[Part, ...]:
         and base not in ("topk", "sort", "msort", "median", "cumsum", "cumprod")
     ):
         return (Part(_reduction(op, tensors[0]), reads, (), writes),)
+    if op.name.endswith(".out") and kind in ("elementwise", "other") and len(op.outputs) == 1 and reads[1:]:
+        # The last tensor is only written; where it is made to fit, it is recorded as it was before.
+        return (Part(Loops("pointwise", max(t.numel for t in tensors)), reads[:-1], (), writes),)
     if kind in ("elementwise", "copy"):
         overwritten = base in OVERWRITES
         points = max(tensor.numel for tensor in op.outputs)

@@ -9,8 +9,9 @@ a region is under way: packing, and whatever runs on another stream.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -49,7 +50,8 @@ class Read:
 @dataclass(slots=True)
 class Node:
     """``event`` is where the operator stands, ``at`` where the node does (a recomputed one moves to its first
-    reader). ``writes``: value, offset and bytes. ``row`` of the operator table."""
+    reader). ``writes``: value, offset and bytes. ``row`` of the operator table. ``merged``: another node
+    stands for it."""
 
     graph: Graph
     event: int
@@ -60,6 +62,7 @@ class Node:
     recomputed: bool
     at: float
     live: bool = False
+    merged: bool = False
 
 
 @dataclass
@@ -157,27 +160,22 @@ class _Reader:
         self, op: Operator, row: int, event: int, graph: Graph, recomputed: bool,
         reads: list[tuple[int, int]], writes: list[tuple[int, int]],
     ) -> None:  # fmt: skip
-        tensors = [
-            (
-                self.current[block] if block in self.current else self._value(block, -1),
-                offset,
-                stored_bytes(meta),
-            )
-            for (block, offset), meta in zip(reads, op.tensors(), strict=False)
-            if block >= 0
-        ]
-        places = [n for n, (block, _) in enumerate(reads) if block >= 0]
-        given = dict(zip(places, tensors, strict=False))
-        before = {block: self.current.get(block) for block, _ in writes}
-        made: dict[int, Read] = {}
         if row not in self.parts:
             self.parts[row] = parts_of(op)
+        given: dict[int, Read] = {}
+        for place in sorted({place for part in self.parts[row] for place in part.reads}):
+            block, offset = reads[place] if place < len(reads) else (-1, 0)
+            if block >= 0:
+                value = self.current[block] if block in self.current else self._value(block, -1)
+                given[place] = Read(value, offset, stored_bytes(op.tensors()[place]))
+        before = {block: self.current.get(block) for block, _ in writes}
+        made: dict[int, Read] = {}
         for part in self.parts[row]:
             number = len(self.nodes)
             node = Node(graph, event, row, part, [], [], recomputed, float(event))
             for place in part.reads:
                 if place in given:
-                    node.reads.append(Read(*given[place]))
+                    node.reads.append(given[place])
             node.reads += [made[place] for place in part.again if place in made]
             for place in part.writes:
                 if place >= len(writes) or writes[place][0] < 0:
@@ -212,17 +210,50 @@ class _Reader:
 
 def _compiles(op: Operator) -> bool:
     base = base_name(op.name)
-    return base not in NEVER and not base.startswith("_foreach") and not op.name.endswith(".out")
+    return base not in NEVER and not base.startswith("_foreach")
+
+
+RANDOM = ("rand", "dropout", "bernoulli", "normal", "uniform", "multinomial", "exponential")
+
+
+def merge_equal(regions: Regions, operators: list[Operator]) -> None:
+    """Let one node stand for all of its graph that do the same with the same values, as AOTAutograd does
+    (``torch/_functorch/compile_utils.py``, ``fx_graph_cse``): three projections that cast their input to
+    float8 cast it once. What is random, in place, or read outside of the regions stays."""
+    nodes, values = regions.nodes, regions.values
+    written = Counter(value.block for value in values)
+    stands: dict[int, int] = {}  # value -> the one that it equals
+    known: dict[tuple[object, ...], Node] = {}
+    for number, node in enumerate(nodes):
+        for place, read in enumerate(node.reads):
+            if read.value in stands:
+                node.reads[place] = replace(read, value=stands[read.value])
+                values[read.value].users.remove(number)
+                values[stands[read.value]].users.append(number)
+        op = operators[node.row]
+        once = all(written[values[w.value].block] == 1 and not values[w.value].outside for w in node.writes)
+        if node.part.loops is None or not once or any(word in op.name for word in RANDOM):
+            continue
+        same = known.setdefault((node.graph, op.name, op.inputs, op.outputs, node.part, *node.reads), node)
+        if same is node:
+            continue
+        for mine, other in zip(node.writes, same.writes, strict=True):
+            stands[mine.value] = other.value
+        for read in node.reads:
+            values[read.value].users.remove(number)
+        node.reads, node.writes = [], []
+        node.merged = True
 
 
 def mark_live(regions: Regions) -> None:
     """Mark the nodes whose results somebody needs; the others are not in a compiled graph."""
     nodes, values = regions.nodes, regions.values
     for node in reversed(nodes):
-        node.live = any(
+        needed = not node.writes or any(
             values[write.value].outside or any(nodes[user].live for user in values[write.value].users)
             for write in node.writes
-        ) or not node.writes  # fmt: skip
+        )
+        node.live = needed and not node.merged
 
 
 def graphs(regions: Regions) -> Iterator[tuple[Graph, list[int]]]:

@@ -3,8 +3,9 @@
 The capture runs compiled regions eagerly, and writes down which block every operator reads and writes. Here
 the regions are done as the compiler does them:
 
-1. *Dead code*: an operator whose results nobody needs is gone, in a recomputation too, and a value that is
-   kept for it is freed after the forward pass.
+1. *Common and dead code* (`regions`): what is done twice with the same values is done once; an operator whose
+   results nobody needs is gone, in a recomputation too, and a value that is kept for it is freed after the
+   forward pass.
 2. *What is kept* (`partition`): AOTAutograd's minimum cut, or what the script's own checkpoint keeps; what is
    computed again is so where it is first read, not at the beginning of the backward pass.
 3. *Kernels* (`fusion`): loops that share data become one operator ``compiled.NAMES``, which reads every input
@@ -30,7 +31,14 @@ from windtunnel.training.emulate.graph import Category, EventKind, Operator, Pha
 from windtunnel.training.emulate.twin.compiler.fusion import Item, kernels
 from windtunnel.training.emulate.twin.compiler.loops import Loops
 from windtunnel.training.emulate.twin.compiler.partition import partition, sink
-from windtunnel.training.emulate.twin.compiler.regions import Read, Regions, graphs, mark_live, read_regions
+from windtunnel.training.emulate.twin.compiler.regions import (
+    Read,
+    Regions,
+    graphs,
+    mark_live,
+    merge_equal,
+    read_regions,
+)
 from windtunnel.training.emulate.twin.costs.work import base_name
 
 NAMES = 6  # operators that a kernel is named after
@@ -58,6 +66,7 @@ def compiled(slice_: Slice) -> Slice:
     regions = read_regions(slice_)
     if regions is None:
         return slice_
+    merge_equal(regions, slice_.operators)
     mark_live(regions)
     events = slice_.events
     made = events["kind"] == EventKind.ALLOC
