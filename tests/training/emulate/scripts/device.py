@@ -227,6 +227,63 @@ def case_save():
         model.load_state_dict({"weight": loaded["weight"], "bias": torch.zeros(4)})
 
 
+def case_save_what_was_copied():
+    from torch import nn
+
+    model = nn.Linear(4, 400, device="cuda")
+    copied = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    pinned = torch.empty(400, 4, pin_memory=True)
+    pinned.copy_(model.weight.detach(), non_blocking=True)
+
+    class Holder:
+        def __init__(self, weight):
+            self.inner = [weight]
+
+    on_host = nn.Linear(4, 400)
+    known = {"weight": torch.ones(4)}
+    written = {
+        "copied": (copied, False), "part": (copied["weight"][2:].view(-1), False),
+        "pinned": ([pinned], False),
+        "held": (vars(Holder(copied["bias"])), False), "module": (model.cpu().state_dict(), False),
+        "nested": ({"a": ({"b": [on_host.weight, copied["bias"]]},)}, False),
+        "known": (known, True), "host": (on_host.state_dict(), True), "nothing": ({"step": 3}, True),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory:
+        for name, (what, expected) in written.items():
+            path = os.path.join(directory, name)
+            torch.save(what, path)
+            assert os.path.exists(path) == expected, name
+
+
+def case_save_safetensors():
+    try:
+        from safetensors.torch import load_file, save, save_file, save_model
+    except ImportError:
+        return
+    from torch import nn
+
+    model = nn.Linear(4, 400)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.safetensors")
+        save_file(model.state_dict(), path, metadata={"format": "pt"})
+        before = load_file(path)
+        with torch.no_grad():
+            model.cuda().weight.add_(1)
+        save_file(model.state_dict(), path)
+        save_file({name: tensor.cpu() for name, tensor in model.state_dict().items()}, path)
+        save_model(model, path)
+        assert torch.equal(load_file(path)["weight"], before["weight"]), "the file is that of before"
+        save_file(model.state_dict(), path + ".new")
+        assert not os.path.exists(path + ".new")
+    assert len(save({"known": torch.ones(3)})) > 12
+    try:
+        save(model.state_dict())
+    except NotImplementedError as refused:
+        assert "safetensors.torch.save cannot be emulated" in str(refused)
+    else:
+        raise AssertionError("zeros were given for weights")
+
+
 def case_print():
     text = repr(torch.zeros(3, device="cuda")) + str(torch.ones(2, 2, device="cuda").sum())
     assert "cuda" in text

@@ -156,6 +156,7 @@ def load() -> ctypes.CDLL:
     library.wt_storage_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.wt_recorded.argtypes = [ctypes.c_void_p]
     library.wt_storage_block.argtypes = [ctypes.c_void_p]
+    library.wt_unknown.argtypes = [ctypes.c_void_p]
     library.wt_forget.argtypes = [ctypes.c_void_p]
     library.wt_event.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     if not library.wt_hooks_ready():

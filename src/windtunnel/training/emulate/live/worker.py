@@ -251,6 +251,7 @@ def _prepare(
         kernels,
         names,
         objects,
+        saving,
         substitutes,
         surface,
         tritons,
@@ -315,7 +316,7 @@ def _prepare(
         substitutes.install_shapes(observer.note)
         substitutes.install_refusals()
         names.install(observer.note)
-        substitutes.install_saving(observer.note)
+        saving.install(native, observer.note)
         launches = kernels.Launches(native)
         kernels.install(launches)
         tritons.install(observer, launches)

@@ -48,6 +48,19 @@ void zero_host(at::Tensor& t) {
   t.zero_();
 }
 
+// Host storages that hold zeros in the place of what the device has. The weak pointer keeps a storage's address from
+// being used again, so that a later tensor is not taken for it.
+std::unordered_map<void*, c10::weak_intrusive_ptr<c10::StorageImpl>>& unknown_storages() {
+  static auto* all = new std::unordered_map<void*, c10::weak_intrusive_ptr<c10::StorageImpl>>();
+  return *all;
+}
+
+void mark_unknown(const at::Tensor& host) {
+  auto* storage = host.storage().unsafeGetStorageImpl();
+  std::lock_guard<std::recursive_mutex> lock(recorder().mutex);
+  unknown_storages().try_emplace(storage, host.storage().getWeakStorageImpl());
+}
+
 // Between host and device, and on the device. Host memory that a copy from the device would fill gets zeros.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   auto& r = recorder();
@@ -78,6 +91,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
     self.copy_(known.as_strided(src.sizes(), src.strides(), src.storage_offset()));
   } else {
     zero_host(self);
+    mark_unknown(self);
     if (r.on && !r.paused && r.host_read) r.host_read("copy to the host");
   }
   return self;
@@ -173,3 +187,9 @@ void register_by_hand(torch::Library& library) {
 }
 
 }  // namespace wt
+
+// Whether a host storage holds zeros in the place of what the device has.
+extern "C" int wt_unknown(void* storage) {
+  std::lock_guard<std::recursive_mutex> lock(wt::recorder().mutex);
+  return wt::unknown_storages().count(storage) != 0;
+}

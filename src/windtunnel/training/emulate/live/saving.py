@@ -1,0 +1,140 @@
+"""What a script saves goes to the host, as it would, and no further.
+
+The weights of a device that is not there have no values, and a file of zeros must never take the place of a
+real checkpoint: ``torch.save``, ``safetensors`` and ``torch.distributed.checkpoint`` copy what is on the
+device to the host and leave the file as it is. So they do with a host tensor that was copied from the device
+before; the native library knows those. What is read back (``torch.load``,
+``torch.distributed.checkpoint.load``) is read for real.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import io
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as checkpoint
+from torch.utils._pytree import tree_leaves
+
+from windtunnel.training.emulate.live.names import refuse
+
+Note = Callable[[str], None]
+
+
+def install(native: ctypes.CDLL, note: Note) -> None:
+    """Replace the functions that write checkpoints. ``note`` takes one sentence for the report. Call once."""
+    original = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        found = unknown(native, obj)
+        if not found:
+            original(obj, f, *args, **kwargs)
+            return
+        copy_to_host(found)
+        opened = (
+            "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
+        )
+        note(f"torch.save: device tensors are copied to the host and not written{opened}")
+
+    def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
+        copy_to_host(device_tensors(state_dict))
+        note("torch.distributed.checkpoint.save: device tensors are copied to the host and not written")
+
+    def save_later(state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
+        save_sharded(state_dict)
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        done.set_result(None)
+        return done
+
+    torch.save = save
+    for module in (checkpoint, checkpoint.state_dict_saver):
+        writers: Any = module
+        writers.save = writers.save_state_dict = save_sharded
+        writers.async_save = save_later
+    _replace_safetensors(native, note)
+
+
+def _replace_safetensors(native: ctypes.CDLL, note: Note) -> None:
+    try:
+        import safetensors.torch as library
+    except ImportError:
+        return
+    module: Any = library
+    write, serialize = module.save_file, module.save
+    why = "its bytes would be zeros in the place of the weights; use safetensors.torch.save_file"
+
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any) -> None:
+        found = unknown(native, tensors)
+        if not found:
+            write(tensors, filename, *args, **kwargs)
+            return
+        copy_to_host(found)
+        note("safetensors.torch.save_file: device tensors are copied to the host and not written")
+
+    def save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:
+        if unknown(native, tensors):
+            refuse("safetensors.torch.save", why)()
+        return bytes(serialize(tensors, *args, **kwargs))
+
+    module.save_file, module.save = save_file, save
+
+
+class _Finder(pickle.Pickler):
+    """Goes through an object as ``torch.save`` does, and gathers the tensors in it."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=2)
+        self.found: list[torch.Tensor] = []
+
+    def persistent_id(self, obj: Any) -> str | None:
+        if isinstance(obj, torch.Tensor):
+            self.found.append(obj)
+            return "tensor"
+        return "storage" if isinstance(obj, torch.UntypedStorage | torch.TypedStorage) else None
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def unknown(native: ctypes.CDLL, value: Any) -> list[torch.Tensor]:
+    """The local tensors in an object whose values nobody knows: those on the device, and those on the host
+    that were copied from it."""
+    finder = _Finder()
+    try:
+        finder.dump(value)
+    except Exception:
+        finder.found = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    local = [getattr(one, "_local_tensor", one) for one in finder.found]
+    return [one for one in local if one.is_cuda or _copied(native, one)]
+
+
+def _copied(native: ctypes.CDLL, tensor: torch.Tensor) -> bool:
+    has_storage = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return has_storage and bool(native.wt_unknown(tensor.untyped_storage()._cdata))
+
+
+def device_tensors(value: Any) -> list[torch.Tensor]:
+    """The local tensors on the device among what is to be saved; objects with a ``state_dict`` are asked for
+    it."""
+    found = []
+    for leaf in tree_leaves(value):
+        local = getattr(leaf, "_local_tensor", leaf)
+        if isinstance(local, torch.Tensor):
+            found.extend([local] if local.is_cuda else [])
+        elif hasattr(local, "state_dict"):
+            found.extend(device_tensors(local.state_dict()))
+    return found
+
+
+def copy_to_host(tensors: list[torch.Tensor]) -> None:
+    """Copy those that are on the device to the host, one after another, as saving does."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.detach().cpu()
