@@ -31,6 +31,7 @@ from windtunnel.training.emulate.graph import (
     Slice,
 )
 from windtunnel.training.emulate.live import native_library
+from windtunnel.training.emulate.live.conditions import conditions
 from windtunnel.training.emulate.live.session import Program, Session
 from windtunnel.training.emulate.policy import Decision, Observation, decide
 from windtunnel.training.emulate.policy.classes import Classes, slice_world
@@ -159,8 +160,14 @@ def capture(
 
     def choose(seen: Observation) -> Decision:
         each = statistics.fmean(session.seconds) if session.seconds else None
+        found, sources = (
+            conditions(session.asked, session.files, cluster.world_size, cluster.devices_per_host)
+            if options.ranks == "auto" and seen.captured
+            else ((), ())
+        )
         seen = replace(
             seen, jobs=options.jobs, seconds_each=each, devices_per_host=cluster.devices_per_host,
+            conditions=found, sources=sources,
         )  # fmt: skip
         decision = decide(seen)
         if log is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -151,6 +151,16 @@ class Category(IntEnum):
     TEMPORARY = 5
 
 
+class Place(NamedTuple):
+    """An expression in a file of source: lines from 1, columns in bytes from 0, the end column behind it."""
+
+    file: str
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
 class NoteKind(Enum):
     """What a note is to a reader of the result."""
 
@@ -179,7 +189,8 @@ class Slice:
     the script was run on from there; ``ended``: it came to its own end. ``flow``: from the first compiled
     region on, for each operator the call of a region that it belongs to (0: none), how many tensors it reads
     and writes, and for each of these, in the order of the operator's row, its block (-1: none) and byte
-    offset. ``communicated``: blocks that collectives read or write.
+    offset. ``communicated``: blocks that collectives read or write. ``asked``: where the user's own
+    ``files`` asked which rank it is, with the first answers.
     """
 
     rank: int
@@ -201,6 +212,8 @@ class Slice:
     notes: list[Note] = field(default_factory=list)
     after: np.ndarray[Any, np.dtype[Any]] = field(default_factory=lambda: np.zeros(0, EVENT))
     ended: bool = False
+    asked: dict[Place, list[int]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
 
     def outline(self) -> Slice:
         """What the rank says to others, and when its steps end, without what it computes: a slice of calls,
@@ -208,7 +221,8 @@ class Slice:
         kept = np.isin(self.events["kind"], OUTLINED)
         before = np.concatenate([[0], np.cumsum(kept)])
         return replace(
-            self, operators=[], block_category={}, events=np.concatenate([self.events[kept], self.after]),
+            self, operators=[], block_category={}, block_name={}, flow=self.flow[:0],
+            communicated=self.communicated[:0], events=np.concatenate([self.events[kept], self.after]),
             steps=[(int(before[a]), int(before[b])) for a, b in self.steps], after=self.after[:0],
         )  # fmt: skip
 

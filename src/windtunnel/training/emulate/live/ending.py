@@ -2,7 +2,7 @@
 
 A loop of a thousand steps is left after the first that repeats. But a script of three steps also has an end,
 and there a rank may call what the others do not: one barrier more, one step more. So the first rank is run on
-from its steady step, a few steps at most. If the script ends there, all ranks are run on and what they call
+from its steady step, by two more at most. If the script ends there, all ranks are run on and what they call
 is compared to the end; if it does not, or fails there, nothing of this counts.
 """
 

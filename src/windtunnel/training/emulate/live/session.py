@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.graph import Place, Slice
 from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.progress import kill_tree
 
@@ -113,6 +113,8 @@ class Session:
         self.settled: int | None = None
         self.ended: bool | None = None  # whether the script comes to its end soon after the steady step
         self.refused: dict[int, str] = {}  # ranks that could not be checked, and why
+        self.asked: dict[Place, dict[int, list[int]]] = {}  # of captured ranks: what each was told where
+        self.files: tuple[str, ...] = ()
         self.seconds: list[float] = []  # that the process of each captured rank took
         self.requests = 0
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -158,6 +160,10 @@ class Session:
         self.captured.extend(ranks)
         self.heard.difference_update(ranks)
         slices = [self._slice(rank) for rank in ranks]
+        for slice_ in slices:
+            for place, answers in slice_.asked.items():
+                self.asked.setdefault(place, {})[slice_.rank] = answers
+            self.files = tuple(dict.fromkeys((*self.files, *slice_.files)))
         if self.settled is None and slices and slices[0].settled:
             # The first rank has shown after how many steps nothing changes any more: the others stop there.
             self.settled = len(slices[0].steps)

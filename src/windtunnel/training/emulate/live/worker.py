@@ -23,7 +23,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,6 +247,7 @@ def _prepare(
 
     from windtunnel.training.emulate.live import (
         answers,
+        asked,
         host,
         kernels,
         names,
@@ -284,7 +285,8 @@ def _prepare(
     the_world = world.WorldView(rank, request.world_size, mailbox, notes.append)
 
     def write(slice_: Slice) -> None:
-        kept = slice_.outline() if request.outline else slice_
+        told = replace(slice_, asked=questions.told, files=questions.files(request.script))
+        kept = told.outline() if request.outline else told
         data = pickle.dumps(kept, protocol=pickle.HIGHEST_PROTOCOL)
         atomic.replace(directory / f"slice-{rank}.pkl", data)
 
@@ -303,6 +305,7 @@ def _prepare(
     else:
         host.install(native)
         world.install(the_world, native, "cpu")
+    questions = asked.Asked()
     observer = Observer(native, the_world, device.name, request.max_steps, ending.steady, request.settled)
     ending.observer = observer
     the_world.note = observer.note
@@ -320,6 +323,7 @@ def _prepare(
         launches = kernels.Launches(native)
         kernels.install(launches)
         tritons.install(observer, launches)
+    questions.install()
     native.wt_record_on(1)
     return observer, ending
 

@@ -42,31 +42,37 @@ class Involved(Exception):
 
 
 def outcomes(observation: Observation) -> tuple[list[Longs], list[Longs]]:
-    """Columns of numbers, one of each rank: (what the conditions that can be worked out come to, what the
-    others ask for). Ranks that are equal in a column cannot be told apart by it."""
+    """Columns of numbers, one of each rank: (what conditions come to, what tells all ranks apart and may
+    matter in a way that is not known). Ranks that are equal in a column cannot be told apart by it.
+
+    A condition that is worked out and comes to something else on every rank, as the rank does itself, is no
+    column: the witnesses differ in it.
+    """
     ranks = np.arange(observation.world_size)
-    certain: list[Longs] = []
-    involved: list[Longs] = []
-    done: set[tuple[str, tuple[int, ...]]] = set()
+    columns: dict[bytes, Longs] = {}
+    apart = False
     for condition in observation.conditions:
-        key = (condition.text, condition.sources)
-        if key in done:
-            continue
-        done.add(key)
-        candidates = [_meanings(observation, observation.sources[row]) for row in condition.sources]
-        if not condition.sources or not all(candidates):
-            involved.append(ranks)
-            continue
-        for turn in range(max(map(len, candidates))):
-            columns = [found[turn % len(found)] for found in candidates]
-            column = _worked_out(condition, columns) if condition.text else None
-            if column is None:
-                involved.extend(columns)
-            elif len(np.unique(column)) < len(ranks):
-                certain.append(
-                    column
-                )  # else it tells all ranks apart, as their numbers do: no case of its own
-    return certain, involved
+        for column, unknown in _columns(condition, observation):
+            if len(np.unique(column)) < len(ranks):
+                columns.setdefault(column.tobytes(), column)
+            else:
+                apart = apart or unknown
+    return list(columns.values()), [ranks] if apart else []
+
+
+def _columns(condition: Condition, observation: Observation) -> list[tuple[Longs, bool]]:
+    """What the condition comes to on all ranks, for each thing that its sources may ask for; and whether more
+    may come of that than is known."""
+    ranks = np.arange(observation.world_size)
+    meanings = [_meanings(observation, observation.sources[row]) for row in condition.sources]
+    if not condition.text or not meanings or not all(meanings):
+        return [(ranks, True)]
+    found = []
+    for turn in range(max(map(len, meanings))):
+        told = [fitting[turn % len(fitting)] for fitting in meanings]
+        column = _worked_out(condition, told)
+        found += [(one, True) for one in told] if column is None else [(column, condition.involved)]
+    return found
 
 
 def _meanings(observation: Observation, source: Source) -> list[Longs]:

@@ -25,13 +25,14 @@ class Condition:
     """A place in the user's program where what happens depends on the rank.
 
     ``text``: a Python expression of ``v0``, ``v1``… that stand for what ``sources`` (rows of the
-    observation's) tell; empty where it is too involved to be worked out for another rank. Without sources
-    the rank itself is meant.
+    observation's) tell; without it, the rank itself. ``involved``: it is not what decides, but enters there
+    into something that cannot be worked out for another rank.
     """
 
     site: str
     text: str = ""
     sources: tuple[int, ...] = ()
+    involved: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,408 @@
+"""What a program makes of the number of its rank, read from its source.
+
+Starting at the places that were seen to ask for the rank (`windtunnel.training.emulate.live.asked`), what
+is computed from the answers is followed by name through the user's own files, and wherever it decides
+something (a test, a comparison, a loop, an index, an argument of a collective or of a new tensor) there is a
+`Condition`. An expression of answers and constants is written out, so that the policy can work it out for
+every rank. Where more enters, such as a file's existence or a table that is read, the condition is involved:
+all answers that enter may matter.
+
+What goes into PyTorch's functions other than those is taken to matter only there, such as the rank that a
+sampler or a random seed is given; what comes out of anybody else's depends on all that went in.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windtunnel.training.emulate.graph import Place
+from windtunnel.training.emulate.live.scopes import Given, Names, Scope, called
+from windtunnel.training.emulate.policy import Condition, Source
+
+KEEPING = frozenset((
+    "abs", "all", "any", "bool", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hash",
+    "int", "iter", "len", "list", "map", "max", "min", "next", "ord", "pow", "range", "repr", "reversed",
+    "round", "set", "sorted", "str", "sum", "tuple", "zip",
+))  # fmt: skip
+"""Functions whose result is a matter of their arguments and nothing else."""
+PLACED = frozenset((
+    "to", "cuda", "device", "set_device", "set_epoch", "print", "log", "debug", "info", "warning", "error",
+))  # fmt: skip
+"""Functions that take a rank for a place or a remark, and give nothing back that depends on it."""
+SEEDED = {"random": ("seed",), "np": ("seed",), "numpy": ("seed",)}
+"""Modules with a state of their own that a function sets."""
+MET = frozenset((
+    "send", "recv", "isend", "irecv", "P2POp", "broadcast", "reduce", "gather", "scatter", "all_reduce",
+    "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
+    "all_to_all_single", "barrier", "new_group", "empty", "ones", "zeros", "full", "rand", "randn", "randint",
+    "arange", "linspace", "narrow", "split", "chunk", "expand", "repeat", "view", "reshape",
+))  # fmt: skip
+"""Functions whose arguments other ranks have to match."""
+PLACING = ("device", "group", "process_group", "generator", "dtype")
+"""Arguments of these that say where, not what."""
+BYTES = 4 << 20
+"""Of source that is read; a program that is larger is taken not to be understood."""
+
+Atom = tuple[str, tuple[int, ...]]
+"""An expression of ``s0``, ``s1``… and the sources that these are."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An expression of the answers alone."""
+
+    atom: Atom
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Something that these, and things unknown, enter."""
+
+    atoms: frozenset[Atom]
+
+
+Found = Value | Mixed | None
+"""None: it does not depend on the rank."""
+
+
+def conditions(
+    asked: Mapping[Place, Mapping[int, list[int]]], files: Iterable[str], world_size: int,
+    devices_per_host: int,
+) -> tuple[tuple[Condition, ...], tuple[Source, ...]]:  # fmt: skip
+    """The conditions on the rank in the user's ``files``. ``asked``: for each place, what ranks were told."""
+    files = tuple(files)
+    names, read = _names(files)
+    reader = _Reader(asked, world_size, devices_per_host, names)
+    found = reader.read()
+    unread = sorted({place.file for place in asked} - read)
+    if unread or (asked and len(read) < len(files)):
+        found.append(Condition(f"source of {os.path.basename(unread[0] if unread else files[0])} not read"))
+    return tuple(found), tuple(reader.sources)
+
+
+@functools.lru_cache(maxsize=1)
+def _names(files: tuple[str, ...]) -> tuple[Names, frozenset[str]]:
+    """The names of a program, and the files that could be read."""
+    names, trees, total = Names(), {}, 0
+    for file in files:
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            text = Path(file).read_bytes()
+            total += len(text)
+            trees[file] = ast.parse(text)
+    if total > BYTES:
+        return names, frozenset()
+    for file, tree in trees.items():
+        names.read(tree, file)
+    names.bind_calls()
+    return names, frozenset(trees)
+
+
+@dataclass
+class _Reader:
+    asked: Mapping[Place, Mapping[int, list[int]]]
+    world_size: int
+    devices_per_host: int
+    names: Names
+    sources: list[Source] = field(default_factory=list)
+    _rows: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    _known: dict[ast.expr, Found] = field(default_factory=dict)
+    _open: set[ast.expr] = field(default_factory=set)
+
+    def read(self) -> list[Condition]:
+        """The conditions, in the order of the source."""
+        for place, told in self.asked.items():
+            self._rows[place] = self._sources(place, told)
+        found: dict[tuple[str, tuple[int, ...], bool], str] = {}
+        for node, scope in self.names.scope_of.items():
+            for decides, is_test in _deciding(node):
+                site = f"{os.path.basename(scope.file)}:{decides.lineno}"
+                if _place(decides, scope) in self._rows:
+                    continue  # os.environ["RANK"] looks nothing up in a table of the program's
+                what = self.follow(decides, scope)
+                if isinstance(what, Value):
+                    text, sources = what.atom
+                    found.setdefault((f"bool({text})" if is_test else text, sources, False), site)
+                elif isinstance(what, Mixed):
+                    for text, sources in sorted(what.atoms):
+                        found.setdefault((text, sources, True), site)
+        return [
+            Condition(site, _renumbered(text, sources), sources, involved)
+            for (text, sources, involved), site in found.items()
+        ]
+
+    def _sources(self, place: Place, told: Mapping[int, list[int]]) -> tuple[int, ...]:
+        """A source for each time the place was passed: a loop over meshes asks for several."""
+        times = max(1, *(len(answers) for answers in told.values()))
+        rows: dict[int, None] = {}
+        site = f"{os.path.basename(place.file)}:{place.line}"
+        for turn in range(times):
+            values = {rank: answers[turn] for rank, answers in told.items() if turn < len(answers)}
+            same = next((row for row, one in enumerate(self.sources) if one.values == values), None)
+            if same is None:
+                same = len(self.sources)
+                self.sources.append(Source(site, values))
+            rows[same] = None
+        return tuple(rows)
+
+    def follow(self, node: ast.expr, scope: Scope) -> Found:
+        """What of the rank enters an expression."""
+        if node in self._known:
+            return self._known[node]
+        if node in self._open:
+            return None  # it is computed from itself, and from what else there is
+        self._open.add(node)
+        try:
+            found = self._known[node] = self._follow(node, scope)
+        finally:
+            self._open.discard(node)
+        return found
+
+    def _follow(self, node: ast.expr, scope: Scope) -> Found:
+        place = _place(node, scope)
+        if place in self._rows:
+            return self._answer(node, self._rows[place])
+        match node:
+            case ast.Name(id=name):
+                return self._given(self.names.look_up(name, scope))
+            case ast.Attribute(value=base, attr=name):
+                return self._given(self.names.attributes.get(f".{name}", [])) or _mixed(
+                    [self.follow(base, scope)]
+                )
+            case ast.Subscript(slice=ast.Constant(value=str(key))) if f"[{key}]" in self.names.attributes:
+                return self._given(self.names.attributes[f"[{key}]"])
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
+                return None
+        parts = [self.follow(part, scope) for part in _parts(node)]
+        if not any(parts):
+            return None
+        return self._written(node, scope) or _mixed(parts)
+
+    def _answer(self, node: ast.expr, rows: tuple[int, ...]) -> Found:
+        if len(rows) != 1 or not self.sources[rows[0]].values:
+            return Mixed(frozenset((f"s{row}", (row,)) for row in rows))
+        text = "s{}" if isinstance(node, ast.Call) and called(node) not in ("get", "getenv") else "str(s{})"
+        return Value((text.format(rows[0]), rows))
+
+    def _given(self, given: list[Given]) -> Found:
+        """What enters a name: where one thing that it gets is of the rank and the others are constants, that
+        one (the others are for a world of one rank)."""
+        found = [(one, self._one_given(one)) for one in given]
+        of_rank = [what for _, what in found if what is not None]
+        if len(of_rank) == 1 and all(
+            what is not None or self._constant(one.value, one.scope) for one, what in found
+        ):
+            return of_rank[0]
+        return of_rank[0] if len(set(of_rank)) == 1 and len(of_rank) == len(found) else _mixed(of_rank)
+
+    def _one_given(self, given: Given) -> Found:
+        value, scope, part = given.value, given.scope, given.part
+        if part is None:
+            return self.follow(value, scope)
+        if isinstance(value, ast.Call) and part >= 0:
+            returns = [
+                (one, inner)
+                for function, inner in self.names.functions.get(called(value), ())
+                for one in self.names.returned(function)
+            ]
+            if len(returns) == 1:
+                value, scope = returns[0]
+        if isinstance(value, ast.Tuple | ast.List) and 0 <= part < len(value.elts):
+            return self.follow(value.elts[part], scope)
+        return _mixed([self.follow(value, scope)])
+
+    def _call(self, call: ast.Call, scope: Scope) -> Found:
+        name = called(call)
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        own = self.names.functions.get(name, ())
+        if own:
+            returned = [self.follow(o, inner) for f, inner in own for o in self.names.returned(f)]
+            return returned[0] if len(returned) == 1 else _mixed(returned)
+        if name in self.names.classes:
+            return None  # what it is given is followed by the names of its attributes
+        given = [self.follow(one, scope) for one in arguments]
+        base = None
+        if isinstance(call.func, ast.Attribute):
+            base = self.follow(call.func.value, scope)
+            if base is None and isinstance(call.func.value, ast.Name):
+                base = self._seeded(call.func.value.id)
+        if name in PLACED or self.names.module_of(call).split(".")[0] == "torch":
+            return _mixed([base])
+        if not any((*given, base)):
+            return None
+        return self._written(call, scope) or _mixed([*given, base])
+
+    def _seeded(self, module: str) -> Found:
+        """What a module's own state depends on: ``random.seed(rank)``."""
+        found = []
+        for node, scope in self.names.scope_of.items():
+            if isinstance(node, ast.Call) and called(node) in SEEDED.get(module, ()):
+                found += [self.follow(one, scope) for one in node.args]
+        return _mixed(found)
+
+    def _written(self, node: ast.expr, scope: Scope) -> Found:
+        """The expression with all names written out; None where something in it is not known."""
+        written = _Writer(self, scope)
+        try:
+            text = ast.unparse(ast.fix_missing_locations(written.visit(_copied(node))))
+        except _Unknown:
+            return None
+        return Value((text, tuple(sorted(written.sources))))
+
+    def _constant(self, node: ast.expr, scope: Scope) -> bool:
+        return self.follow(node, scope) is None and self._written(node, scope) is not None
+
+    def constant(self, node: ast.expr, scope: Scope) -> ast.expr | None:
+        """Another expression that a name or call has been given once and for all."""
+        match node:
+            case ast.Name(id=name):
+                given = self.names.look_up(name, scope)
+                if len(given) == 1 and given[0].part is None:
+                    written = self._written(given[0].value, given[0].scope)
+                    return (
+                        ast.parse(written.atom[0], mode="eval").body if isinstance(written, Value) else None
+                    )
+            case ast.Call(args=[], keywords=[]) if called(node) in ("get_world_size", "device_count"):
+                return ast.Constant(
+                    self.world_size if called(node) == "get_world_size" else self.devices_per_host
+                )
+            case (
+                ast.Subscript(slice=ast.Constant(value=str(key)))
+                | ast.Call(args=[ast.Constant(value=str(key)), *_])
+            ):
+                sizes = {"WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": self.devices_per_host}
+                if key in sizes and "environ" in ast.unparse(node):
+                    return ast.Constant(str(sizes[key]))
+        return None
+
+
+class _Unknown(Exception):
+    pass
+
+
+class _Writer(ast.NodeTransformer):
+    """Replaces what depends on the rank by its expression, and names by the constants that they are."""
+
+    def __init__(self, reader: _Reader, scope: Scope) -> None:
+        self.reader, self.scope = reader, scope
+        self.sources: set[int] = set()
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        original = getattr(node, "original", None)
+        if original is None or not isinstance(node, ast.expr):
+            return super().visit(node)
+        found = self.reader._known.get(original)
+        if original not in self.reader._open and found is None:
+            found = self.reader.follow(original, self.scope)
+        if isinstance(found, Value):
+            self.sources.update(found.atom[1])
+            return ast.parse(found.atom[0], mode="eval").body
+        if isinstance(found, Mixed):
+            raise _Unknown
+        constant = self.reader.constant(original, self.scope)
+        if constant is not None:
+            return constant
+        simple = (
+            ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List,
+            ast.Set, ast.Dict, ast.Subscript,
+        )  # fmt: skip
+        if isinstance(node, simple):
+            return super().generic_visit(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KEEPING:
+            node.args = [self._expr(one) for one in node.args]
+            if node.keywords:
+                raise _Unknown
+            return node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            node.func.value = self._expr(node.func.value)
+            node.args = [self._expr(one) for one in node.args]
+            return node
+        raise _Unknown
+
+    def _expr(self, node: ast.expr) -> ast.expr:
+        found = self.visit(node)
+        assert isinstance(found, ast.expr)
+        return found
+
+
+def _copied(node: ast.expr) -> ast.expr:
+    """A copy of the tree, in which each expression knows its original."""
+
+    def copy(one: ast.AST) -> ast.AST:
+        made = type(one)()
+        for name, value in ast.iter_fields(one):
+            if isinstance(value, list):
+                value = [copy(item) if isinstance(item, ast.AST) else item for item in value]
+            elif isinstance(value, ast.AST):
+                value = copy(value)
+            setattr(made, name, value)
+        made.original = one  # type: ignore[attr-defined]
+        return made
+
+    found = copy(node)
+    assert isinstance(found, ast.expr)
+    return found
+
+
+def _place(node: ast.expr, scope: Scope) -> Place:
+    return Place(scope.file, node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0)
+
+
+def _mixed(parts: Iterable[Found]) -> Found:
+    """All that enters, as atoms."""
+    atoms: set[Atom] = set()
+    for part in parts:
+        if isinstance(part, Value):
+            atoms.add(part.atom)
+        elif isinstance(part, Mixed):
+            atoms |= part.atoms
+    return Mixed(frozenset(atoms)) if atoms else None
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """The expressions of which one is made; of a comprehension its element, iterators and tests."""
+    found: list[ast.expr] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            found.append(child)
+        elif isinstance(child, ast.comprehension):
+            found += [child.iter, *child.ifs]
+    return found
+
+
+def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    """The expressions in a node that decide what happens, and whether only their truth does."""
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
+            return [(test, True)]
+        case ast.For(iter=over) | ast.AsyncFor(iter=over):
+            return [(over, False)]
+        case ast.comprehension(iter=over, ifs=tests):
+            return [(over, False), *((test, True) for test in tests)]
+        case ast.Match(subject=subject):
+            return [(subject, False)]
+        case ast.BoolOp(values=values):
+            return [(value, True) for value in values]
+        case ast.Compare():
+            return [(node, True)]
+        case ast.Subscript(ctx=ast.Load()):
+            return [(node, False)]
+        case ast.Call(args=arguments, keywords=keywords) if called(node) in MET:
+            named = [one.value for one in keywords if one.arg not in PLACING]
+            return [(one, False) for one in (*arguments, *named)]
+    return []
+
+
+def _renumbered(text: str, sources: tuple[int, ...]) -> str:
+    """The same expression with its sources numbered from 0, ``v0``, ``v1``…"""
+    for place, row in enumerate(sources):
+        text = re.sub(rf"\bs{row}\b", f"v{place}", text)
+    return text

@@ -1,0 +1,169 @@
+"""The names of a program: what is assigned to each, in the scope in which it is.
+
+A plain reading of the source, without order: all that is ever assigned to a name counts. Parameters get what
+own calls pass, wherever they are; attributes and items of dictionaries are known by their name alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(eq=False)
+class Scope:
+    """A module, a function, or a class, of ``file``."""
+
+    file: str
+    parent: Scope | None = None
+    given: dict[str, list[Given]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a name gets: an expression in its scope; ``part``: its n-th element (-1: any one of them)."""
+
+    value: ast.expr
+    scope: Scope
+    part: int | None = None
+
+
+@dataclass(eq=False)
+class Names:
+    """All files of a program. ``functions``, ``classes``: own ones by name. ``attributes``: what is assigned
+    to attributes (``.rank``) and items (``[rank]``) of that name. ``scope_of``: of every expression.
+    ``imported``: the module that a name is, or is from."""
+
+    modules: list[Scope] = field(default_factory=list)
+    functions: dict[str, list[tuple[Function, Scope]]] = field(default_factory=dict)
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    attributes: dict[str, list[Given]] = field(default_factory=dict)
+    scope_of: dict[ast.AST, Scope] = field(default_factory=dict)
+    imported: dict[str, str] = field(default_factory=dict)
+
+    def read(self, tree: ast.Module, file: str) -> None:
+        """Take in a file."""
+        scope = Scope(file)
+        self.modules.append(scope)
+        self._walk(tree.body, scope)
+
+    def bind_calls(self) -> None:
+        """Give parameters what calls pass. Once, after all files are read."""
+        for node, scope in list(self.scope_of.items()):
+            if isinstance(node, ast.Call):
+                self._bind(node, scope)
+
+    def look_up(self, name: str, scope: Scope) -> list[Given]:
+        """What the name gets, as seen from ``scope``; a name of another own module where it is from there."""
+        at: Scope | None = scope
+        while at is not None:
+            if name in at.given:
+                return at.given[name]
+            at = at.parent
+        return [given for module in self.modules for given in module.given.get(name, ())]
+
+    def module_of(self, call: ast.Call) -> str:
+        """The module that what is called is from: ``torch.nn`` for ``nn.Linear(1, 2)``; "" for one's own."""
+        root = call.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return self.imported.get(root.id, "") if isinstance(root, ast.Name) else ""
+
+    def returned(self, function: Function) -> Iterator[ast.expr]:
+        """What a function returns."""
+        waiting: list[ast.AST] = list(function.body)
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield node.value
+            if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+                waiting.extend(ast.iter_child_nodes(node))
+
+    def _walk(self, nodes: list[ast.stmt] | list[ast.AST], scope: Scope) -> None:
+        for node in nodes:
+            self.scope_of[node] = scope
+            inner = scope
+            if isinstance(node, Function):
+                inner = Scope(scope.file, scope)
+                self.functions.setdefault(node.name, []).append((node, inner))
+                arguments = node.args
+                for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+                    inner.given.setdefault(one.arg, [])
+            elif isinstance(node, ast.Import):
+                self.imported |= {(o.asname or o.name.split(".")[0]): o.name for o in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                self.imported |= {o.asname or o.name: node.module or "" for o in node.names}
+            elif isinstance(node, ast.ClassDef):
+                self.classes[node.name] = node
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._assign(target, node.value, scope)
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                self._assign(node.target, node.value, scope)
+            elif isinstance(node, ast.AugAssign):
+                made = ast.BinOp(node.target, node.op, node.value)
+                self._assign(node.target, ast.copy_location(made, node), scope)
+            elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+                self._assign(node.target, node.iter, scope, -1)
+            self._walk(list(ast.iter_child_nodes(node)), inner)
+
+    def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, part: int | None = None) -> None:
+        given = Given(value, scope, part)
+        match target:
+            case ast.Name(id=name):
+                scope.given.setdefault(name, []).append(given)
+            case ast.Attribute(attr=name):
+                self.attributes.setdefault(f".{name}", []).append(given)
+            case ast.Subscript(slice=ast.Constant(value=str(key))):
+                self.attributes.setdefault(f"[{key}]", []).append(given)
+            case ast.Starred(value=inner):
+                self._assign(inner, value, scope, -1)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                for place, one in enumerate(targets):
+                    self._assign(one, value, scope, place if part is None else -1)
+
+    def _bind(self, call: ast.Call, scope: Scope) -> None:
+        name = called(call)
+        if name in self.classes:
+            self._bind_instance(self.classes[name], call, scope)
+        for function, inner in self.functions.get(name, ()):
+            self._bind_function(function, inner, call, scope)
+
+    def _bind_instance(self, made: ast.ClassDef, call: ast.Call, scope: Scope) -> None:
+        own = [node for node in made.body if isinstance(node, Function) and node.name == "__init__"]
+        for function in own:
+            inner = next(s for node, s in self.functions["__init__"] if node is function)
+            self._bind_function(function, inner, call, scope, bound=True)
+        if not own:  # a dataclass, or a named tuple
+            fields = [
+                n.target.id
+                for n in made.body
+                if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+            ]
+            pairs = [*zip(fields, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+            for field_name, value in pairs:
+                self.attributes.setdefault(f".{field_name}", []).append(Given(value, scope))
+
+    def _bind_function(
+        self, function: Function, inner: Scope, call: ast.Call, scope: Scope, bound: bool = False
+    ) -> None:
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if names and names[0] in ("self", "cls") and (bound or isinstance(call.func, ast.Attribute)):
+            names = names[1:]
+        keywords = {*names, *(one.arg for one in function.args.kwonlyargs)}
+        for name, value in zip(names, call.args, strict=False):
+            inner.given[name].append(Given(value, scope))
+        for keyword in call.keywords:
+            if keyword.arg in keywords:
+                inner.given[keyword.arg].append(Given(keyword.value, scope))
+
+
+def called(call: ast.Call) -> str:
+    """The last word of what is called: ``all_reduce`` of ``dist.all_reduce(x)``."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
