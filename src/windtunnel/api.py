@@ -22,6 +22,7 @@ from windtunnel.store.compare import Comparison, compare
 from windtunnel.store.runs import Store
 from windtunnel.training.emulate import run as emulation
 from windtunnel.training.emulate.emulation import CAPABILITY, EmulationResult, Options, Progress, no_progress
+from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.policy.search import parse_ranks
 from windtunnel.training.emulate.summary import CollectiveFacts, OperatorFacts, RankFacts, Summary, WaitFacts
 from windtunnel.training.emulate.sweep.execute import run_sweep
@@ -202,6 +203,7 @@ def emulate(
     program: Program,
     *arguments: Any,
     cluster: Cluster | Path | str = "h100-sxm:1x8",
+    module: bool = False,
     ranks: str = "auto",
     slow: Sequence[str] = (),
     jitter: float = 0.0,
@@ -222,7 +224,8 @@ def emulate(
     """Run a training program as ranks of a cluster that is not there, and keep what was found in the store.
 
     ``program``: the path of a torchrun-style script, unmodified, or a function that does what such a script
-    does; ``arguments`` are its own. ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that
+    does; ``arguments`` are its own; with ``module`` it is the name of a module, as for ``python -m``.
+    ``cluster``: a name such as ``h100-sxm:16x8``, a YAML file, or one that
     `load_cluster` gave. The other arguments are the options of ``windtunnel emulate``: ``ranks`` to capture
     (``auto``, ``all`` or ``0,17``), ``slow`` hosts, devices or links (``host=3:1.3``), ``jitter`` of operator
     times with its ``seed``, the allocator's ``alloc_conf`` and ``max_split_size`` (MiB), ``tokens`` of a
@@ -261,10 +264,11 @@ def emulate(
         **({} if reserve is None else {"reserve_bytes": reserve}),
     )
     shown = tuple(parse_ranks(timeline, where.world_size)) if timeline else ()
+    what = Module(str(program), tuple(map(str, arguments))) if module else program
     failing = FailOn.parse(fail_on)
     try:
         done = emulation.emulate(
-            program, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress,
+            what, arguments, where, options, pictures=report, timeline_ranks=shown, progress=progress,
             fail_on=failing, baseline=baseline.id if isinstance(baseline, Run) else baseline,
         )  # fmt: skip
     except HangError as error:

@@ -17,13 +17,16 @@ def register(app: typer.Typer) -> None:
 
 
 def emulate(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
     ] = None,
     cluster: Annotated[
         str, typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8, or a YAML file.")
     ] = "h100-sxm:1x8",
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")
+    ] = False,
     ranks: Annotated[str, typer.Option(help="Ranks to capture: auto, all, or 0,17,120-127.")] = "auto",
     slow: Annotated[
         list[str] | None, typer.Option(help="A straggler: host=3:1.3, rank=17:1.5, nic=3:2.")
@@ -76,10 +79,10 @@ def emulate(
     where = load_cluster(cluster)
     failed: VerdictError | None = None
     try:
-        with shown_progress(f"{script.name} on {where.name}") as progress:
+        with shown_progress(f"{Path(script).name} on {where.name}") as progress:
             run = api.emulate(
-                script, *(arguments or ()), cluster=where, ranks=ranks, slow=slow or (), jitter=jitter,
-                seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
+                script, *(arguments or ()), cluster=where, module=module, ranks=ranks, slow=slow or (),
+                jitter=jitter, seed=seed, alloc_conf=alloc_conf, max_split_size=max_split_size, tokens=tokens,
                 timeline=timeline, jobs=jobs, timeout=timeout,
                 reserve=None if reserve is None else reserve * 2**20, profile=profile, report=report,
                 fail_on=fail_on or (), baseline=baseline, progress=progress,

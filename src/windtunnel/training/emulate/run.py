@@ -23,6 +23,7 @@ from windtunnel.training.emulate.emulation import (
     no_progress,
     simulate,
 )
+from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.session import Function, Program, Script
 from windtunnel.training.emulate.pictures import write_pictures
 from windtunnel.training.emulate.summary import Summary, summarise
@@ -108,7 +109,7 @@ def emulate(
 def program_of(given: Program | Callable[..., Any] | Path | str, arguments: Sequence[Any] = ()) -> Program:
     """A path or a function with its arguments as the program that it is; one that is a program already
     stays."""
-    if isinstance(given, Script | Function):
+    if isinstance(given, Script | Module | Function):
         return given
     if isinstance(given, str | Path):
         return Script(Path(given), tuple(str(one) for one in arguments))

@@ -20,6 +20,7 @@ from windtunnel.base.errors import HangError, ScriptError, UserError
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.emulate.graph import Place, Slice
 from windtunnel.training.emulate.live import failure
+from windtunnel.training.emulate.live.module import Module
 from windtunnel.training.emulate.live.progress import kill_tree
 
 WORKER_LOG = "worker.txt"
@@ -87,7 +88,7 @@ class Function:
             ) from None
 
 
-Program = Script | Function
+Program = Script | Module | Function
 
 
 class Session:
@@ -248,9 +249,14 @@ class Session:
 
     def _what(self) -> dict[str, Any]:
         """What the worker is to run."""
+        what: dict[str, Any]
         if isinstance(self.program, Script):
-            return {"script": str(self.program.path), "arguments": list(self.program.arguments), "paths": []}
-        return {"script": "", "arguments": [self.program.name], "paths": [path for path in sys.path if path]}
+            what = {"script": str(self.program.path), "arguments": list(self.program.arguments)}
+        elif isinstance(self.program, Module):
+            what = {"module": self.program.module, "arguments": list(self.program.arguments)}
+        else:
+            what = {"arguments": [self.program.name], "paths": [path for path in sys.path if path]}
+        return {"script": "", "module": "", "paths": []} | what
 
     def _worker_died(self) -> Exception:
         assert self._worker is not None and self._scratch is not None

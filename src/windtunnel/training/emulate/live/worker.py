@@ -45,12 +45,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Request:
-    """What to run: see `session.Session`, which sends it. Without a ``script`` it is the function that lies
-    pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name. ``further`` and
-    ``to_end``: see `ending.Ending`. ``outline``: only the outlines of the ranks are wanted."""
+    """What to run: see `session.Session`, which sends it. Without a ``script`` or a ``module`` it is the
+    function that lies pickled in ``directory``, of modules on ``paths``; ``arguments`` then is only its name.
+    ``further`` and ``to_end``: see `ending.Ending`. ``outline``: only the ranks' outlines are wanted."""
 
     number: int
     script: str
+    module: str
     arguments: list[str]
     paths: list[str]
     ranks: list[int]
@@ -337,6 +338,10 @@ def _run_program(request: Request, rank: int, observer: Any, ending: Any) -> int
             sys.argv = [str(script), *request.arguments]
             sys.path.insert(0, str(script.parent))
             runpy.run_path(str(script), run_name="__main__")
+        elif request.module:
+            sys.argv = [request.module, *request.arguments]  # runpy puts the file's path in the first place
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
         else:
             sys.argv = request.arguments
             sys.path.extend(path for path in request.paths if path not in sys.path)
