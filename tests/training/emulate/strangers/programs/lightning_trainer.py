@@ -74,7 +74,7 @@ def main():
     checkpoints = L.pytorch.callbacks.ModelCheckpoint(every_n_train_steps=1)
     trainer = L.Trainer(
         accelerator="gpu",
-        devices=8,
+        devices="auto",
         num_nodes=args.nodes,
         strategy=strategy,
         precision="bf16-mixed",
