@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -52,6 +53,15 @@ def test_every_file_of_the_package_is_in_it(wheel: Path) -> None:
     assert modes[init] & 0o111
     for kind in (".so", ".yaml", ".js", ".css", ".json", ".o", ".cpp", ".c", ".h", "py.typed"):
         assert any(name.endswith(kind) for name in sources), kind
+
+
+def test_it_asks_for_a_range_of_torch_and_pins_none(wheel: Path) -> None:
+    """A pin would replace the PyTorch that its user has."""
+    with zipfile.ZipFile(wheel) as file:
+        (metadata,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+        lines = file.read(metadata).decode().splitlines()
+    asked = {line.split(";")[0] for line in lines if re.match(r"Requires-Dist: torch\W", line)}
+    assert asked == {"Requires-Dist: torch>=2.11"}
 
 
 def test_it_is_installed_and_emulates(wheel: Path, tmp_path: Path) -> None:

@@ -42,10 +42,12 @@ def compiler(variable: str, usual: str, other: str, otherwise: str) -> str:
 
 
 def compiled(command: list[str], what: str) -> None:
-    """Run a compiler. Raises UserError with its last words."""
+    """Run a compiler. Raises UserError with the first error that it tells, in one line."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise UserError(f"building {what} failed: {done.stderr.strip()[-800:]}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        first = next((line for line in lines if "error" in line), lines[-1] if lines else "nothing was said")
+        raise UserError(f"building {what} failed: {first[:800]}")
 
 
 def located(folder: Path, name: str, build: Build) -> Path:

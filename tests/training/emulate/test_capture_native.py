@@ -27,7 +27,9 @@ def test_the_shipped_library_is_built_from_the_source_beside_it() -> None:
 
 def test_the_shipped_table_of_operators_is_that_of_torch() -> None:
     names = native_library.operator_names().decode().split()
-    assert native_library.read_operator_table().decode().split() == names
+    table = native_library.read_operator_table().decode().split()
+    assert names[: len(table)] == table
+    assert names == table or native_library.is_cuda_build(), "which may have registered more"
     assert {"mm", "add.out", "_fused_adamw_", "convolution", "_flash_attention_forward"} <= set(names)
     assert "linear" not in names, "composite operators decompose before they reach a device"
 
@@ -149,7 +151,7 @@ def test_what_a_cuda_build_has_registered_beside_the_table_is_taken_over(
     ]
     monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", lambda key: there)
     monkeypatch.setattr(torch.library, "_impls", {"fsdp/in_python/CUDA"})
-    table = native_library.operator_names()
+    table = native_library.read_operator_table()
     wheel("2.13.0+cu130", "libtorch_cuda.so")
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert native_library.operator_names() == table + b"a_new_one.out\nfsdp::a_kernel\n"
