@@ -15,7 +15,7 @@ from windtunnel.training.emulate.live.steps import Calls
 STEPS = {
     "plain": (1, 1), "four_micro_batches": (4, 1), "gan": (2, 2), "chained": (3, 3),
     "while_backward_runs": (3, 6), "group_by_group": (2, 2), "closure": (2, 1), "lbfgs": (1, 1),
-    "wrapper": (1, 1), "scaler": (2, 1), "without_modules": (1, 1),
+    "wrapper": (1, 1), "scaler": (2, 1), "without_modules": (1, 1), "buckets": (1, 1),
 }  # fmt: skip
 
 

@@ -360,19 +360,39 @@ def _looked_up(slice_: Slice, rows: NDArray[np.int64], phases: NDArray[np.int64]
     asked: dict[tuple[str, object], float] = defaultdict(float)
     for row in np.flatnonzero(count):
         op = slice_.operators[row]
-        tensors = op.tensors()
-        name = base_name(op.name)
-        if name not in ("embedding", "embedding_dense_backward") or len(tensors) < 2:
+        if not _looks_up(op):
             continue
-        indices = tensors[1]
-        if len(indices.shape) >= 2:
-            # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
-            table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
-            asked[name, table] += float(count[row]) * indices.numel
+        tensors, name = op.tensors(), base_name(op.name)
+        # Of the gradient: (gradient, indices, rows of the table, ...); of the look-up: (table, indices).
+        table = op.inputs[2] if name == "embedding_dense_backward" else tensors[0].shape
+        asked[name, table] += float(count[row]) * tensors[1].numel
     return max(asked.values(), default=0.0)
 
 
 def _copies(slice_: Slice) -> int:
-    """A mesh that is made of another one's dimensions has groups of its own for the same ranks."""
-    distinct = {group.ranks for group in slice_.groups if group.label in REPLICATING}
+    """How many ranks look the same tokens up: those of groups that are called so, and of groups without a
+    name that add up activations in forward, as tensor parallelism does and data parallelism never. A mesh
+    that is made of another one's dimensions has groups of its own for the same ranks."""
+    tokens = max((op.tensors()[1].numel for op in slice_.operators if _looks_up(op)), default=0)
+    events = slice_.events[slice(*slice_.steady)]
+    called = events[(events["kind"] == EventKind.COLLECTIVE) & (events["phase"] == Phase.FORWARD)]["ref"]
+    calls = [slice_.collectives[row] for row in np.unique(called)]
+    adding = {
+        call.group
+        for call in calls
+        if call.kind in ("all_reduce", "reduce_scatter") and call.in_bytes >= tokens  # a byte for each
+    }
+    distinct = {
+        group.ranks
+        for row, group in enumerate(slice_.groups)
+        if group.label in REPLICATING or (row in adding and not group.label)
+    }
     return int(np.prod([len(ranks) for ranks in distinct] or [1]))
+
+
+def _looks_up(op: Operator) -> bool:
+    """Whether an operator looks sequences up in a table, or is the gradient of that."""
+    if base_name(op.name) not in ("embedding", "embedding_dense_backward"):
+        return False
+    tensors = op.tensors()
+    return len(tensors) >= 2 and len(tensors[1].shape) >= 2

@@ -162,6 +162,27 @@ def case_without_modules():
         optimizer.step()
 
 
+class Buckets(nn.Module):
+    """With attributes of the names that a module's methods have, as Megatron's DDP."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = layer()
+        self.buffers = [torch.zeros(3, device="cuda")]
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def case_buckets():
+    model = Buckets()
+    optimizer = torch.optim.SGD(nn.Module.parameters(model), lr=0.1)
+    for _ in range(STEPS):
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def case_now_and_then():
     first, second = layer(), layer()
     one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)

@@ -108,6 +108,35 @@ STRANGERS = (
         needs=("torchtitan",),
         arguments=("--parallelism.tensor_parallel_degree", "4"),
     ),
+    Stranger(
+        "DeepSpeed ZeRO-1, its FusedAdam, bfloat16, 2 micro-batches",
+        "deepspeed_zero.py",
+        tokens=8 * 2 * 4 * 256,
+        needs=("deepspeed",),
+        arguments=("--stage", "1"),
+        cluster="h100-sxm:1x8",
+    ),
+    Stranger(
+        "DeepSpeed ZeRO-3, PyTorch's AdamW, bfloat16, 2 micro-batches",
+        "deepspeed_zero.py",
+        tokens=16 * 2 * 4 * 256,
+        needs=("deepspeed",),
+        arguments=("--stage", "3", "--torch-adam"),
+    ),
+    Stranger(
+        "Megatron-Core, TP2, without Transformer Engine, 4 micro-batches",
+        "megatron_gpt.py",
+        tokens=8 * 4 * 2 * 256,
+        needs=("megatron-core",),
+    ),
+    Stranger(
+        "Megatron-Core, TP2 × PP2, distributed optimizer, 4 micro-batches",
+        "megatron_gpt.py",
+        tokens=2 * 4 * 2 * 256,
+        needs=("megatron-core",),
+        arguments=("--pp", "2", "--distributed-optimizer"),
+        cluster="h100-sxm:1x8",
+    ),
 )
 
 

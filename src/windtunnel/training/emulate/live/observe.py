@@ -247,8 +247,9 @@ class Observer:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if gradients:
             for root in self._roots:
-                self.mark(root.parameters(), Category.PARAMETER)
-                self.mark(root.buffers(), Category.PARAMETER)
+                # Of the class: a module may have attributes of these names (Megatron's DDP has buffers).
+                self.mark(torch.nn.Module.parameters(root), Category.PARAMETER)
+                self.mark(torch.nn.Module.buffers(root), Category.PARAMETER)
             self.mark(parameters, Category.PARAMETER)
             self.mark((p.grad for p in parameters if p.grad is not None), Category.GRADIENT)
         else:
@@ -260,7 +261,7 @@ class Observer:
     def _name_blocks(self, optimizer: Any) -> None:
         """Write down of which parameter each block has the data, the gradient, or the optimizer's state."""
         for root in self._roots:
-            for name, parameter in root.named_parameters():
+            for name, parameter in torch.nn.Module.named_parameters(root):
                 state = optimizer.state.get(parameter)
                 held = state.values() if isinstance(state, dict) else ()
                 for tensor in (parameter, parameter.grad, *held):

@@ -249,6 +249,7 @@ def _prepare(
     from windtunnel.training.emulate.live import (
         answers,
         asked,
+        extensions,
         host,
         kernels,
         names,
@@ -324,6 +325,7 @@ def _prepare(
         launches = kernels.Launches(native)
         kernels.install(launches)
         tritons.install(observer, launches)
+        extensions.install(observer, launches)
     questions.install()
     native.wt_record_on(1)
     return observer, ending

@@ -1,0 +1,60 @@
+"""Ranks that look the same tokens up, and ranks that do not: ``python tokens.py group|mesh|data``.
+
+Pairs of ranks hold halves of a vocabulary, in groups without a name or in a mesh; or all ranks are replicas.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+
+
+class Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Model(nn.Module):
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+        self.table = nn.Embedding(64, 16)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        return self.out(x if self.group is None else Added.apply(x, self.group))
+
+
+def pair(kind):
+    if kind == "mesh":
+        return init_device_mesh("cuda", (WORLD // 2, 2), mesh_dim_names=("dp", "tp")).get_group("tp")
+    groups = [dist.new_group([first, first + 1]) for first in range(0, WORLD, 2)]
+    return groups[RANK // 2] if kind == "group" else None
+
+
+model = Model(pair(sys.argv[1])).cuda()
+if sys.argv[1] == "data":
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = model(torch.randint(64, (3, 10), device="cuda")).mean()
+    loss.backward()
+    reported = loss.detach()
+    dist.all_reduce(reported)
+    optimizer.step()
+    optimizer.zero_grad()
