@@ -77,7 +77,7 @@ def conditions(
     devices_per_host: int,
 ) -> tuple[tuple[Condition, ...], tuple[Source, ...]]:  # fmt: skip
     """The conditions on the rank in the user's ``files``. ``asked``: for each place, what ranks were told."""
-    files = tuple(files)
+    files = tuple(dict.fromkeys((*files, *sorted(place.file for place in asked))))
     names, read = _names(files)
     reader = _Reader(asked, world_size, devices_per_host, names)
     found = reader.read()
