@@ -79,6 +79,59 @@ def case_graphs_are_classes():
             raise AssertionError(kind)
 
 
+def case_a_stream_of_ones_own():
+    class Named(torch.cuda.Stream):
+        def __new__(cls, name, **kwargs):
+            made = super().__new__(cls, **kwargs)
+            made.name = name
+            return made
+
+        def __init__(self, name, **kwargs):
+            super().__init__()
+
+    side = Named("side", priority=-1)
+    assert side.name == "side" and side.priority == -1 and isinstance(side, torch.cuda.Stream)
+    assert side != torch.cuda.current_stream() and len({side, torch.cuda.current_stream()}) == 2
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.cuda.Stream.priority_range() == (0, -5) and "cuda_stream=0x" in repr(side)
+    assert torch.cuda.current_stream((LOCAL + 1) % 8).device.index == (LOCAL + 1) % 8
+    assert torch.cuda.Event(enable_timing=True).query()
+
+    class Timer(torch.cuda.Event):
+        pass
+
+    assert isinstance(Timer(enable_timing=True), torch.cuda.Event)
+    for other in range(8):
+        with torch.cuda.device(other):
+            assert torch.cuda.current_device() == other
+    shown = repr(torch.cuda.get_device_properties(0))
+    assert shown.startswith("_CudaDeviceProperties(name='NVIDIA H100") and "total_memory=81089MB" in shown
+    try:
+        torch.cuda.get_device_properties(8)
+    except AssertionError as error:
+        assert "Invalid device id" in str(error)
+    else:
+        raise AssertionError("a device that the host does not have")
+    with torch.device("cuda"):
+        assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+
+
+def case_old_tensor_types():
+    assert torch.cuda.FloatTensor([1, 2]).tolist() == [1.0, 2.0]
+    assert isinstance(torch.zeros(2, device="cuda"), torch.cuda.FloatTensor)
+    assert not isinstance(torch.zeros(2), torch.cuda.FloatTensor)
+    assert not isinstance(torch.zeros(2, device="cuda").half(), torch.cuda.FloatTensor)
+    assert torch.cuda.LongTensor(2, 3).type() == "torch.cuda.LongTensor"
+    assert torch.ones(2).type(torch.cuda.HalfTensor).dtype == torch.float16
+    torch.set_default_tensor_type("torch.cuda.HalfTensor")
+    made = torch.ones(2)
+    torch.set_default_tensor_type("torch.FloatTensor")
+    assert made.is_cuda and made.dtype == torch.float16 and torch.ones(2).device.type == "cpu"
+
+
 def case_memory():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

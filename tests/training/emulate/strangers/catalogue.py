@@ -81,11 +81,11 @@ STRANGERS = (
         settings=(("HF_HUB_OFFLINE", "1"),),
     ),
     Stranger(
-        "Lightning, DDP, bf16-mixed, 2 micro-batches",
+        "Lightning, DDP, bf16-mixed, 2 micro-batches, saves in every step",
         "lightning_trainer.py",
         tokens=16 * 2 * 2 * 256,
         needs=("lightning",),
-        arguments=("--nodes", "2", "--accumulate", "2", "--batch", "2", "--sequence", "256"),
+        arguments=("--nodes", "2", "--accumulate", "2", "--batch", "2", "--sequence", "256", "--save"),
     ),
     Stranger(
         "Lightning, FSDP, bf16-mixed, 2 micro-batches",

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from catalogue import PROGRAMS, STRANGERS, Stranger, row, shown, write
 
+WEIGHTS = {".ckpt", ".distcp", ".safetensors"}
+"""What the names of files of weights end with."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda one: one.name)
@@ -31,6 +34,8 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     assert 0 < summary["mfu"] <= summary["hfu"] <= 1
     assert all(one["fits"] for one in summary["ranks"])
     assert not [word for word in summary["warnings"] if "captured steps differ" in word]
+    files = [path.name for path in tmp_path.rglob("*") if path.suffix in WEIGHTS]
+    assert files == [], "there are no weights to write"
     line = row(stranger, summary)
     if os.environ.get("WINDTUNNEL_WRITE_DOCS"):
         write(stranger.name, line)

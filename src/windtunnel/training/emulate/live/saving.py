@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import importlib.abc
+import importlib.machinery
 import io
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +60,7 @@ def install(native: ctypes.CDLL, note: Note) -> None:
         writers.save = writers.save_state_dict = save_sharded
         writers.async_save = save_later
     _replace_safetensors(native, note)
+    sys.meta_path.insert(0, _Atomic(native))
 
 
 def _replace_safetensors(native: ctypes.CDLL, note: Note) -> None:
@@ -82,6 +86,39 @@ def _replace_safetensors(native: ctypes.CDLL, note: Note) -> None:
         return bytes(serialize(tensors, *args, **kwargs))
 
     module.save_file, module.save = save_file, save
+
+
+class _Atomic(importlib.abc.MetaPathFinder):
+    """Lightning saves into a buffer and writes that to the file: nothing, where nothing was saved. Here what
+    has no values goes by ``torch.save`` to the file itself, which is left as it is."""
+
+    MODULES = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
+
+    def __init__(self, native: ctypes.CDLL) -> None:
+        self.native = native
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in self.MODULES:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._replace(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+    def _replace(self, module: Any) -> None:
+        original = module._atomic_save
+
+        def save(checkpoint: Any, filepath: Any) -> None:
+            write = torch.save if unknown(self.native, checkpoint) else original
+            write(checkpoint, filepath)
+
+        module._atomic_save = save
 
 
 class _Finder(pickle.Pickler):
