@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from windtunnel.cli.main import app
 
@@ -35,3 +36,34 @@ def test_every_verb_shows_one_example(path: str) -> None:
     own = words[len(begin) :]
     script = next((place for place, word in enumerate(own) if word.endswith(".py") or word == "--"), len(own))
     assert {word for word in own[:script] if word.startswith("--")} <= known
+
+
+def groups(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    if getattr(command, "commands", None) is not None:
+        yield path, command
+        for name, one in command.commands.items():
+            yield from groups(f"{path} {name}", one)
+
+
+ALL = VERBS | dict(groups("windtunnel", typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("path", list(ALL))
+def test_help_breaks_no_word_and_cuts_no_name(path: str, columns: int) -> None:
+    _, *words = path.split()
+    shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=columns, prog_name="windtunnel")
+    assert shown.exit_code == 0
+    assert max(map(len, shown.output.splitlines())) <= columns
+    known = set(shown.output.split())
+    command = ALL[path]
+    told = [command.help, *(getattr(one, "help", None) for one in command.params)]
+    options = [option for one in command.params for option in (*one.opts, *one.secondary_opts)]
+    said = {word for text in told if text for word in text.split()}
+    assert said <= known | {word.removesuffix(".") for word in known}, said - known
+    assert {name for name in options if name.startswith("-")} <= {word.strip(",") for word in known}
+    for name, one in getattr(command, "commands", {}).items():
+        first = (one.help or "").split("\n\n")[0].split(". ")[0].split()
+        assert one.hidden or {name, *(word.removesuffix(".") for word in first)} <= {
+            word.removesuffix(".") for word in known
+        }

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.cli import Group
 
 if TYPE_CHECKING:
     from windtunnel.training.checkpoint.policy.restore import StoredStep
 
-group = typer.Typer(no_args_is_help=True, help="Look after the checkpoints of a job in storage.")
+group = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the checkpoints of a job in storage.")
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A folder, or a URL of fsspec such as s3://bucket/run.")

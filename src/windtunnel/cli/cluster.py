@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from windtunnel.cli import Group
 from windtunnel.cluster import catalogue
 from windtunnel.cluster.draw import example_groups, figures, picture, plain, si, topology_text
 from windtunnel.cluster.load import load_cluster
@@ -21,7 +22,7 @@ TOPOLOGIES = {
     "torus": "hosts joined to their neighbours, without switches; needs dims",
 }
 
-app = typer.Typer(no_args_is_help=True, help="The hardware catalogue, and cluster files.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="The hardware catalogue, and cluster files.")
 
 
 @app.command("list")

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def emulate(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
     ] = None,
     cluster: Annotated[
         str, typer.Option("--cluster", "-c", help="A name such as h100-sxm:16x8, or a YAML file.")

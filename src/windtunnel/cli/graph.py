@@ -12,7 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-graph = typer.Typer(name="graph", help="Execution graphs in MLCommons Chakra's form.", no_args_is_help=True)
+from windtunnel.cli import Group
+
+graph = typer.Typer(
+    name="graph", cls=Group, help="Execution graphs in MLCommons Chakra's form.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

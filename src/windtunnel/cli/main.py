@@ -12,6 +12,7 @@ import typer
 from windtunnel import __version__
 from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
 from windtunnel.capabilities import CAPABILITIES
+from windtunnel.cli import Group
 
 # Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
 # imports what is heavy (torch, plotly) only when it runs. First those of the capabilities, then of all runs.
@@ -22,9 +23,12 @@ VERBS = (
 
 app = typer.Typer(
     name="windtunnel",
+    cls=Group,
     help="Put a real training job or agent sandbox into a cluster that you do not have; see how it flies.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Panels leave little room for words at 80 columns, and cut names.
+    rich_markup_mode=None,
     add_completion=True,
 )
 

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.cli import Group
+
 group = typer.Typer(
-    no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
+    cls=Group, no_args_is_help=True, help="What a cluster's failures will cost, and what to do about them."
 )
 
 

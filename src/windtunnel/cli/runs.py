@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from windtunnel.base import units
+from windtunnel.cli import Group
 
 if TYPE_CHECKING:
     from windtunnel.store.runs import Run
@@ -24,7 +25,9 @@ Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, beginnings
 _STYLES = {"done": "green", "running": "cyan", "failed": "red", "killed": "red"}
 _CAPTION = "Figures of training.emulate are emulated, except wall time, which is measured."
 
-runs = typer.Typer(name="runs", help="List, show, compare and remove what was run.", no_args_is_help=True)
+runs = typer.Typer(
+    name="runs", cls=Group, help="List, show, compare and remove what was run.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def train(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
     ] = None,
     hosts: Annotated[int, typer.Option("--hosts", "--nodes", help="Hosts, emulated on this computer.")] = 1,
     per_host: Annotated[int, typer.Option(help="Ranks on each host.")] = 1,

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.cli import Group
 from windtunnel.cli.sandbox import boxes, checkpoints, commands, daemon, emulate
 
 sandbox = typer.Typer(
     name="sandbox",
+    cls=Group,
     help="Sandboxes for agents that can be checkpointed, restored, forked and rolled back.\n\n"
     "Commands talk to the daemon of a home folder and start it when none runs.",
     no_args_is_help=True,
