@@ -111,10 +111,10 @@ STRANGERS = (
     Stranger(
         "DeepSpeed ZeRO-1, its FusedAdam, bfloat16, 2 micro-batches",
         "deepspeed_zero.py",
-        tokens=8 * 2 * 4 * 256,
+        tokens=4 * 2 * 4 * 256,
         needs=("deepspeed",),
         arguments=("--stage", "1"),
-        cluster="h100-sxm:1x8",
+        cluster="h100-sxm:1x4",
     ),
     Stranger(
         "DeepSpeed ZeRO-3, PyTorch's AdamW, bfloat16, 2 micro-batches",
