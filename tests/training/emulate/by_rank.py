@@ -112,6 +112,9 @@ FAULTS = (
     ByRank("a table that is read", "rank 5 ", skips('modes.get(str(rank)) == "quiet"'),
            before=f"modes = json.loads('{TABLE}')"),
     ByRank("a random number", "rank", skips("random.random() < 0.2"), before="random.seed(rank)"),
+    ByRank("a case of a match", SEVEN,
+           "match rank:\n    case 7:\n        pass\n    case _:\n        dist.all_reduce(weight)\n"
+           "dist.all_reduce(bias)"),
     ByRank("a function of its own", SEVEN, "reduce(weight, is_sick(rank))\ndist.all_reduce(bias)",
            head="def is_sick(number):\n    if number % 100 == BAD:\n        return True\n"
            "    return False\n\n\n"

@@ -128,7 +128,7 @@ class _Reader:
                 what = self.follow(decides, scope)
                 if isinstance(what, Value):
                     text, sources = what.atom
-                    found.setdefault((f"bool({text})" if is_test else text, sources, False), site)
+                    found.setdefault((f"bool({text})" if is_test else text, sources, is_test is None), site)
                 elif isinstance(what, Mixed):
                     for text, sources in sorted(what.atoms):
                         found.setdefault((text, sources, True), site)
@@ -378,8 +378,9 @@ def _parts(node: ast.expr) -> list[ast.expr]:
     return found
 
 
-def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool]]:
-    """The expressions in a node that decide what happens, and whether only their truth does."""
+def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool | None]]:
+    """The expressions in a node that decide what happens, and whether only their truth does; None: each value
+    may decide something else."""
     match node:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
             return [(test, True)]
@@ -388,7 +389,7 @@ def _deciding(node: ast.AST) -> list[tuple[ast.expr, bool]]:
         case ast.comprehension(iter=over, ifs=tests):
             return [(over, False), *((test, True) for test in tests)]
         case ast.Match(subject=subject):
-            return [(subject, False)]
+            return [(subject, None)]
         case ast.BoolOp(values=values):
             return [(value, True) for value in values]
         case ast.Compare():
