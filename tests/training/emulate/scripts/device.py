@@ -321,7 +321,7 @@ def case_save_safetensors():
         save_file(model.state_dict(), path, metadata={"format": "pt"})
         before = load_file(path)
         with torch.no_grad():
-            model.cuda().weight.add_(1)
+            model.cuda().weight.normal_()  # from here on nobody knows them
         save_file(model.state_dict(), path)
         save_file({name: tensor.cpu() for name, tensor in model.state_dict().items()}, path)
         save_model(model, path)

@@ -32,7 +32,7 @@ def case_where():
 
 
 def case_repeat_interleave():
-    return torch.repeat_interleave(x, torch.ones_like(x[0], dtype=torch.int64), dim=0)
+    return torch.repeat_interleave(x, torch.randint_like(x[0], 3, dtype=torch.int64), dim=0)
 
 
 def case_bincount():

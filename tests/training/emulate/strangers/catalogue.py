@@ -96,6 +96,31 @@ STRANGERS = (
         cluster="h100-sxm:1x4",
     ),
     Stranger(
+        "MoE, experts over 16 ranks, counts read by the host, grouped products",
+        "moe_dispatch.py",
+        tokens=16 * 2 * 500,
+        arguments=("--batch", "2", "--sequence", "500", "--experts", "64", "--top-k", "6"),
+    ),
+    Stranger(
+        "FullyShardedDataParallel (FSDP1), bfloat16",
+        "fsdp1_train.py",
+        tokens=16 * 4 * 256,
+        arguments=("--batch", "4", "--sequence", "256"),
+    ),
+    Stranger(
+        "FSDP2, torchao float8 with float8 all-gather, compiled blocks",
+        "fsdp2_float8.py",
+        tokens=16 * 4 * 1024,
+        needs=("torchao",),
+        arguments=("--batch", "4", "--sequence", "1024"),
+    ),
+    Stranger(
+        "Flex attention, sliding window, compiled, DDP",
+        "flex_window.py",
+        tokens=16 * 2 * 2048,
+        arguments=("--batch", "2", "--sequence", "2048", "--window", "512"),
+    ),
+    Stranger(
         "torchtitan, Llama 3, FSDP",
         "torchtitan_train.py",
         tokens=16 * 2 * 512,

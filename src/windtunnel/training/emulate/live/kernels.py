@@ -27,10 +27,17 @@ class Launches:
         self.native = native
         self._rows: dict[str, int] = {}
 
-    def record(self, name: str, inputs: Sequence[Any], outputs: Iterable[torch.Tensor]) -> None:
-        """One launch of ``name``; ``inputs`` are its arguments, in order."""
-        written = list(outputs)
-        described = [plain(tensor) for tensor in written]
+    def record(
+        self,
+        name: str,
+        inputs: Sequence[Any],
+        outputs: Iterable[torch.Tensor],
+        changed: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """One launch of ``name`` on ``inputs``, its arguments in order; it may write ``changed`` of them."""
+        made = list(outputs)
+        described = [plain(tensor) for tensor in made]
+        written = [*made, *changed]
         text = json.dumps({"n": name, "i": [plain(value) for value in inputs], "o": described, "r": 0})
         if text not in self._rows:
             self._rows[text] = int(self.native.wt_add_operator(text.encode()))

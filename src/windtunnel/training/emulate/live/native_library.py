@@ -26,7 +26,17 @@ from windtunnel.base import native, paths
 from windtunnel.base.errors import UserError
 
 NATIVE = Path(__file__).parent / "native"
-SOURCES = ("device", "generator", "pinned", "describe", "operators", "by_hand", "recurrent", "collectives")
+SOURCES = (
+    "device",
+    "generator",
+    "pinned",
+    "describe",
+    "known",
+    "operators",
+    "by_hand",
+    "recurrent",
+    "collectives",
+)
 MORE_OPERATORS = ("convolution",)
 """Recorded whole, as cost tables know them, though a CUDA build takes them apart first."""
 TRIED = ((2, 11), (2, 15))

@@ -323,6 +323,9 @@ class Observer:
 
     def _host_read(self, what: bytes) -> None:
         kind = what.decode()
+        if kind == "routing":
+            self.note(BALANCED, NoteKind.APPROXIMATION)
+            return
         known = {"item": "1 (False for a boolean)", "item of bytes": "0", "equal": "True"}
         value = known.get(kind, "zeros")
         self.note(
@@ -402,6 +405,12 @@ class Observer:
             if block < count:
                 category[block] = marked
         return {int(block): int(category[block]) for block in alloc["ref"]}
+
+
+BALANCED = (
+    "balanced routing is declared: what topk, sort and argmax choose among values that are not there goes "
+    "round, each choice as often as any other"
+)
 
 
 def _in_order_of_blocks(events: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

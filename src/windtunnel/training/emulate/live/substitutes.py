@@ -4,10 +4,10 @@ A refusal is a `NotImplementedError` that begins with ``windtunnel:``; the worke
 before it. Operators without a shape function are refused by the native library; here those get one that only
 builds with CUDA have, and those are refused whose shape depends on data.
 
-``torch.compile`` and flex attention are declared approximations. Compiling for a device that is not there is
-not possible, so a compiled function runs eagerly while its operators carry the number of their region, and
-which blocks of memory they read and write is written down. What the compiler would have made of them, in time
-and memory, is worked out afterwards (`windtunnel.training.emulate.twin.compiler`).
+``torch.compile`` is a declared approximation. Compiling for a device that is not there is not possible, so a
+compiled function runs eagerly while its operators carry the number of their region, and which blocks of
+memory they read and write is written down. What the compiler would have made of them, in time and memory, is
+worked out afterwards (`windtunnel.training.emulate.twin.compiler`).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _keep: list[Any] = []  # a library's kernels go with it
 
 
 def install_compiler(observer: Observer) -> None:
-    """Replace ``torch.compile`` and flex attention. Call once, before the script runs."""
+    """Replace ``torch.compile``. Call once, before the script runs."""
     note = (
         "torch.compile runs eagerly; kernels, kept activations and memory of its regions are what a model of"
         " Inductor makes of them"
@@ -193,43 +193,3 @@ def install_compiler(observer: Observer) -> None:
 
     torch.compile = compile  # type: ignore[assignment]
     torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
-    _replace_flex_attention(observer)
-
-
-def _replace_flex_attention(observer: Observer) -> None:
-    try:
-        import torch.nn.attention.flex_attention as module
-    except ImportError:
-        return
-    flex: Any = module
-
-    def flex_attention(
-        query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
-        enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None, **extra: Any,
-    ) -> Any:  # fmt: skip
-        observer.note(
-            "flex_attention is costed as flash attention; a block mask counts as causal",
-            NoteKind.APPROXIMATION,
-        )
-        if enable_gqa:
-            repeat = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-        causal = block_mask is not None
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, False, scale=scale
-        )
-        return (out, lse) if return_lse else out
-
-    def create_block_mask(
-        mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = "cuda", BLOCK_SIZE: Any = 128,
-        **extra: Any,
-    ) -> Any:  # fmt: skip
-        size = BLOCK_SIZE if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE[0]
-        rows, columns = -(-Q_LEN // size), -(-KV_LEN // size)
-        counts = torch.empty(B or 1, H or 1, rows, dtype=torch.int32, device=device)
-        indices = torch.empty(B or 1, H or 1, rows, columns, dtype=torch.int32, device=device)
-        return flex.BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=size, mask_mod=mask_mod,
-                                             seq_lengths=(Q_LEN, KV_LEN), compute_q_blocks=False)  # fmt: skip
-
-    flex.flex_attention = flex_attention
-    flex.create_block_mask = create_block_mask

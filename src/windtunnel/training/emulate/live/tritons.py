@@ -75,7 +75,7 @@ def _launch(
     for position, value in enumerate(given):
         if isinstance(value, torch.Tensor) and not (value.is_cuda or value.is_pinned()):
             raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
-    launches.record(f"triton.{name}", given, ())
+    launches.record(f"triton.{name}", given, (), tensors)
     launches.forget(tensors)
     observer.note(TOLD, NoteKind.APPROXIMATION)
     return compiled

@@ -74,7 +74,8 @@ class Values:
         mailbox, rank = self.world.mailbox, self.world.rank
         ranks, topic = self._topic(kind, name, -1)
         if kind in (ALL_GATHER, GATHER):
-            return self._add(self._gathered(kind, ranks if place < 0 else [ranks[place]], topic, own, size))
+            senders = ranks if place < 0 else [ranks[place]]
+            return self._add(self._gathered(kind, ranks, senders, topic, own, size))
         if kind in (SCATTER, SEND):
             topic = self._topic(kind, name, ranks.index(rank))[1]
         sender = ranks[place]
@@ -86,9 +87,10 @@ class Values:
         return len(self.promises)
 
     def _gathered(
-        self, kind: int, senders: list[int], topic: str, own: int | None, size: int
+        self, kind: int, ranks: list[int], senders: list[int], topic: str, own: int | None, size: int
     ) -> Callable[[], bytes | None]:
         mailbox, rank = self.world.mailbox, self.world.rank
+        later = [one for one in ranks if one != rank and one not in mailbox.earlier]
         number = mailbox.counts[f"post {topic}"] - 1  # all say something in this call, as this rank just did
         mine = ctypes.string_at(own, size) if own else None
 
@@ -102,10 +104,10 @@ class Values:
                     known, part = mailbox.wait(sender, topic, number) if heard else (False, None)
                 parts.append(part if known else mine)
                 silent.extend([] if known else [sender])
-            if silent and mine is not None:
+            if silent and mine is not None:  # one sentence, whichever of them is asked for
                 self.world.note(
-                    f"{KINDS[kind]}: rank {rank} takes {ranks_words(silent)} to hold the values that it holds"
-                    " itself",
+                    f"{KINDS[kind]}: rank {rank} takes {ranks_words(later or silent)} to hold the values "
+                    "that it holds itself",
                     NoteKind.APPROXIMATION,
                 )
             return None if None in parts else b"".join(part or b"" for part in parts)

@@ -250,6 +250,7 @@ def _prepare(
         answers,
         asked,
         extensions,
+        flex,
         host,
         kernels,
         names,
@@ -326,6 +327,7 @@ def _prepare(
         kernels.install(launches)
         tritons.install(observer, launches)
         extensions.install(observer, launches)
+        flex.install(observer, launches)
     questions.install()
     native.wt_record_on(1)
     return observer, ending

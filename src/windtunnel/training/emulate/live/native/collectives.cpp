@@ -6,6 +6,7 @@
 // issued it, and whoever waits for the work makes its stream wait for that one. This is what ProcessGroupNCCL does.
 // The values of small tensors that the host knows go to other ranks (values.py); reductions, and gathers of larger host
 // tensors, are as if all ranks held the same.
+#include "known.h"
 #include "record.h"
 
 #include <ATen/ATen.h>
@@ -78,7 +79,8 @@ int64_t bytes(const std::vector<at::Tensor>& tensors) {
 }
 
 // What host tensors hold afterwards if every rank held what this one does.
-void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum) {
+void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum,
+               const std::vector<int64_t>& splits) {
   at::NoGradGuard no_grad;
   if (kind == "all_reduce" || kind == "reduce") {
     if (sum) for (auto& t : out) t.mul_(size);
@@ -96,20 +98,35 @@ void fill_host(const std::string& kind, std::vector<at::Tensor>& in, std::vector
       if (sum) t.mul_(size);
     }
   } else if (kind == "all_to_all") {
-    if (bytes(in) == bytes(out))
-      for (size_t i = 0; i < out.size() && i < in.size(); ++i)
-        if (out[i].numel() == in[i].numel()) out[i].copy_(in[i].reshape(out[i].sizes()));
+    if (in.size() != 1 || out.size() != 1) {  // every rank sends this one what it sends itself
+      for (auto& t : out)
+        if (rank < static_cast<int64_t>(in.size()) && t.numel() == in[rank].numel()) t.copy_(in[rank].reshape(t.sizes()));
+      return;
+    }
+    int64_t begin = 0, rows = in[0].dim() ? in[0].size(0) / size : 0;
+    if (splits.empty()) begin = rank * rows;
+    else {
+      for (int64_t i = 0; i < rank; ++i) begin += splits[i];
+      rows = splits[rank];
+    }
+    const auto mine = in[0].dim() ? in[0].narrow(0, begin, rows) : in[0];
+    if (out[0].numel() && out[0].numel() == mine.numel() * size) out[0].view({size, -1}).copy_(mine.reshape({1, -1}).expand({size, -1}));
+    else if (out[0].numel() == in[0].numel()) out[0].copy_(in[0].reshape(out[0].sizes()));
   }
 }
 
-// The same for the host copies of small device tensors, where all inputs have one.
-void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank, bool sum) {
+// The same for device tensors, where all inputs are known.
+void fill_known(const std::string& kind, const std::vector<at::Tensor>& in, std::vector<at::Tensor>& out, int64_t size, int64_t rank,
+                bool sum, const std::vector<int64_t>& splits) {
   std::vector<at::Tensor> from, to;
-  bool known = true;
+  bool known = true, declared = false;
   for (const auto& t : in) {
-    auto shadow = known ? shadow_of(t) : at::Tensor();
-    known = shadow.defined();
-    if (known) from.push_back(shadow.as_strided(t.sizes(), t.strides(), t.storage_offset()).clone());
+    auto held = known ? known_of(t) : nullptr;
+    auto found = held ? values(held, Place(t)) : at::Tensor();
+    known = found.defined();
+    if (!known) break;
+    declared |= held->declared;
+    from.push_back(found.clone());
   }
   if (!known) {
     for (const auto& t : out) drop_shadow(t);
@@ -118,8 +135,8 @@ void fill_shadows(const std::string& kind, const std::vector<at::Tensor>& in, st
   const bool in_place = in.size() == out.size() && !in.empty() && in[0].is_same(out[0]);
   for (size_t i = 0; i < out.size(); ++i)
     to.push_back(in_place ? from[i] : at::zeros(out[i].sizes(), out[i].options().device(at::kCPU)));
-  fill_host(kind, from, to, size, rank, sum);
-  for (size_t i = 0; i < out.size(); ++i) set_shadow(out[i], to[i]);
+  fill_host(kind, from, to, size, rank, sum, splits);
+  for (size_t i = 0; i < out.size(); ++i) set_values(out[i], to[i], declared);
 }
 
 // ------------------------------------------------------------------------- values that go from rank to rank
@@ -129,8 +146,9 @@ enum Travels { BROADCAST = 0, SCATTER = 1, SEND = 2, ALL_GATHER = 3, GATHER = 4 
 at::Tensor values_of(const at::Tensor& t) {
   at::NoGradGuard no_grad;
   if (!t.is_cuda()) return t.device().is_cpu() ? t.contiguous() : at::Tensor();
-  auto shadow = shadow_of(t);
-  return shadow.defined() ? shadow.as_strided(t.sizes(), t.strides(), t.storage_offset()).clone(at::MemoryFormat::Contiguous) : at::Tensor();
+  auto known = known_of(t);
+  auto found = known ? values(known, Place(t)) : at::Tensor();
+  return found.defined() ? found.clone(at::MemoryFormat::Contiguous) : at::Tensor();
 }
 
 void say(int kind, const std::string& group, int64_t to, const at::Tensor& t) {
@@ -181,7 +199,7 @@ bool carry(const std::string& kind, const c10d::ProcessGroup& group, int64_t pee
       if (static_cast<int64_t>(i) != me) say(SCATTER, name, static_cast<int64_t>(i), in[i]);
     auto own = in.size() == static_cast<size_t>(group.getSize()) ? values_of(in[me]) : at::Tensor();
     if (!out[0].is_cuda()) out[0].copy_(in[me]);
-    else if (own.defined()) set_shadow(out[0], own);
+    else if (own.defined()) set_values(out[0], own);
     else drop_shadow(out[0]);
     return true;
   }
@@ -217,6 +235,7 @@ struct Collective final : c10::OperatorKernel {
     c10::IValue tensors_value, outputs_value;
     bool async = true, has_async = false, sum = false;
     int64_t peer = -1;
+    std::vector<int64_t> splits;  // of what is sent
     for (size_t i = 0; i < count; ++i) {
       const auto& name = schema.arguments()[i].name();
       if (name == "process_group") group = args[i].toCustomClass<c10d::ProcessGroup>();
@@ -224,6 +243,7 @@ struct Collective final : c10::OperatorKernel {
       else if (name == "root_rank" || name == "dst" || name == "src") peer = args[i].toInt();
       else if (name == "reduce_op") sum = args[i].toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::SUM;
       else if (name == "tensors" || name == "tensor") { collect(args[i], in); out = in; tensors_value = args[i]; }
+      else if (name == "input_split_sizes") splits = args[i].toIntVector();
       else if (name.find("output") == 0 && !args[i].isIntList()) {
         if (name.find("split") == std::string::npos) { collect(args[i], out); outputs_value = args[i]; }
       } else if (name.find("input") == 0 && name.find("split") == std::string::npos) collect(args[i], in);
@@ -272,8 +292,8 @@ struct Collective final : c10::OperatorKernel {
         }
     }
     if (carry(what, *group, peer, in, out)) {}
-    else if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum);
-    else if (!barrier) fill_shadows(what, in, out, group->getSize(), group->getRank(), sum);
+    else if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum, splits);
+    else if (!barrier) fill_known(what, in, out, group->getSize(), group->getRank(), sum, splits);
 
     for (const auto& ret : schema.returns()) {
       const auto type = ret.type()->str();

@@ -4,6 +4,7 @@
 // guard, no hooks and no allocator for CUDA. These supply them, and stand before those of a CUDA build: streams and
 // events are numbers that are written down, memory is an address that is never touched. Must be loaded before
 // anything asks libtorch for its hooks, and before a CUDA build's libraries are.
+#include "known.h"
 #include "record.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -108,8 +109,7 @@ void mark_call_site() {
 struct Block {
   int32_t id;
   int64_t bytes;
-  at::Tensor shadow;
-  int64_t promise = 0;  // of another rank, which has not been asked yet
+  KnownPtr known;
 };
 
 static void free_block(void* context) {
@@ -165,7 +165,7 @@ int32_t block_of(const c10::StorageImpl* storage) {
 
 static void forget(c10::StorageImpl* storage) {
   const auto& data = storage->data_ptr();
-  if (data.get_deleter() == &free_block && data.get_context()) static_cast<Block*>(data.get_context())->shadow = at::Tensor();
+  if (data.get_deleter() == &free_block && data.get_context()) static_cast<Block*>(data.get_context())->known = nullptr;
 }
 
 static Block* block_behind(const at::Tensor& t) {
@@ -174,65 +174,18 @@ static Block* block_behind(const at::Tensor& t) {
   return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
-static void ask_for_promise(Block* block) {
-  auto& r = recorder();
-  at::Tensor bytes = at::empty({block->bytes}, at::kByte);
-  const int64_t promise = block->promise;
-  block->promise = 0;
-  if (r.keep(promise, bytes.data_ptr(), block->bytes)) block->shadow = bytes;
-}
-
-at::Tensor shadow_of(const at::Tensor& t) {
+KnownPtr known_of(const at::Tensor& t) {
   auto* block = block_behind(t);
-  if (block && block->promise) ask_for_promise(block);
-  if (!block || !block->shadow.defined()) return {};
-  if (block->shadow.scalar_type() == t.scalar_type()) return block->shadow;
-  if (block->bytes % static_cast<int64_t>(t.element_size()) != 0) return {};
-  return block->shadow.view(at::kByte).view(t.scalar_type());
+  return block ? block->known : nullptr;
 }
 
-static bool whole(const at::Tensor& t, const Block* block) {
-  return t.numel() * static_cast<int64_t>(t.element_size()) == block->bytes && block->bytes <= SHADOW_BYTES && t.is_contiguous();
+void set_known(const at::Tensor& t, KnownPtr known) {
+  if (auto* block = block_behind(t)) block->known = std::move(known);
 }
 
-void set_shadow(const at::Tensor& t, const at::Tensor& host) {
-  auto* block = block_behind(t);
-  if (!block) return;
-  block->promise = 0;
-  if (whole(t, block)) {
-    block->shadow = host.detach().reshape({-1}).clone();
-  } else if (block->shadow.defined()) {
-    block->shadow = at::Tensor();
-  }
-}
-
-void drop_shadow(const at::Tensor& t) {
-  auto* block = block_behind(t);
-  if (!block) return;
-  block->promise = 0;
-  if (block->shadow.defined()) block->shadow = at::Tensor();
-}
+void drop_shadow(const at::Tensor& t) { set_known(t, nullptr); }
 
 bool is_small(const at::Tensor& t) { return t.numel() > 0 && t.numel() * static_cast<int64_t>(t.element_size()) <= SHADOW_BYTES; }
-
-void set_promise(const at::Tensor& t, int64_t promise) {
-  drop_shadow(t);
-  auto* block = block_behind(t);
-  if (block && whole(t, block)) block->promise = promise;
-}
-
-void copy_values(const at::Tensor& to, const at::Tensor& from) {
-  auto* source = block_behind(from);
-  auto* target = block_behind(to);
-  const bool promised = source && source->promise;
-  if (promised && target && from.scalar_type() == to.scalar_type() && whole(from, source) && whole(to, target)) {
-    set_promise(to, source->promise);  // nobody is asked for what nobody looks at
-  } else if (auto known = from.sizes() == to.sizes() ? shadow_of(from) : at::Tensor(); known.defined()) {
-    set_shadow(to, known.as_strided(from.sizes(), from.strides(), from.storage_offset()).to(to.scalar_type()));
-  } else {
-    drop_shadow(to);
-  }
-}
 
 // -------------------------------------------------------------------------------------------------- guard
 struct AbsentEvent {

@@ -5,6 +5,7 @@
 // take the answer from a table, which is why a capture costs microseconds an operator. Outputs get fresh storage
 // from the absent allocator; outputs that the schema says alias an input get that input's storage.
 #include "describe.h"
+#include "known.h"
 #include "record.h"
 
 #include <ATen/ATen.h>
@@ -113,7 +114,8 @@ struct Kernel final : c10::OperatorKernel {
   std::string name;
   std::vector<int> written;                  // arguments that the schema says are written
   std::vector<bool> numbers;   // for each argument: a number that is computed with (a threshold, an offset, a rate)
-  bool has_tensors = false, checks_for_inf = false;
+  bool has_tensors = false, checks_for_inf = false, masks = false;
+  Follower follower;
   std::vector<std::pair<int, bool>> aliases; // for each return: argument that it aliases (-1: none), and whether it is a view
   std::vector<std::pair<bool, bool>> inputs_alias;
 
@@ -159,7 +161,75 @@ struct Kernel final : c10::OperatorKernel {
     has_meta = op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
                op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    masks = name == "aten.index.Tensor";
+    follower.prepare(op, name, written, views);
     ready = true;
+  }
+
+  // A mask among indices is the places where it is true, as a CUDA build expands it: how many there are is the size of the result.
+  static void expand_masks(Stack& args) {
+    const auto indices = args[1].toOptionalTensorVector();
+    auto is_mask = [](const std::optional<at::Tensor>& t) {
+      return t && t->defined() && (t->scalar_type() == at::kBool || t->scalar_type() == at::kByte);
+    };
+    if (std::none_of(indices.begin(), indices.end(), is_mask)) return;
+    c10::List<std::optional<at::Tensor>> expanded;
+    for (const auto& t : indices) {
+      if (!is_mask(t)) {
+        expanded.push_back(t);
+        continue;
+      }
+      const auto places = at::nonzero(*t);
+      for (int64_t d = 0; d < t->dim(); ++d) expanded.push_back(places.select(1, d));
+    }
+    args[1] = expanded;
+  }
+
+  // An operator whose result is as large as the values in its arguments say: worked out, where they are known.
+  bool size_by_values(const c10::OperatorHandle& op, const Stack& args, Stack* stack) {
+    std::vector<at::Tensor> results;
+    Follow follow = follower.take(op, args);
+    if (name == "aten.masked_select.default" && !follow) {  // how many are chosen is known, not what they are
+      const auto mask = args[1].toTensor();
+      if (!mask.is_cuda() || !is_known(mask)) return false;
+      const auto size = at::infer_size(args[0].toTensor().sizes(), mask.sizes());
+      const int64_t chosen = host_values(mask).expand(size).sum().item<int64_t>();
+      results.push_back(at::empty({chosen}, args[0].toTensor().options().device(at::kMeta)));
+    } else {
+      if (!follow || follow.chosen) return false;
+      for (const auto& v : args)
+        if (v.isTensor() && v.toTensor().defined() && !is_known(v.toTensor())) return false;
+      {
+        c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+        c10::impl::ExcludeDispatchKeyGuard no_python(
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+        results = follow.call->run();
+      }
+      follow.call->run = nullptr;
+      follow.call->results = results;
+      for (const auto& v : args)
+        if (follow.declared && v.isTensor() && v.toTensor().is_cuda()) host_values(v.toTensor());
+    }
+    Entry entry;
+    std::vector<at::Tensor> returned;
+    for (const auto& t : results) {
+      Return ret;
+      Out out;
+      out.sizes = t.sizes().vec();
+      out.strides = t.strides().vec();
+      out.dtype = t.scalar_type();
+      ret.outs.push_back(out);
+      entry.returns.push_back(ret);
+      returned.push_back(make(out, args));
+    }
+    if (follow) follower.give(follow, args, returned);
+    auto& r = recorder();
+    const int32_t number = row(entry, args);
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.add(OP, current_stream(), number, r.flows ? flow(entry, args, {returned.begin(), returned.end()}) : 0);
+    r.add(SYNC, current_stream(), SYNC_STREAM);  // the host reads the size before it can make the result
+    for (auto& t : returned) stack->push_back(std::move(t));
+    return true;
   }
 
   Entry ask(const c10::OperatorHandle& op, const Stack& args) {
@@ -336,6 +406,9 @@ struct Kernel final : c10::OperatorKernel {
     stack->resize(stack->size() - count);
     note_forward_node();
     OnDevice there(device_of(args));
+    if (masks) expand_masks(args);
+    if (follower.sized_by_values && size_by_values(op, args, stack)) return;
+    const Follow follow = follower.take(op, args);
 
     std::string key;
     key.reserve(128);
@@ -378,13 +451,21 @@ struct Kernel final : c10::OperatorKernel {
       }
     }
     std::vector<IValue> results;
+    std::vector<at::Tensor> returned;  // for what is known of it
     for (const auto& ret : entry.returns) {
       if (ret.what == Return::PLAIN) results.push_back(ret.plain);
-      else if (ret.outs.size() == 1 && ret.outs[0].alias >= 0 && !ret.outs[0].view) results.push_back(args[ret.outs[0].alias]);
-      else if (ret.what == Return::TENSOR) results.emplace_back(make(ret.outs[0], args));
-      else {
+      else if (ret.outs.size() == 1 && ret.outs[0].alias >= 0 && !ret.outs[0].view) {
+        results.push_back(args[ret.outs[0].alias]);
+        returned.emplace_back();
+      } else if (ret.what == Return::TENSOR) {
+        returned.push_back(make(ret.outs[0], args));
+        results.emplace_back(returned.back());
+      } else {
         c10::List<at::Tensor> list;
-        for (const auto& out : ret.outs) list.push_back(make(out, args));
+        for (const auto& out : ret.outs) {
+          returned.push_back(make(out, args));
+          list.push_back(returned.back());
+        }
         results.emplace_back(std::move(list));
       }
     }
@@ -392,8 +473,9 @@ struct Kernel final : c10::OperatorKernel {
       std::lock_guard<std::recursive_mutex> lock(r.mutex);
       r.add(OP, current_stream(), entry.row, r.flows ? flow(entry, args, results) : 0);
     }
+    if (follow) follower.give(follow, args, returned);
     // What a gradient scaler looks for is declared not to be there: with an infinity the step would be left out.
-    if (checks_for_inf) set_shadow(args[1].toTensor(), at::zeros(args[1].toTensor().sizes()));
+    if (checks_for_inf) set_values(args[1].toTensor(), at::zeros(args[1].toTensor().sizes()));
     for (auto& v : results) stack->push_back(std::move(v));
   }
 };

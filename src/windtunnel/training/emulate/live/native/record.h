@@ -102,15 +102,9 @@ int64_t choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
 int32_t block_of(const c10::StorageImpl* storage);
 int64_t note_flow(const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written);
 
-// Small tensors that the host copied to the device keep their values until something else is written to them, so
-// that counts, sizes and flags which travel through the device come back true. What another rank has sent is promised: it
-// is asked for when somebody wants to see it.
-constexpr int64_t SHADOW_BYTES = 1 << 16;
-at::Tensor shadow_of(const at::Tensor& t);  // flat host copy of the whole storage in t's dtype, or undefined
-void set_shadow(const at::Tensor& t, const at::Tensor& host);  // host: same shape and dtype as t
-void drop_shadow(const at::Tensor& t);
-bool is_small(const at::Tensor& t);                           // its values may be known
-void set_promise(const at::Tensor& t, int64_t promise);       // t holds what was promised, 0 for nothing known
-void copy_values(const at::Tensor& to, const at::Tensor& from);  // both on the device
+constexpr int64_t SHADOW_BYTES = 1 << 16;  // tensors of fractions whose values are followed, see known.h
+void drop_shadow(const at::Tensor& t);  // something that is not known was written to it
+bool is_small(const at::Tensor& t);     // its values may travel to other ranks
+void set_promise(const at::Tensor& t, int64_t promise);  // t holds what another rank has promised, 0 for nothing known
 
 }  // namespace wt

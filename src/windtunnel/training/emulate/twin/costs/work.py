@@ -242,11 +242,17 @@ def executed_flops(op: Operator) -> float:
     return total
 
 
+def _share_of_scores(op: Operator) -> float:
+    """Of flex attention, the share of blocks that its mask leaves, which is its last argument."""
+    share = op.inputs[-1] if base_name(op.name).startswith("flex_") else 1.0
+    return share if isinstance(share, float) else 1.0
+
+
 def _attention_flops(op: Operator) -> float:
     query, key, value, _, backward = attention_shapes(op)
     batch, heads, rows, dimension = query
     columns, width = key[2], value[3]
-    scores = 2.0 * batch * heads * rows * columns
+    scores = 2.0 * batch * heads * rows * columns * _share_of_scores(op)
     if not backward:
         return scores * (dimension + width)
     # Scores again, then the gradients of value, probabilities, query and key.

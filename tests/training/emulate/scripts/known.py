@@ -1,0 +1,98 @@
+"""What the host can know of values on the device: each case asserts it."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from cases import run
+
+TOKENS, EXPERTS, TOP_K = 96, 8, 2
+EACH = TOKENS * TOP_K // EXPERTS
+
+
+def routed():
+    scores = torch.randn(TOKENS, EXPERTS, device="cuda").softmax(-1)
+    return torch.topk(scores, TOP_K, dim=-1)
+
+
+def case_counts_of_what_is_chosen_are_balanced():
+    weights, chosen = routed()
+    even = [EACH] * EXPERTS
+    assert torch.bincount(chosen.flatten(), minlength=EXPERTS).tolist() == even
+    assert torch.histc(chosen.view(-1), bins=EXPERTS, min=0, max=EXPERTS).tolist() == even
+    assert F.one_hot(chosen, EXPERTS).sum((0, 1)).tolist() == even
+    ones = torch.ones_like(chosen.flatten())
+    counted = torch.zeros(EXPERTS, dtype=torch.int64, device="cuda").scatter_add_(0, chosen.flatten(), ones)
+    assert counted.tolist() == even
+    assert torch.zeros(EXPERTS, device="cuda").index_add_(0, chosen.flatten(), ones.float()).tolist() == even
+    assert counted.cumsum(0)[-1].item() == TOKENS * TOP_K
+    assert all(len(set(row)) == TOP_K for row in chosen.tolist()), "a row chooses each once"
+    assert weights[0].tolist() == [0.0, 0.0], "how much is not known"
+
+
+def case_one_choice_a_row():
+    scores = torch.randn(TOKENS, EXPERTS, device="cuda")
+    for chosen in (scores.argmax(-1), scores.max(-1).indices, scores.argsort(-1, descending=True)[:, 0]):
+        assert torch.bincount(chosen, minlength=EXPERTS).tolist() == [TOKENS // EXPERTS] * EXPERTS
+
+
+def case_sizes_that_depend_on_what_is_chosen():
+    _, chosen = routed()
+    mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+    hit = torch.greater(mask.sum((-1, -2)), 0).nonzero()
+    assert hit.shape == (EXPERTS, 1)
+    x = torch.randn(TOKENS, 16, device="cuda", requires_grad=True)
+    out = torch.zeros_like(x)
+    for expert in hit:
+        which, token = torch.where(mask[expert].squeeze(0))
+        assert which.shape == token.shape == (EACH,)
+        out.index_add_(0, token, x[token] * 2)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert x[chosen[:, 0] == 2].shape == (TOKENS // (EXPERTS // TOP_K), 16)
+
+
+def case_what_came_from_the_host_is_true():
+    ids = torch.tensor([[5, 0, 7, 7, 0], [1, 2, 0, 3, 3]]).cuda()
+    assert (ids != 0).sum().item() == 7
+    assert (ids == 7).nonzero().tolist() == [[0, 2], [0, 3]]
+    assert ids[ids > 2].tolist() == [5, 7, 7, 3, 3]
+    assert ids.masked_select(ids == 3).tolist() == [3, 3]
+    assert torch.randn(2, 5, device="cuda").masked_select(ids == 3).shape == (2,)
+    assert ids.unique().tolist() == [0, 1, 2, 3, 5, 7]
+    assert torch.repeat_interleave(ids[1]).shape == (9,)
+    assert torch.bincount(ids.flatten()).tolist() == [3, 1, 1, 2, 0, 1, 0, 2]
+    ids[0, 1:3] = torch.tensor([8, 9]).cuda()
+    assert ids[0].tolist() == [5, 8, 9, 7, 0]
+    ids[1].add_(1)
+    assert ids.T.contiguous().flatten().tolist() == [5, 2, 8, 3, 9, 1, 7, 4, 0, 4]
+    assert torch.equal(ids, ids.clone()) and not torch.equal(ids, ids + 1)
+
+
+def case_what_is_written_over_is_forgotten():
+    counts = torch.arange(4, device="cuda")
+    assert counts.tolist() == [0, 1, 2, 3]
+    counts.random_(100)
+    assert counts.tolist() == [0, 0, 0, 0]
+    mixed = torch.arange(4, device="cuda")
+    mixed[1:2] = torch.randint(5, (1,), device="cuda")
+    assert mixed.tolist() == [0, 0, 0, 0]
+
+
+def case_many_small_steps():
+    counter = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(5000):
+        counter += 1
+    assert counter.item() == 5000
+
+
+def case_counts_are_exchanged():
+    dist.init_process_group("nccl")
+    size, rank = dist.get_world_size(), dist.get_rank()
+    counts = torch.tensor([10 * target + 1 for target in range(size)]).cuda()
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts)
+    assert coming.tolist() == [10 * rank + 1] * size, "every rank sends what this one does"
+
+
+if __name__ == "__main__":
+    run(globals(), ["by-rank"])

@@ -1,0 +1,40 @@
+"""Values on the device that the host can know: what came from it, what follows, and declared routing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from capturing import SCRIPTS, session
+
+from windtunnel.training.emulate.graph import EventKind, Slice
+from windtunnel.training.emulate.live.session import Session
+
+NAMES = re.findall(r"^def case_(\w+)", (SCRIPTS / "known.py").read_text(), re.MULTILINE)
+DECLARED = {name for name in NAMES if "chosen" in name or name == "one_choice_a_row"}
+
+
+@pytest.fixture(scope="module")
+def knowing() -> Iterator[Session]:
+    with session("known.py") as one:
+        yield one
+
+
+def slice_of(knowing: Session, name: str) -> Slice:
+    return knowing.capture([NAMES.index(name)])[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_reads_what_is_there(knowing: Session, name: str) -> None:
+    slice_ = slice_of(knowing, name)  # raises with the line of the assertion that does not hold
+    declared = [note.text for note in slice_.notes if "balanced routing is declared" in note.text]
+    assert len(declared) == (name in DECLARED), "said where it was read, once"
+
+
+def test_a_result_as_large_as_its_values_say_makes_the_host_wait(knowing: Session) -> None:
+    slice_ = slice_of(knowing, "sizes_that_depend_on_what_is_chosen")
+    ops = [i for i, e in enumerate(slice_.events) if e["kind"] == EventKind.OP]
+    sized = [i for i in ops if slice_.operators[slice_.events[i]["ref"]].name == "aten.nonzero.default"]
+    assert len(sized) == 1 + 8 + 1, "the experts that are hit, the tokens of each, and one mask"
+    assert all(slice_.events[i + 1]["kind"] == EventKind.SYNC for i in sized)
