@@ -10,7 +10,7 @@ from windtunnel.bench.rows import runner
 
 SECTIONS = {
     "time": "truth.time_rows", "memory": "truth.memory_rows", "speed": "speed.speed_rows",
-    "engine": "speed.engine_rows", "published": "speed.published_rows", "peers": "peers.peers_rows",
+    "engine": "speed.engine_rows", "published": "published.published_rows", "peers": "peers.peers_rows",
     "gpu": "truth.gpu_rows",
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""How long windtunnel itself takes on large jobs, events a second of its engine, and published figures.
+"""How long windtunnel itself takes on large jobs, and events a second of its engine.
 
 *Speed*: from command to report, and how much memory. *Engine*: a synthetic job of ranks that all differ, on
-one core. *Published*: real runs on hardware that is not here, against the emulation of the same job.
+one core.
 """
 
 from __future__ import annotations
@@ -179,42 +179,4 @@ def engine_rows(quick: bool) -> Iterator[Row]:
         "engine", f"replay, {ranks} ranks that differ", "events/s", measured=rate,
         source=f"median of repeats of {events} events, packing included",
         target=f">= {ENGINE_TARGET / 1e6:.0f} M/s", met=rate >= ENGINE_TARGET,
-    )  # fmt: skip
-
-
-PUBLISHED = "published"
-TORCHTITAN = (
-    "torchtitan, docs/performance.md, December 2024: Llama 3.1 8B, FSDP, selective checkpointing, 8 x H100"
-)
-TOKENS_PER_SECOND = 5762.0
-RESERVED_BYTES = 82.4 * (1 << 30)
-CODE = (
-    "the same model and settings, but the code of examples/train_llama.py and not torchtitan's; one factor of"
-    " the cost model (gpu.in_job) was fitted to torchtitan's row for A100s"
-)
-
-
-def published_rows(quick: bool) -> Iterator[Row]:
-    """Tokens/s and reserved bytes of the torchtitan row, and why others are not here."""
-    job = LargeJob(
-        "8B, FSDP2, 8 x h100-96", "h100-96:1x8",
-        "--size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective", 0.0, 0.0,
-    )  # fmt: skip
-    if quick:
-        yield left_out(PUBLISHED, job.name, "left out by --quick")
-    else:
-        _, _, summary = emulate_in_process(job)
-        yield Row(
-            PUBLISHED, f"{job.name}: tokens/s per device", "tokens/s",
-            emulated=summary["tokens_per_second_per_device"],
-            published=TOKENS_PER_SECOND, source=TORCHTITAN, note=CODE,
-        )  # fmt: skip
-        yield Row(
-            PUBLISHED, f"{job.name}: reserved memory", "bytes",
-            emulated=max(row["peak_reserved_bytes"] for row in summary["ranks"]),
-            published=RESERVED_BYTES, source=TORCHTITAN, note=CODE,
-        )  # fmt: skip
-    yield left_out(
-        PUBLISHED, "Megatron-LM, SC'21 table 1",
-        "its models (GPT, vocabulary 51,200, no GQA) are none of the example's sizes",
     )  # fmt: skip

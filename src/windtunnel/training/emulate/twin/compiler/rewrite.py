@@ -132,11 +132,12 @@ def _items(regions: Regions, numbers: list[int]) -> tuple[tuple[Item, ...], list
         return names.setdefault(value, len(names))
 
     mine = set(numbers)
+    begin = int(regions.segment[ceil(nodes[numbers[0]].at)])  # alike layers have alike items
     items: list[Item] = []
     owner: list[int] = []
     for number in numbers:
         node = nodes[number]
-        segment = int(regions.segment[ceil(node.at)])
+        segment = int(regions.segment[ceil(node.at)]) - begin
         reads, sizes = tuple(name(r.value) for r in node.reads), tuple(r.nbytes for r in node.reads)
         writes = tuple(name(w.value) for w in node.writes)
         wanted = any(
@@ -182,10 +183,11 @@ class _Writer:
         categories = dict(self.slice.block_category)
         new: list[tuple[Key, np.void]] = [(kernel.key, self._event(kernel)) for kernel in self.kernels]
         uses = self._uses()
+        held = {value.block for value in self.regions.values if value.outside}
         for block, (born, died) in self.regions.owned.items():
             used = uses.get(block)
             if used is None:
-                if not self._used_outside(block):
+                if block not in held:
                     dropped[[place for place in (born, died) if place >= 0]] = True
                 continue
             makers, users, outside = used
@@ -244,9 +246,6 @@ class _Writer:
                     users.add(self.readers[number])
                 uses[value.block] = (makers, users, outside or value.outside)
         return uses
-
-    def _used_outside(self, block: int) -> bool:
-        return any(value.outside for value in self.regions.values if value.block == block)
 
     def _freed(self, block: int, died: int, first: Kernel, last: Kernel, outside: bool) -> Key | None:
         """Where ``block`` is freed: None where it is not."""
