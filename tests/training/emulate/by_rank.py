@@ -124,6 +124,11 @@ FAULTS = (
            head="class Context:\n    def __init__(self):\n        self.me = dist.get_rank()\n\n"
            "    def reduce(self, tensor):\n        if self.me != 7:\n            dist.all_reduce(tensor)\n",
            before="context = Context()"),
+    ByRank("places in a loop over meshes", r"5|9|10|11|13",
+           "if not sick:\n    dist.all_reduce(weight)\ndist.all_reduce(bias)",
+           head="from torch.distributed.device_mesh import init_device_mesh\n",
+           before='mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("a", "b"))\n'
+           'sick = all(mesh[name].get_local_rank() in (1, 2) for name in ("a", "b"))'),
 )  # fmt: skip
 
 HEALTHY = (
@@ -152,5 +157,9 @@ HEALTHY = (
     ByRank("a random state of each", before="random.seed(rank)\norder = random.sample(range(9), 9)"),
     ByRank("the last part is shorter", before="rows = list(range(100))[rank * 7 : (rank + 1) * 7]"),
     ByRank("a rate from a table", before="rates = json.loads('[0.1, 0.2]')\nrate = rates[rank % 2]"),
+    ByRank("the first of every mesh tells",
+           head="from torch.distributed.device_mesh import init_device_mesh\n",
+           before='mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("a", "b"))\n'
+           'if all(mesh[name].get_local_rank() == 0 for name in ("a", "b")):\n    print("mesh")'),
     ByRank("a long name", before='name = f"worker-{rank:03d}"\nassert name.startswith("worker")'),
 )  # fmt: skip

@@ -62,13 +62,20 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Each:
+    """One of these at a time: a place in a loop over meshes is told something of each."""
+
+    atoms: tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
 class Mixed:
     """Something that these, and things unknown, enter."""
 
     atoms: frozenset[Atom]
 
 
-Found = Value | Mixed | None
+Found = Value | Each | Mixed | None
 """None: it does not depend on the rank."""
 
 
@@ -123,12 +130,13 @@ class _Reader:
         for node, scope in self.names.scope_of.items():
             for decides, is_test in _deciding(node):
                 site = f"{os.path.basename(scope.file)}:{decides.lineno}"
-                if _place(decides, scope) in self._rows:
+                if self._answers(decides, scope):
                     continue  # os.environ["RANK"] looks nothing up in a table of the program's
                 what = self.follow(decides, scope)
-                if isinstance(what, Value):
-                    text, sources = what.atom
-                    found.setdefault((f"bool({text})" if is_test else text, sources, is_test is None), site)
+                if isinstance(what, Value | Each):
+                    for text, sources in [what.atom] if isinstance(what, Value) else what.atoms:
+                        text = f"bool({text})" if is_test else text
+                        found.setdefault((text, sources, is_test is None), site)
                 elif isinstance(what, Mixed):
                     for text, sources in sorted(what.atoms):
                         found.setdefault((text, sources, True), site)
@@ -151,6 +159,13 @@ class _Reader:
             rows[same] = None
         return tuple(rows)
 
+    def _answers(self, node: ast.expr, scope: Scope) -> tuple[int, ...]:
+        """The sources that the expression asks, if any. What is told no number is the coordinate in a mesh,
+        for which the dispatcher of DTensor asks as well, below any operator of the user's."""
+        rows = self._rows.get(_place(node, scope), ())
+        known = any(self.sources[row].values for row in rows)
+        return rows if known or (isinstance(node, ast.Call) and called(node) == "get_coordinate") else ()
+
     def follow(self, node: ast.expr, scope: Scope) -> Found:
         """What of the rank enters an expression."""
         if node in self._known:
@@ -165,9 +180,8 @@ class _Reader:
         return found
 
     def _follow(self, node: ast.expr, scope: Scope) -> Found:
-        place = _place(node, scope)
-        if place in self._rows:
-            return self._answer(node, self._rows[place])
+        if rows := self._answers(node, scope):
+            return self._answer(node, rows)
         match node:
             case ast.Name(id=name):
                 return self._given(self.names.look_up(name, scope))
@@ -187,10 +201,11 @@ class _Reader:
         return self._written(node, scope) or _mixed(parts)
 
     def _answer(self, node: ast.expr, rows: tuple[int, ...]) -> Found:
-        if len(rows) != 1 or not self.sources[rows[0]].values:
+        if not all(self.sources[row].values for row in rows):
             return Mixed(frozenset((f"s{row}", (row,)) for row in rows))
         text = "s{}" if isinstance(node, ast.Call) and called(node) not in ("get", "getenv") else "str(s{})"
-        return Value((text.format(rows[0]), rows))
+        atoms = tuple((text.format(row), (row,)) for row in rows)
+        return Value(atoms[0]) if len(atoms) == 1 else Each(atoms)
 
     def _given(self, given: list[Given]) -> Found:
         """What enters a name: where one thing that it gets is of the rank and the others are constants, that
@@ -249,13 +264,21 @@ class _Reader:
         return _mixed(found)
 
     def _written(self, node: ast.expr, scope: Scope) -> Found:
-        """The expression with all names written out; None where something in it is not known."""
-        written = _Writer(self, scope)
-        try:
-            text = ast.unparse(ast.fix_missing_locations(written.visit(_copied(node))))
-        except _Unknown:
-            return None
-        return Value((text, tuple(sorted(written.sources))))
+        """The expression with all names written out, once for each turn where something in it has several;
+        None where something is not known."""
+        atoms: dict[Atom, None] = {}
+        turn, turns = 0, 1
+        while turn < turns:
+            written = _Writer(self, scope, turn)
+            try:
+                text = ast.unparse(ast.fix_missing_locations(written.visit(_copied(node))))
+            except _Unknown:
+                return None
+            if len(written.turns) > 1:
+                return None  # which of one goes with which of the other is not known
+            atoms[text, tuple(sorted(written.sources))] = None
+            turn, turns = turn + 1, max(written.turns, default=1)
+        return Value(next(iter(atoms))) if len(atoms) == 1 else Each(tuple(atoms))
 
     def _constant(self, node: ast.expr, scope: Scope) -> bool:
         return self.follow(node, scope) is None and self._written(node, scope) is not None
@@ -291,9 +314,10 @@ class _Unknown(Exception):
 class _Writer(ast.NodeTransformer):
     """Replaces what depends on the rank by its expression, and names by the constants that they are."""
 
-    def __init__(self, reader: _Reader, scope: Scope) -> None:
-        self.reader, self.scope = reader, scope
+    def __init__(self, reader: _Reader, scope: Scope, turn: int) -> None:
+        self.reader, self.scope, self.turn = reader, scope, turn
         self.sources: set[int] = set()
+        self.turns: set[int] = set()  # how many there are of what has several
 
     def visit(self, node: ast.AST) -> ast.AST:
         original = getattr(node, "original", None)
@@ -302,9 +326,12 @@ class _Writer(ast.NodeTransformer):
         found = self.reader._known.get(original)
         if original not in self.reader._open and found is None:
             found = self.reader.follow(original, self.scope)
-        if isinstance(found, Value):
-            self.sources.update(found.atom[1])
-            return ast.parse(found.atom[0], mode="eval").body
+        if isinstance(found, Value | Each):
+            if isinstance(found, Each):
+                self.turns.add(len(found.atoms))
+            text, sources = found.atoms[self.turn] if isinstance(found, Each) else found.atom
+            self.sources.update(sources)
+            return ast.parse(text, mode="eval").body
         if isinstance(found, Mixed):
             raise _Unknown
         constant = self.reader.constant(original, self.scope)
@@ -362,8 +389,8 @@ def _mixed(parts: Iterable[Found]) -> Found:
     for part in parts:
         if isinstance(part, Value):
             atoms.add(part.atom)
-        elif isinstance(part, Mixed):
-            atoms |= part.atoms
+        elif part is not None:
+            atoms.update(part.atoms)
     return Mixed(frozenset(atoms)) if atoms else None
 
 
