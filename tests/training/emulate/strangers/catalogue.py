@@ -121,6 +121,11 @@ STRANGERS = (
         arguments=("--batch", "2", "--sequence", "2048", "--window", "512"),
     ),
     Stranger(
+        "FSDP2, saves in every step: a file, shards in the background, rotation",
+        "checkpoint_every_step.py",
+        tokens=16 * 4 * 256,
+    ),
+    Stranger(
         "torchtitan, Llama 3, FSDP",
         "torchtitan_train.py",
         tokens=16 * 2 * 512,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from catalogue import PROGRAMS, STRANGERS, Stranger, row, shown, write
 
-WEIGHTS = {".ckpt", ".distcp", ".safetensors"}
+WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 """What the names of files of weights end with."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import json
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.base import atomic
 from windtunnel.base.importing import uncollected
 from windtunnel.linux.processes import descendants
-from windtunnel.training.emulate.graph import Slice
+from windtunnel.training.emulate.graph import NoteKind, Slice
 from windtunnel.training.emulate.live import failure, native_library, progress
 from windtunnel.training.emulate.live.session import FUNCTION
 
@@ -322,7 +323,7 @@ def _prepare(
         substitutes.install_shapes(observer.note)
         substitutes.install_refusals()
         names.install(observer.note)
-        saving.install(native, observer.note)
+        saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION))
         launches = kernels.Launches(native)
         kernels.install(launches)
         tritons.install(observer, launches)
