@@ -1,5 +1,7 @@
 """The comparison's own arithmetic, and its behaviour when a part fails; what it measures is not tested."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import UserError
 from windtunnel.cli import bench as verb
 from windtunnel.training.emulate import bench
+from windtunnel.training.emulate.bench import mpt
 from windtunnel.training.emulate.bench.jobs import peak_bytes, step_order
+from windtunnel.training.emulate.bench.speed import LargeJob, emulate_in_process
 from windtunnel.training.emulate.bench.tracked import Held
 from windtunnel.training.emulate.bench.truth import catalogue_name, gpu_rows
 from windtunnel.training.emulate.graph import EVENT, EventKind, Operator, Slice
@@ -78,3 +82,26 @@ def test_devices_are_found_by_the_name_that_pytorch_has_for_them() -> None:
 def test_an_unknown_capability_is_refused() -> None:
     with pytest.raises(UserError, match=r"training\.emulate"):
         verb.bench("training.emulat")
+
+
+# llm-foundry, scripts/train/benchmarking/README.md: its tables' counts of parameters by model and sequence.
+MPT_PARAMETERS = {
+    ("1b", 2048): 1_315_950_592, ("7b", 2048): 6_658_859_008, ("7b", 65536): 6_918_905_856,
+    ("13b", 2048): 12_853_954_560, ("30b", 2048): 29_975_214_080, ("70b", 2048): 64_862_437_376,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "sequence"), MPT_PARAMETERS)
+def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) -> None:
+    with torch.device("meta"):
+        model = mpt.Model(mpt.SIZES[size], sequence)
+    assert sum(one.numel() for one in model.parameters()) == MPT_PARAMETERS[size, sequence]
+
+
+@pytest.mark.slow
+def test_mpt_is_emulated_as_its_row_says() -> None:
+    arguments = "--size debug --seq 256 --batch 2 --accumulate 3 --ac full --sharding SHARD_GRAD_OP"
+    job = LargeJob("MPT", "h100-sxm:1x2", arguments, 0.0, 0.0, Path(mpt.__file__))
+    _, _, summary = emulate_in_process(job)
+    assert summary["tokens_per_iteration"] == 2 * 3 * 2 * 256
+    assert summary["hardware_flops_per_iteration"] > summary["model_flops_per_iteration"]

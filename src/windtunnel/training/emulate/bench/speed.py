@@ -34,13 +34,15 @@ GIB = float(1 << 30)
 
 @dataclass(frozen=True)
 class LargeJob:
-    """A job of the issue's figures: what it is given, and the most seconds and bytes it may take."""
+    """A job: what it is given, and the most seconds and bytes it may take. ``program``: the example where
+    None."""
 
     name: str
     cluster: str
     arguments: str
     seconds: float
     gib: float
+    program: Path | None = None
 
 
 LARGE_JOBS = (
@@ -80,7 +82,7 @@ def emulate_in_process(job: LargeJob) -> tuple[float, float, dict[str, Any]]:
     """
     command = [
         sys.executable, "-c", "from windtunnel.cli.main import main; main()",
-        "emulate", "--cluster", job.cluster, "--json", str(example()), *job.arguments.split(),
+        "emulate", "--cluster", job.cluster, "--json", str(job.program or example()), *job.arguments.split(),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"WINDTUNNEL_HOME": folder}
