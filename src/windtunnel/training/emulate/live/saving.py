@@ -3,8 +3,8 @@
 The weights of a device that is not there have no values, and a file of zeros must never take the place of a
 real checkpoint: ``torch.save``, ``safetensors`` and ``torch.distributed.checkpoint`` copy what is on the
 device to the host and leave the file as it is. So they do with a host tensor that was copied from the device
-before; the native library knows those. What is read back (``torch.load``,
-``torch.distributed.checkpoint.load``) is read for real.
+before; the native library knows those. What the script then moves and removes is answered by `keeping`. What
+is read back (``torch.load``, ``torch.distributed.checkpoint.load``) is read for real.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch.utils._pytree import tree_leaves
 
+from windtunnel.training.emulate.live.keeping import Keeping
 from windtunnel.training.emulate.live.names import refuse
 
 Note = Callable[[str], None]
 
 
-def install(native: ctypes.CDLL, note: Note) -> None:
-    """Replace the functions that write checkpoints. ``note`` takes one sentence for the report. Call once."""
+def install(native: ctypes.CDLL, note: Note, began: float) -> None:
+    """Replace the functions that write checkpoints. ``note`` takes one sentence for the report; ``began``:
+    when the emulation did, in seconds since the epoch. Call once."""
     original = torch.save
+    keeping = Keeping(note, began)
+    keeping.install()
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         found = unknown(native, obj)
@@ -39,6 +43,7 @@ def install(native: ctypes.CDLL, note: Note) -> None:
             original(obj, f, *args, **kwargs)
             return
         copy_to_host(found)
+        keeping.saved(f)
         opened = (
             "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
         )
@@ -46,10 +51,11 @@ def install(native: ctypes.CDLL, note: Note) -> None:
 
     def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
         copy_to_host(device_tensors(state_dict))
+        keeping.saved(kwargs.get("checkpoint_id", args[0] if args else None))
         note("torch.distributed.checkpoint.save: device tensors are copied to the host and not written")
 
     def save_later(state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
-        save_sharded(state_dict)
+        save_sharded(state_dict, *args, **kwargs)
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_result(None)
         return done
@@ -59,11 +65,11 @@ def install(native: ctypes.CDLL, note: Note) -> None:
         writers: Any = module
         writers.save = writers.save_state_dict = save_sharded
         writers.async_save = save_later
-    _replace_safetensors(native, note)
+    _replace_safetensors(native, note, keeping)
     sys.meta_path.insert(0, _Atomic(native))
 
 
-def _replace_safetensors(native: ctypes.CDLL, note: Note) -> None:
+def _replace_safetensors(native: ctypes.CDLL, note: Note, keeping: Keeping) -> None:
     try:
         import safetensors.torch as library
     except ImportError:
@@ -78,6 +84,7 @@ def _replace_safetensors(native: ctypes.CDLL, note: Note) -> None:
             write(tensors, filename, *args, **kwargs)
             return
         copy_to_host(found)
+        keeping.saved(filename)
         note("safetensors.torch.save_file: device tensors are copied to the host and not written")
 
     def save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # torch is imported in main(), after the absent device is loaded
 
+BEGAN = time.time()
+"""When the worker did, before any rank."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -323,7 +325,7 @@ def _prepare(
         substitutes.install_shapes(observer.note)
         substitutes.install_refusals()
         names.install(observer.note)
-        saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION))
+        saving.install(native, functools.partial(observer.note, kind=NoteKind.APPROXIMATION), BEGAN)
         launches = kernels.Launches(native)
         kernels.install(launches)
         tritons.install(observer, launches)

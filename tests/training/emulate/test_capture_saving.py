@@ -1,0 +1,74 @@
+"""A script's rotation takes no checkpoint that was there before, and is not stopped by one never written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capturing import session
+
+SCRIPT = """
+import os, shutil, sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+folder = Path(sys.argv[1])
+weight = torch.nn.Parameter(torch.ones(4, 4, device="cuda"))
+optimizer = torch.optim.AdamW([weight])
+assert (folder / "step-100.pt").exists() and (folder / "old" / "weights.distcp").exists()
+saved = []
+for step in range(10):
+    (weight.sum() * 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    # By way of a temporary name, over a real one; rotation by the names that were saved.
+    torch.save({"weight": weight}, folder / "latest.tmp")
+    os.replace(folder / "latest.tmp", folder / "latest.pt")
+    torch.save({"weight": weight}, str(folder / f"step-{step}.pt"))
+    os.rename(folder / f"step-{step}.pt", folder / f"kept-{step}.pt")
+    dcp.async_save({"weight": weight}, checkpoint_id=folder / f"shards-{step}").result()
+    saved.append((folder / f"kept-{step}.pt", folder / f"shards-{step}"))
+    if len(saved) > 1:
+        file, shards = saved.pop(0)
+        os.remove(file)
+        shutil.rmtree(shards)
+        for again in (lambda: file.unlink(), lambda: shutil.rmtree(shards)):
+            try:
+                again()
+            except FileNotFoundError:
+                continue
+            raise AssertionError("it was removed already")
+    # In every step: the capture ends within the loop.
+    # Real ones, that nothing takes the place of.
+    (folder / "step-100.pt").unlink()
+    os.rename(folder / "latest.pt", folder / "previous.pt")
+    shutil.rmtree(folder / "old", ignore_errors=True)
+    # What is no checkpoint, and what this run has written itself.
+    (folder / "log.txt").unlink()
+    torch.save({"step": 3}, folder / "small.pt")
+    (folder / "small.pt").rename(folder / "moved.pt")
+    assert torch.load(folder / "moved.pt") == {"step": 3} and not (folder / "small.pt").exists()
+    (folder / "moved.pt").unlink()
+    (folder / "new").mkdir()
+    torch.save({"step": 3}, folder / "new" / "small.pt")
+    shutil.rmtree(folder / "new")
+    assert not (folder / "new").exists()
+    (folder / "log.txt").write_text("for the next rank")
+"""
+
+
+def test_real_checkpoints_stay_and_rotation_comes_through(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / "old").mkdir(parents=True)
+    real = {name: f"weights in {name}" for name in ("step-100.pt", "latest.pt", "old/weights.distcp")}
+    for name, content in (real | {"log.txt": "of the run before"}).items():
+        (folder / name).write_text(content)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with session(str(script), str(folder)) as one:
+        slices = one.capture([0, 1])  # the second finds what the first found
+    left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert left == real | {"log.txt": "for the next rank"}
+    for slice_ in slices:
+        assert sum("was there before the emulation" in note.text for note in slice_.notes) == 1
