@@ -7,17 +7,20 @@ builds with CUDA have, and those are refused whose shape depends on data.
 ``torch.compile`` is a declared approximation. Compiling for a device that is not there is not possible, so a
 compiled function runs eagerly while its operators carry the number of their region, and which blocks of
 memory they read and write is written down. What the compiler would have made of them, in time and memory, is
-worked out afterwards (`windtunnel.training.emulate.twin.compiler`).
+worked out afterwards (`windtunnel.training.emulate.twin.compiler`). Only functional collectives differ as
+they run: in a traced graph the wait stands right behind the collective, and Inductor leaves it there.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed._functional_collectives as functional
 import torch.distributed._symmetric_memory as symmetric
 import torch.distributed.fsdp as fsdp
 import torch.distributed.rpc as rpc
@@ -153,6 +156,10 @@ def _keep_all_ranks() -> None:
 _keep: list[Any] = []  # a library's kernels go with it
 
 
+REMEMBERED = 4096
+"""Calls of compiled regions whose backward pass may still come; the oldest are forgotten."""
+
+
 def install_compiler(observer: Observer) -> None:
     """Replace ``torch.compile``. Call once, before the script runs."""
     note = (
@@ -172,13 +179,36 @@ def install_compiler(observer: Observer) -> None:
                 return function(*args, **kwargs)
             observer.in_region = True
             native.wt_region(region)
+            first = get_sequence()
             try:
                 return function(*args, **kwargs)
             finally:
                 native.wt_region(0)
                 observer.in_region = False
+                traced.append((first, get_sequence()))
 
         return inside
+
+    get_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+    # Numbers of the autograd nodes that the latest calls of regions made: [first, end).
+    traced: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
+
+    def in_graph() -> bool:
+        """Whether a region is under way, or the backward pass of one."""
+        if observer.in_region or not traced:
+            return observer.in_region
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return False
+        number = node._sequence_nr()
+        return any(first <= number < end for first, end in reversed(traced))
+
+    wrap = functional._maybe_wrap_tensor
+
+    def wrap_or_wait(tensor: torch.Tensor) -> torch.Tensor:
+        return functional.wait_tensor(tensor) if in_graph() else wrap(tensor)  # type: ignore[no-any-return]
+
+    functional._maybe_wrap_tensor = wrap_or_wait  # type: ignore[assignment]
 
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
