@@ -9,10 +9,12 @@ import pytest
 from capturing import SCRIPTS, capture, session
 
 from windtunnel.base.errors import ScriptError
-from windtunnel.training.emulate.graph import NoteKind
+from windtunnel.training.emulate.graph import NoteKind, sentences
 from windtunnel.training.emulate.live.mailbox import ASKED, Mailbox, Want, hanging
 
 CLUSTER = "h100-sxm:1x4"
+SAY = "ranks that have not run are taken to say what the one that asks says itself"
+HOLD = "ranks that have not run are taken to hold the values that the one that asks holds itself"
 CASES = [
     name
     for name in re.findall(r"^def (case_\w+)", (SCRIPTS / "saying.py").read_text(), re.MULTILINE)
@@ -28,8 +30,8 @@ def test_the_first_rank_hears_the_others(jobs: int) -> None:
         assert one.heard == {1, 2, 3}
         (third, last) = one.capture([2, 3])
         assert [first.rank, third.rank, last.rank] == [0, 2, 3] and one.heard == {1}
-    assert [note.text for note in first.notes if note.kind == NoteKind.APPROXIMATION] == [
-        "all_gather_object: rank 0 takes ranks 1-3 to say what it says itself"
+    assert sentences(first.notes, NoteKind.APPROXIMATION) == [
+        f"all_gather_object: {SAY} (rank 0 of ranks 1-3)"
     ]
 
 
@@ -42,11 +44,11 @@ def test_whoever_is_not_needed_does_not_run() -> None:
 @pytest.mark.slow
 def test_of_a_gather_the_earlier_ranks_are_heard_and_the_others_assumed() -> None:
     slices = capture("saying.py", "case_gathered_of_earlier_ranks", cluster=CLUSTER, ranks=(0, 1, 2, 3))
-    told = [{note.text for note in one.notes if note.kind == NoteKind.APPROXIMATION} for one in slices]
+    told = [set(sentences(one.notes, NoteKind.APPROXIMATION)) for one in slices]
     assert told[3] == set()
     assert told[1] == {
-        "all_gather_object: rank 1 takes ranks 2-3 to say what it says itself",
-        "all_gather: rank 1 takes ranks 2-3 to hold the values that it holds itself",
+        f"all_gather_object: {SAY} (rank 1 of ranks 2-3)",
+        f"all_gather: {HOLD} (rank 1 of ranks 2-3)",
     }
 
 

@@ -11,6 +11,7 @@ Units are SI: bytes, seconds, FLOP.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
@@ -170,10 +171,28 @@ class NoteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for the report."""
+    """A sentence for the report. ``of``: the place or rank that it is true of; others may be told the same."""
 
     text: str
     kind: NoteKind = NoteKind.WARNING
+    of: str = ""
+
+
+PLACES = 4
+"""That a sentence names, of all that it holds for."""
+
+
+def sentences(notes: Iterable[Note], kind: NoteKind) -> list[str]:
+    """What is told of this kind, in the order of the notes: those with one text as one sentence."""
+    places: dict[str, dict[str, None]] = {}
+    for note in notes:
+        if note.kind == kind:
+            places.setdefault(note.text, {}).update({note.of: None} if note.of else {})
+    found = []
+    for text, held in places.items():
+        named = [*held][:PLACES] + ([f"{len(held) - PLACES} more"] if len(held) > PLACES else [])
+        found.append(f"{text} ({'; '.join(named)})" if named else text)
+    return found
 
 
 @dataclass

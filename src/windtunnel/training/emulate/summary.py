@@ -19,7 +19,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.cluster.draw import topology_text
 from windtunnel.training.emulate.emulation import EmulationResult, utilisation
-from windtunnel.training.emulate.graph import Category, EventKind, NoteKind
+from windtunnel.training.emulate.graph import Category, EventKind, NoteKind, sentences
 from windtunnel.training.emulate.twin.costs.collectives import collective_cost, full_bytes, sharing_of
 from windtunnel.training.emulate.twin.costs.operators import cost_of
 from windtunnel.training.emulate.twin.findings import CollectiveUse
@@ -268,9 +268,7 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
     world, seconds = cluster.world_size, timing.iteration_time_s
     device = cluster.host.device
     used = utilisation(work, seconds, world, device, measured=result.profile is not None)
-    notes: dict[NoteKind, list[str]] = {kind: [] for kind in NoteKind}
-    for note in (*result.notes, *used.notes):
-        notes[note.kind].append(note.text)
+    notes = (*result.notes, *used.notes)
     return Summary(
         schema=SCHEMA, run_id=run_id, created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={name: version(name) for name in ("windtunnel", "torch")}
@@ -305,7 +303,8 @@ def summarise(result: EmulationResult, run_id: str, directory: Path) -> Summary:
             "tokens_per_iteration": "emulated" if result.options.tokens is None else "declared",
             "cluster": "published", "wall_time_s": "measured", "peak_rss_bytes": "measured",
         },
-        approximations=tuple(notes[NoteKind.APPROXIMATION]), warnings=tuple(notes[NoteKind.WARNING]),
+        approximations=tuple(sentences(notes, NoteKind.APPROXIMATION)),
+        warnings=tuple(sentences(notes, NoteKind.WARNING)),
         replay=ReplayFacts(timing.simulated, timing.events, result.options.seed), directory=str(directory),
         capture_time_s=result.capture_time_s, wall_time_s=result.wall_time_s, peak_rss_bytes=peak_rss_bytes(),
         checked_ranks=result.classes.checked, assumed_ranks=tuple(result.classes.unseen),

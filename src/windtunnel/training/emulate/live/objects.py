@@ -63,8 +63,9 @@ def install(world: WorldView) -> None:
 
     def assumed(call: str, ranks: list[int], value: Any) -> Any:
         world.note(
-            f"{call}: rank {world.rank} takes {ranks_words(ranks)} to say what it says itself",
+            f"{call}: ranks that have not run are taken to say what the one that asks says itself",
             NoteKind.APPROXIMATION,
+            f"rank {world.rank} of {ranks_words(ranks)}",
         )
         return value
 

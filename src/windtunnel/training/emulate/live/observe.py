@@ -101,9 +101,9 @@ class Observer:
         self._mark_reduced_gradients()
         self._mark_resized()
 
-    def note(self, sentence: str, kind: NoteKind = NoteKind.WARNING) -> None:
-        """A sentence for the report, once."""
-        self.notes[Note(sentence, kind)] = None
+    def note(self, sentence: str, kind: NoteKind = NoteKind.WARNING, of: str = "") -> None:
+        """A sentence for the report, once, and what it holds of."""
+        self.notes[Note(sentence, kind, of)] = None
 
     # -- modules
 
@@ -329,9 +329,9 @@ class Observer:
         known = {"item": "1 (False for a boolean)", "item of bytes": "0", "equal": "True"}
         value = known.get(kind, "zeros")
         self.note(
-            f"device data were read by the host ({kind}) at {self._place() or 'backward'}: {value} stands "
-            "for the value",
+            f"what the host reads of the device has no value, {value} stands for it",
             NoteKind.APPROXIMATION,
+            self._place() or "backward",
         )
 
     # -- the result

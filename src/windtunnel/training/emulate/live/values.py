@@ -106,9 +106,10 @@ class Values:
                 silent.extend([] if known else [sender])
             if silent and mine is not None:  # one sentence, whichever of them is asked for
                 self.world.note(
-                    f"{KINDS[kind]}: rank {rank} takes {ranks_words(later or silent)} to hold the values "
-                    "that it holds itself",
+                    f"{KINDS[kind]}: ranks that have not run are taken to hold the values that the one that "
+                    "asks holds itself",
                     NoteKind.APPROXIMATION,
+                    f"rank {rank} of {ranks_words(later or silent)}",
                 )
             return None if None in parts else b"".join(part or b"" for part in parts)
 
