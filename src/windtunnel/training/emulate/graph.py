@@ -171,7 +171,7 @@ class NoteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for the report. ``of``: the place or rank that it is true of; others may be told the same."""
+    """A sentence for the report. ``of``: the place or rank it is true of; others may be told the same."""
 
     text: str
     kind: NoteKind = NoteKind.WARNING
