@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.cluster.model import Cluster, Device
+from windtunnel.cluster.model import UNITS, Cluster, Device
 from windtunnel.store.eventlog import EventLog
 from windtunnel.training.emulate.graph import (
     DTYPE_BYTES,
@@ -274,8 +274,10 @@ def measure(classes: Classes, tokens: int | None = None) -> Work:
                 for total, one in zip(flops, each, strict=True):
                     total[dtype] += count * float(one)
         looked_up += count * _looked_up(cls.slice, rows, phases) / _copies(cls.slice)
-    hardware = flops[1]
-    dtype = max(hardware, key=lambda name: hardware[name]) if hardware else "float32"
+    by_unit: dict[str, float] = defaultdict(float)  # both formats of float8 are done by the same units
+    for name, done in flops[1].items():
+        by_unit[UNITS.get(name, (name,))[0]] += done
+    dtype = max(by_unit, key=lambda name: by_unit[name]) if by_unit else "float32"
     model, hardware, model_run, hardware_run = (dict(total) for total in flops)
     return Work(
         round(looked_up) if tokens is None else tokens, model, hardware, model_run, hardware_run, dtype
