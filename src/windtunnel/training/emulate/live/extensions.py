@@ -7,14 +7,11 @@ are refused. Ops for the host are built as they are.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.graph import NoteKind
 from windtunnel.training.emulate.live.kernels import Launches
 from windtunnel.training.emulate.live.names import refuse
@@ -49,28 +46,4 @@ def install(observer: Observer, launches: Launches) -> None:
 
         builders.OpBuilder.load = stand_in
 
-    sys.meta_path.insert(0, _AfterImport(BUILDERS, replace))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls ``then`` with a module when it has been imported."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self.name, self.then = name, then
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self.then(module)
-
-        loader.exec_module = exec_module
-        return spec
+    after_import(BUILDERS, replace)

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
-import importlib.abc
-import importlib.machinery
+import functools
 import io
 import os
 import pickle
-import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as checkpoint
 from torch.utils._pytree import tree_leaves
 
+from windtunnel.base.importing import after_import
 from windtunnel.training.emulate.live.keeping import Keeping
 from windtunnel.training.emulate.live.names import refuse
 
 Note = Callable[[str], None]
+LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
 
 
 def install(native: ctypes.CDLL, note: Note, began: float) -> None:
@@ -37,22 +38,24 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
     keeping = Keeping(note, began)
     keeping.install()
 
+    def instead(of: str, tensors: list[torch.Tensor], where: Any, more: str = "") -> None:
+        copy_to_host(tensors)
+        keeping.saved(where)
+        note(f"{of}: device tensors are copied to the host and not written{more}")
+
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         found = unknown(native, obj)
         if not found:
             original(obj, f, *args, **kwargs)
             return
-        copy_to_host(found)
-        keeping.saved(f)
         opened = (
             "" if isinstance(f, str | os.PathLike) else "; a file that the script opened for them is empty"
         )
-        note(f"torch.save: device tensors are copied to the host and not written{opened}")
+        instead("torch.save", found, f, opened)
 
     def save_sharded(state_dict: Any, *args: Any, **kwargs: Any) -> None:
-        copy_to_host(device_tensors(state_dict))
-        keeping.saved(kwargs.get("checkpoint_id", args[0] if args else None))
-        note("torch.distributed.checkpoint.save: device tensors are copied to the host and not written")
+        where = kwargs.get("checkpoint_id", args[0] if args else None)
+        instead("torch.distributed.checkpoint.save", device_tensors(state_dict), where)
 
     def save_later(state_dict: Any, *args: Any, **kwargs: Any) -> concurrent.futures.Future[None]:
         save_sharded(state_dict, *args, **kwargs)
@@ -65,11 +68,14 @@ def install(native: ctypes.CDLL, note: Note, began: float) -> None:
         writers: Any = module
         writers.save = writers.save_state_dict = save_sharded
         writers.async_save = save_later
-    _replace_safetensors(native, note, keeping)
-    sys.meta_path.insert(0, _Atomic(native))
+    _replace_safetensors(native, instead)
+    for name in LIGHTNING:
+        after_import(name, functools.partial(_let_lightning_save, native))
 
 
-def _replace_safetensors(native: ctypes.CDLL, note: Note, keeping: Keeping) -> None:
+def _replace_safetensors(
+    native: ctypes.CDLL, instead: Callable[[str, list[torch.Tensor], Any], None]
+) -> None:
     try:
         import safetensors.torch as library
     except ImportError:
@@ -83,9 +89,7 @@ def _replace_safetensors(native: ctypes.CDLL, note: Note, keeping: Keeping) -> N
         if not found:
             write(tensors, filename, *args, **kwargs)
             return
-        copy_to_host(found)
-        keeping.saved(filename)
-        note("safetensors.torch.save_file: device tensors are copied to the host and not written")
+        instead("safetensors.torch.save_file", found, filename)
 
     def save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> bytes:
         if unknown(native, tensors):
@@ -95,37 +99,17 @@ def _replace_safetensors(native: ctypes.CDLL, note: Note, keeping: Keeping) -> N
     module.save_file, module.save = save_file, save
 
 
-class _Atomic(importlib.abc.MetaPathFinder):
+def _let_lightning_save(native: ctypes.CDLL, module: ModuleType) -> None:
     """Lightning saves into a buffer and writes that to the file: nothing, where nothing was saved. Here what
     has no values goes by ``torch.save`` to the file itself, which is left as it is."""
+    lightning: Any = module
+    original = lightning._atomic_save
 
-    MODULES = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
+    def save(checkpoint: Any, filepath: Any) -> None:
+        write = torch.save if unknown(native, checkpoint) else original
+        write(checkpoint, filepath)
 
-    def __init__(self, native: ctypes.CDLL) -> None:
-        self.native = native
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name not in self.MODULES:
-            return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                self._replace(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-    def _replace(self, module: Any) -> None:
-        original = module._atomic_save
-
-        def save(checkpoint: Any, filepath: Any) -> None:
-            write = torch.save if unknown(self.native, checkpoint) else original
-            write(checkpoint, filepath)
-
-        module._atomic_save = save
+    lightning._atomic_save = save
 
 
 class _Finder(pickle.Pickler):

@@ -26,6 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.base import ranges as stretches
 from windtunnel.base.errors import HangError
 from windtunnel.training.emulate.graph import Collective, EventKind, Group, Slice
 
@@ -349,16 +350,10 @@ def at(slice_: Slice, event: int) -> str:
 
 def ranges(ranks: Iterable[int], most: int = 4) -> str:
     """``"0-3, 8, 12-15"``; after ``most`` ranges the rest is told by its number."""
-    ordered = np.unique(np.fromiter(ranks, np.int64))
-    if not len(ordered):
-        return "none"
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
-    firsts = ordered[np.concatenate([[0], breaks + 1])]
-    lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
-    pairs = list(zip(firsts.tolist(), lasts.tolist(), strict=True))
-    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs[:most])
-    rest = sum(b - a + 1 for a, b in pairs[most:])
-    return f"{words} and {rest} more" if rest else words
+    found = stretches.spans(ranks)
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found[:most])
+    rest = sum(last - first + 1 for first, last in found[most:])
+    return f"{words} and {rest} more" if rest else words or "none"
 
 
 def ranks_words(ranks: Iterable[int], most: int = 4) -> str:
