@@ -8,22 +8,27 @@ from typing import Any
 
 
 class WindtunnelError(Exception):
-    """Any of the four."""
+    """Any of the four. ``status``: the exit status that the command line ends with. ``details``: printed
+    before the sentence, empty where that says all."""
+
+    status = 1
+
+    def __init__(self, message: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UserError(WindtunnelError):
     """Bad input. The message is one sentence: file, field, value, what is accepted. Exit status 2."""
 
+    status = 2
+
 
 class ScriptError(WindtunnelError):
     """The user's program failed by itself (raised, exited, or hung). Exit status 1.
 
-    ``details`` holds the program's own traceback, printed before the sentence.
+    ``details`` holds the program's own traceback.
     """
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
 
 
 class HangError(ScriptError):
@@ -33,14 +38,15 @@ class HangError(ScriptError):
 class VerdictError(WindtunnelError):
     """What came out is what the user asked to fail on (``--fail-on``). Exit status 3.
 
-    The message is one sentence; ``details`` are printed before it. ``run`` is the `windtunnel.Run` that was
-    found to be so, None where there is none (a job that hangs).
+    The message is one sentence. ``run`` is the `windtunnel.Run` that was found to be so, None where there is
+    none (a job that hangs).
     """
 
+    status = 3
+
     def __init__(self, message: str, run: Any = None, details: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, details)
         self.run = run
-        self.details = details
 
 
 class HostError(WindtunnelError):

@@ -1,7 +1,7 @@
 """``windtunnel``: gathers the verbs and turns errors into one sentence and an exit status.
 
 Exit status: 0 done, 1 the user's program or the host failed, 2 the user's input is wrong, 3 what came out is
-what ``--fail-on`` names, 130 interrupted.
+what ``--fail-on`` names, or less than was asked for, 130 interrupted.
 """
 
 import sys
@@ -10,7 +10,7 @@ from importlib import import_module
 import typer
 
 from windtunnel import __version__
-from windtunnel.base.errors import HostError, ScriptError, UserError, VerdictError
+from windtunnel.base.errors import WindtunnelError
 from windtunnel.capabilities import CAPABILITIES
 from windtunnel.cli import Group
 
@@ -56,17 +56,11 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         app()
-    except UserError as error:
-        typer.echo(f"windtunnel: {error}", err=True)
-        sys.exit(2)
-    except (ScriptError, VerdictError) as error:
+    except WindtunnelError as error:
         if error.details:
             typer.echo(error.details.rstrip(), err=True)
         typer.echo(f"windtunnel: {error}", err=True)
-        sys.exit(3 if isinstance(error, VerdictError) else 1)
-    except HostError as error:
-        typer.echo(f"windtunnel: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         typer.echo("windtunnel: interrupted; finished runs are kept", err=True)
         sys.exit(130)

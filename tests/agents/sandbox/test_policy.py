@@ -200,6 +200,7 @@ def manifest(box: str, number: int, files: str, image: str, *, label: str = "") 
         turn=number,
         parent=f"{box}{number - 1}" if number else None,
         turn_class=TurnClass.FILES,
+        wanted=TurnClass.FILES,
         reasons=(),
         created=float(number),
         files=FilesPart(files, "btrfs"),

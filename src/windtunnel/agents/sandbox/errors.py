@@ -6,6 +6,9 @@ A part's error is caught by the operation that asked the part, which puts everyt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport
 from windtunnel.base.errors import HostError
 
 
@@ -15,6 +18,29 @@ class SandboxError(HostError):
 
 class SandboxDied(SandboxError):
     """The sandbox's processes are gone. A restore brings its newest checkpoint back."""
+
+
+class LessError(SandboxError):
+    """What was asked for was done in part: something lacks, and nobody allowed less. Exit status 3.
+
+    ``lacks``: what; ``details``: the same, one a line. ``manifest``: the checkpoint that was made all the
+    same; ``report``: what a restore, which is undone, brought back.
+    """
+
+    status = 3
+
+    def __init__(
+        self,
+        message: str,
+        lacks: Sequence[Lack] = (),
+        *,
+        manifest: Manifest | None = None,
+        report: RestoreReport | None = None,
+    ) -> None:
+        super().__init__(message, "\n".join(map(str, lacks)))
+        self.lacks = tuple(lacks)
+        self.manifest = manifest
+        self.report = report
 
 
 class PartError(HostError):
@@ -35,7 +61,3 @@ class InspectError(PartError):
 
 class CriuError(PartError):
     """CRIU is missing, refused or failed. ``details`` holds the lines of its log that say so."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details

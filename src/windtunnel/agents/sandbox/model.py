@@ -193,6 +193,44 @@ class ShellState:
     fingerprint: str
 
 
+LackKind = Literal[
+    "processes", "threads", "descriptors", "timers", "locks", "sockets", "mounts", "limits", "directories",
+    "environment", "shells", "services", "files",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something that was wanted and is not there: not kept by a checkpoint, or not brought back by a restore.
+
+    ``what`` it is and whose (``python3 app.py (process 12 inside): periodic timerfd 5``), and ``why``, in
+    words. Only what really was there can be lacking: shells, which are replayed, and declared services, which
+    start anew, lack nothing by that.
+    """
+
+    kind: LackKind
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True)
+class ProcessStood:
+    """A process as it stood when its image was taken. ``pid``: as seen inside."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What stood when a process image was taken, so that a restore of it can be held against it."""
+
+    processes: tuple[ProcessStood, ...] = ()
+
+
 @dataclass(frozen=True)
 class ImagePart:
     """The process image of a checkpoint: which entry of the page store holds it, and what it refers to."""
@@ -208,6 +246,7 @@ class ImagePart:
     bytes_raw: int
     bytes_new: int
     """Bytes that this image added to the page store."""
+    inventory: Inventory | None = None
 
 
 @dataclass(frozen=True)
@@ -224,9 +263,10 @@ class FilesPart:
 class Manifest:
     """One checkpoint. It is complete the moment its file is there, and never changed afterwards.
 
-    ``turn``: number of turns of the sandbox that it covers. ``covered`` and ``not_covered``: in words, what a
-    restore of this manifest brings back and what not. ``request``: id of the model request that was in
-    flight.
+    ``turn``: number of turns of the sandbox that it covers. ``turn_class``: what it really holds; never FULL
+    without a process image. ``wanted``: what was needed so that nothing is lost; ``lacks``: what a restore
+    will therefore not bring back. ``covered`` and ``not_covered``: in words, what a restore of this manifest
+    brings back and what not. ``request``: id of the model request that was in flight.
     """
 
     id: str
@@ -234,6 +274,7 @@ class Manifest:
     turn: int
     parent: str | None
     turn_class: TurnClass
+    wanted: TurnClass
     reasons: tuple[str, ...]
     created: float
     """Seconds since the epoch."""
@@ -248,6 +289,7 @@ class Manifest:
     request: str = ""
     label: str = ""
     pinned: bool = False
+    lacks: tuple[Lack, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,6 +379,7 @@ class RestoreReport:
     restored: tuple[str, ...]
     lost: tuple[str, ...]
     seconds: float
+    lacks: tuple[Lack, ...] = ()
 
 
 @dataclass(frozen=True)

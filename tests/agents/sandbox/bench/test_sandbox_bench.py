@@ -38,6 +38,7 @@ def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
         turn=turn,
         parent=None,
         turn_class=FULL,
+        wanted=FULL,
         reasons=(),
         created=0.0,
         files=FilesPart(files, "btrfs", 30),

@@ -292,6 +292,7 @@ def test_the_tree_shows_branches_below_what_they_come_from() -> None:
             1,
             parent,
             TurnClass.FILES,
+            TurnClass.FILES,
             (),
             1.0,
             None,

@@ -105,6 +105,7 @@ def test_a_manifest_comes_back_the_same() -> None:
         turn=2,
         parent="c0",
         turn_class=TurnClass.SHELL,
+        wanted=TurnClass.SHELL,
         reasons=("state of shell main",),
         created=1.5,
         files=None,

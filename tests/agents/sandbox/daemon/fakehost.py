@@ -235,6 +235,7 @@ class FakeBox:
                 turn=self.state()["turns"],
                 parent=checkpoints[-1]["id"] if checkpoints else self.state()["base"] or None,
                 turn_class=TurnClass.FULL if full else TurnClass.FILES,
+                wanted=TurnClass.FULL if full else TurnClass.FILES,
                 reasons=("asked for",),
                 created=1000.0 + len(checkpoints),
                 files=FilesPart("f", "copy", 4096),

@@ -60,6 +60,7 @@ def manifest(id: str = "20260101-000000-abc", **fields: object) -> Manifest:
         "turn": 3,
         "parent": None,
         "turn_class": TurnClass.FULL,
+        "wanted": TurnClass.FULL,
         "reasons": ("python3 (7) started",),
         "created": 1.5,
         "files": FilesPart(id, "copy", 9),

@@ -70,8 +70,8 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     manifests = Manifests(tmp_path)
     manifests.write(manifest("a"))
     path = tmp_path / "a" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(ObjectError, match="has version 2; version 1 is read"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": VERSION + 1}))
+    with pytest.raises(ObjectError, match=f"has version {VERSION + 1}; version {VERSION} is read"):
         manifests.load("a")
 
 

@@ -142,6 +142,7 @@ def measured(gate: float, total: float) -> ObservedRun:
         1,
         None,
         TurnClass.FULL,
+        TurnClass.FULL,
         (),
         0.0,
         FilesPart("m", "copy"),

@@ -35,7 +35,7 @@ from windtunnel.store.objects import chunks
 from windtunnel.store.objects.files import BLOCK, Files, ObjectError, open_files, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 1
+VERSION = 2
 TRANSFERS = 8
 FOLDER, SUFFIX = "checkpoints", ".json"
 _KIND = "exported checkpoint of a sandbox"

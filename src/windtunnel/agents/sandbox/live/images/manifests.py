@@ -19,7 +19,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.store.objects.files import ObjectError, checked, told
 from windtunnel.store.objects.manifest import seal, unseal
 
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
 _KIND = "manifest of a sandbox"
 
