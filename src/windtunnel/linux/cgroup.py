@@ -128,8 +128,8 @@ class Cgroup:
     def freeze(self, timeout: float = 10.0) -> None:
         """Stop every process, and return when all stand. Thawed again when that takes too long."""
         try:
-            _write(self.path / "cgroup.freeze", "1")
-            self._wait_for(b"frozen 1", timeout)
+            freeze(self.path)
+            wait_for(self.path, b"frozen 1", timeout)
         except TimeoutError as error:
             self.thaw()
             raise LinuxError("a process does not stop") from error
@@ -138,22 +138,7 @@ class Cgroup:
             raise LinuxError(str(error.strerror), error.errno) from error
 
     def thaw(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            _write(self.path / "cgroup.freeze", "0")
-
-    def _wait_for(self, line: bytes, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        events = os.open(self.path / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            poll = select.poll()
-            poll.register(events, select.POLLPRI)
-            while line not in os.pread(events, 4096, 0):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                poll.poll(min(left, 1.0) * 1000)
-        finally:
-            os.close(events)
+        thaw(self.path)
 
     def kill(self, timeout: float = 30.0) -> None:
         """Kill everything inside, frozen or not, and return when nothing is left."""
@@ -169,7 +154,7 @@ class Cgroup:
                         os.kill(pid, signal.SIGKILL)
             self.thaw()
             try:
-                self._wait_for(b"populated 0", 0.5)
+                wait_for(self.path, b"populated 0", 0.5)
                 return
             except FileNotFoundError:
                 return
@@ -216,6 +201,42 @@ def pids_of(folder: Path) -> list[int]:
         return [int(line) for line in (folder / "cgroup.procs").read_bytes().split()]
     except OSError:
         return []
+
+
+def own() -> Path:
+    """The v2 group in which this process is. Raises LinuxError when the host has no v2 mount."""
+    top = mounts().unified
+    with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
+        within = next((line[3:].strip("/\n") for line in lines if line.startswith("0::")), "")
+    found = top / within
+    return found if (found / "cgroup.procs").exists() else top
+
+
+def freeze(folder: Path) -> None:
+    """Ask every process of the v2 group to stand still; `wait_for` tells when they do."""
+    _write(folder / "cgroup.freeze", "1")
+
+
+def thaw(folder: Path) -> None:
+    """Let the processes of the v2 group go on; a group that is gone is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        _write(folder / "cgroup.freeze", "0")
+
+
+def wait_for(folder: Path, line: bytes, timeout: float) -> None:
+    """Return when the ``cgroup.events`` of the v2 group hold ``line``. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout
+    events = os.open(folder / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while line not in os.pread(events, 4096, 0):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            poll.poll(min(left, 1.0) * 1000)
+    finally:
+        os.close(events)
 
 
 def _made(folder: Path) -> None:

@@ -315,3 +315,34 @@ def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert process.kernel_cache(program) is None
     monkeypatch.setattr(process, "is_tmpfs", lambda path: True)
     assert process.kernel_cache(program) is None
+
+
+def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu, tmp_path: Path) -> None:
+    moving = counters(box)
+    criu.dump(box.pid, tmp_path / "images", box.externals)
+    file = box.path("/workspace/count")
+    for lazy in (False, True):
+        box.kill()
+        box.remount()
+        file.write_bytes(b"none runs " * 4)
+        seen = []
+
+        def look(pid: int, seen: list[object] = seen) -> None:
+            assert "frozen 1" in (box.cgroup / "cgroup.events").read_text()
+            assert pid in box.pids()
+            assert len(box.pids()) == 2
+            seen.append(file.read_bytes())
+
+        box.pid = criu.restore(tmp_path / "images", box.externals, meanwhile=look, lazy=lazy)
+        assert seen == [b"none runs " * 4]
+        moving()
+    box.kill()
+    box.remount()
+
+    def refuse(_: int) -> None:
+        raise CriuError("not as it was")
+
+    with pytest.raises(CriuError, match="not as it was"):
+        criu.restore(tmp_path / "images", box.externals, meanwhile=refuse)
+    assert not box.pids()
+    assert (box.cgroup / "cgroup.freeze").read_text() == "0\n"

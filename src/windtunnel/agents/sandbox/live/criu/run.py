@@ -1,7 +1,8 @@
 """Dump and restore of one sandbox by CRIU: the options that such a sandbox needs, and nothing half done.
 
 A dump leaves either a complete folder of images or none. A restore ends with the whole tree running or with
-none of it. Whatever happens, the freezer of the sandbox's cgroup is as it was before the call.
+none of it; before any of it runs it stands in the freezer, so that it can be looked at and mended. Whatever
+happens, the freezer of the sandbox's cgroup is as it was before the call.
 
 Options: the network namespace belongs to the host and stays (external), so no packet has to be locked out;
 cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept (``--tcp-established``):
@@ -23,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import struct
@@ -36,7 +38,7 @@ from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import process
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.live.place import Externals
-from windtunnel.linux import namespaces
+from windtunnel.linux import cgroup, namespaces
 from windtunnel.linux.cgroup import pids_of
 
 T = TypeVar("T")
@@ -91,6 +93,10 @@ class DumpStats:
     frozen_seconds: float
     pages: int
     bytes: int
+
+
+def _nothing(_: int) -> None:
+    """There is nothing to be done before the processes run."""
 
 
 @dataclass(frozen=True)
@@ -162,33 +168,58 @@ class Criu:
         pages = stats.get("pages_written", 0) + stats.get("shared_pages_written", 0)
         return DumpStats(stats.get("frozen_us", 0) / 1e6, pages, size)
 
-    def restore(self, images: Path, externals: Externals, *, lazy: bool = False, timeout: float = 60) -> int:
+    def restore(
+        self,
+        images: Path,
+        externals: Externals,
+        *,
+        meanwhile: Callable[[int], None] = _nothing,
+        lazy: bool = False,
+        timeout: float = 60,
+    ) -> int:
         """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
 
-        ``lazy``: return as soon as it runs; its memory comes when it is touched. ``images`` must stay until
-        ``wait_lazy`` of this pid has returned.
+        The tree stands in its freezer until ``meanwhile`` (given that pid) has returned; when that fails,
+        nothing is left of the tree. ``lazy``: return as soon as it runs; its memory comes when it is touched.
+        ``images`` must stay until ``wait_lazy`` of this pid has returned.
         """
         # newer files under an older image may have other permissions: an open descriptor does not care
         options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
         for _, key, host in externals.mounts:
             options += ["--external", f"mnt[{key}]:{host}"]
-        pid = _with_connections(
-            lambda option: self._restore(images, externals, [*options, option], lazy, timeout)
-        )
-        close_orphans(pid, externals.netns)
+        before = set(pids_of(externals.freezer))
+        restored = False
+        try:
+            pid = _with_connections(
+                lambda option: self._restore(images, externals, [*options, option], before, lazy, timeout)
+            )
+            _stand(externals.freezer)
+            close_orphans(pid, externals.netns)
+            meanwhile(pid)
+            restored = True
+        finally:
+            if not restored:
+                process.kill_new(externals.freezer, before)
+            cgroup.thaw(externals.freezer)
         return pid
 
     def _restore(
-        self, images: Path, externals: Externals, options: list[str], lazy: bool, timeout: float
+        self,
+        images: Path,
+        externals: Externals,
+        options: list[str],
+        before: set[int],
+        lazy: bool,
+        timeout: float,
     ) -> int:
         """One attempt, of which nothing is left when it fails."""
-        before = set(pids_of(externals.freezer))
         netns = os.open(externals.netns, os.O_RDONLY)
         restored = False
         try:
             pid = self.restore_tree(
                 images,
                 [*options, "--inherit-fd", f"fd[{netns}]:net"],
+                hold=externals.freezer,
                 lazy=lazy,
                 timeout=timeout,
                 procs=externals.procs,
@@ -199,6 +230,7 @@ class Criu:
             os.close(netns)
             if not restored:
                 process.kill_new(externals.freezer, before)
+                cgroup.thaw(externals.freezer)
         return pid
 
     def restore_tree(
@@ -206,13 +238,15 @@ class Criu:
         images: Path,
         options: list[str],
         *,
+        hold: Path | None = None,
         lazy: bool = False,
         timeout: float = 60,
         procs: tuple[Path, ...] = (),
         descriptors: tuple[int, ...] = (),
         own_mounts: bool = True,
     ) -> int:
-        """``restore`` with options given one by one, for a tree that is no sandbox."""
+        """``restore`` with options given one by one, for a tree that is no sandbox. ``hold``: the freezer in
+        which it stands afterwards."""
         if not (images / "inventory.img").exists():
             raise CriuError(f"process restore: {images} holds no complete process image")
         arguments = ["restore", "-d", "-D", str(images), *COMMON, *options]
@@ -220,6 +254,8 @@ class Criu:
             pages = stack.enter_context(process.start_pages(self.path, images)) if lazy else None
             work = pages.work if pages is not None else stack.enter_context(_work(images))
             arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
+            if hold is not None:
+                arguments += ["--action-script", str(_holding(work, hold))]
             if lazy:
                 arguments.append("--lazy-pages")
             ended = process.run(
@@ -241,6 +277,30 @@ class Criu:
             if pages is not None:
                 pages.serve(pid, procs)
         return pid
+
+
+def _holding(work: Path, freezer: Path) -> Path:
+    """The script that CRIU runs at each step of a restore: when all is made and nothing has been let go,
+    CRIU leaves the sandbox's group, and the group is frozen."""
+    own = shlex.quote(str(cgroup.own() / "cgroup.procs"))
+    script = work / "hold"
+    script.write_text(
+        "#!/bin/sh\n"
+        '[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0\n'
+        f"echo $PPID > {own} && echo $$ > {own} && echo 1 > {shlex.quote(str(freezer))}/cgroup.freeze\n"
+    )
+    script.chmod(0o700)
+    return script
+
+
+def _stand(freezer: Path) -> None:
+    """Wait until all that was restored stands. Raises CriuError when it was never held."""
+    try:
+        if (freezer / "cgroup.freeze").read_bytes() != b"1\n":
+            raise CriuError("process restore: the processes could not be held still before they ran")
+        cgroup.wait_for(freezer, b"frozen 1", COLLECT_SECONDS)
+    except TimeoutError:
+        raise CriuError("process restore: the processes do not stand still") from None
 
 
 def _with_connections(attempt: Callable[[str], T]) -> T:
