@@ -7,11 +7,14 @@ compiler and kept in the user's cache.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.base import atomic, paths
@@ -74,3 +77,47 @@ def rebuilt(folder: Path, name: str, others: str, build: Build) -> None:
         if old.name != name:
             old.unlink()
     print(f"built {name}")
+
+
+@dataclass(frozen=True)
+class Freestanding:
+    """A program or library in C without a C library, so that one build serves every Linux of a processor.
+
+    ``main`` is compiled; every C file of its folder counts in the digest. ``what`` names it in messages.
+    """
+
+    main: Path
+    name: str
+    ending: str
+    flags: tuple[str, ...]
+    what: str
+
+    @property
+    def folder(self) -> Path:
+        return self.main.parent
+
+    def file_name(self) -> str:
+        found = digest(sorted(self.folder.glob("*.[ch]")), " ".join(self.flags))
+        return f"{self.name}-{platform.machine()}-{found}{self.ending}"
+
+    def build(self, target: Path) -> None:
+        """Compile it for this machine. Raises UserError."""
+        otherwise = (
+            f"no {self.what} for {platform.machine()} is shipped and no C compiler was found to build it: "
+            "install one (apt-get install gcc)"
+        )
+        found = compiler("CC", "gcc", "clang", otherwise)
+        compiled([found, *self.flags, "-o", str(target), str(self.main)], f"the {self.what}")
+
+    @functools.cache  # noqa: B019 (there are as many as modules that make one)
+    def locate(self) -> Path:
+        """The build for this machine: shipped, cached, or built now.
+
+        Raises:
+            UserError: it has to be built and cannot be.
+        """
+        return located(self.folder, self.file_name(), self.build)
+
+    def rebuild(self) -> None:
+        """Build what is shipped anew, and remove older builds for this processor."""
+        rebuilt(self.folder, self.file_name(), f"{self.name}-{platform.machine()}-*{self.ending}", self.build)

@@ -59,6 +59,13 @@ def stands(pid: int) -> bool:
     return all(not fields or fields[0] in _STANDS for fields in (stat(pid, thread) for thread in threads))
 
 
+def capable(capability: int) -> bool:
+    """Whether this process has that capability in force (capabilities(7) has the numbers)."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        found = next(line for line in file if line.startswith("CapEff:"))
+    return bool(int(found.split()[1], 16) >> capability & 1)
+
+
 def descendants(pid: int) -> list[int]:
     """All that a process has started, and what these have, as long as their parents live."""
     found, asked = [], [pid]

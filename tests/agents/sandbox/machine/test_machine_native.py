@@ -1,4 +1,4 @@
-"""The init that is shipped is that of its source."""
+"""What is shipped compiled is that of its source."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.agents.sandbox.live.criu import preload
 from windtunnel.agents.sandbox.live.machine import launch, native
 from windtunnel.base.errors import UserError
 
+BUILDS = {native.PROGRAM.what: native.PROGRAM, preload.LIMITS.what: preload.LIMITS}
+
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")
-def test_the_shipped_program_is_built_from_the_source_beside_it() -> None:
-    assert (native.SOURCE / native.file_name()).exists(), (
-        "rebuild: python -m windtunnel.agents.sandbox.live.machine.native"
-    )
-    assert native.locate().parent == native.SOURCE
+@pytest.mark.parametrize("what", BUILDS)
+def test_what_is_shipped_is_built_from_the_source_beside_it(what: str) -> None:
+    found = BUILDS[what]
+    assert (found.folder / found.file_name()).exists(), "rebuild: make native"
+    assert found.locate().parent == found.folder
 
 
 def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    native.build(tmp_path / "init")
+    native.PROGRAM.build(tmp_path / "init")
     assert subprocess.run([str(tmp_path / "init")]).returncode == 2
+    preload.LIMITS.build(tmp_path / "limits.so")
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="no C compiler"):
-        native.build(tmp_path / "init")
+    for found in BUILDS.values():
+        with pytest.raises(UserError, match=f"no {found.what} .* no C compiler"):
+            found.build(tmp_path / "again")
 
 
 def test_both_lists_of_masked_files_are_the_same() -> None:
-    source = (native.SOURCE / "launch.h").read_text()
+    source = (native.PROGRAM.folder / "launch.h").read_text()
     listed = source.split("masked[] = {")[1].split("}")[0]
     found = {word.strip().strip('"').removeprefix("/proc/") for word in listed.split(",")}
     assert found == set(launch.MASKED)

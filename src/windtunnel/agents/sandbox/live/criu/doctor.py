@@ -24,6 +24,7 @@ from windtunnel.agents.sandbox.live.inspect import marks, memory
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.model import Capability, Facility
 from windtunnel.linux import LinuxError, bpf, cgroup
+from windtunnel.linux.processes import capable
 from windtunnel.linux.system import has_file_system, in_sbin
 
 RETURN_ZERO = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
@@ -33,11 +34,9 @@ Probe = tuple[bool, str]
 
 
 def root() -> Probe:
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
     if os.geteuid() != 0:
         return False, f"runs as user {os.geteuid()}"
-    if not capabilities >> CAP_SYS_ADMIN & 1:
+    if not capable(CAP_SYS_ADMIN):
         return False, "is root without CAP_SYS_ADMIN (a container without privileges)"
     return True, "is root with CAP_SYS_ADMIN"
 

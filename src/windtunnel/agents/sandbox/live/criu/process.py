@@ -39,6 +39,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu.failure import real_errors
+from windtunnel.agents.sandbox.live.criu.preload import environment
 from windtunnel.linux import processes
 from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.system import TMPFS, copied_descriptor, file_system
@@ -119,6 +120,7 @@ def start(
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=work,
+            env=environment(),
             pass_fds=tuple(descriptors),
             start_new_session=True,
             # this leaves SIGXFSZ ignored, as Python has it: see let_fail

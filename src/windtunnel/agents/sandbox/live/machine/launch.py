@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.live.machine import network
 from windtunnel.agents.sandbox.live.machine.channel import Folder
 from windtunnel.agents.sandbox.live.machine.files import make_folders
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
-from windtunnel.agents.sandbox.live.machine.native import locate
+from windtunnel.agents.sandbox.live.machine.native import PROGRAM
 from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -91,7 +91,7 @@ def refusal(settings: Path = Path("/proc/sys")) -> tuple[str, str]:
     ]
     if not rootless():
         return (f"{closed[0][0]} is {closed[0][1]}", closed[0][2]) if closed else ("", "")
-    done = subprocess.run([str(locate()), "try"], capture_output=True, text=True)
+    done = subprocess.run([str(PROGRAM.locate()), "try"], capture_output=True, text=True)
     if done.returncode == 0:
         return "", ""
     words = network.launcher_words(done.stdout)
@@ -201,7 +201,7 @@ def _lay_channel(spec: SandboxSpec, where: Path) -> None:
     finally:
         os.close(root)
     try:
-        channel.write("init", locate().read_bytes(), 0o500)
+        channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
         os.close(channel.fifo("requests"))
     except OSError as error:
         raise MachineError(f"the sandbox's channel could not be made: {error.strerror}") from error
@@ -212,7 +212,7 @@ def _lay_channel(spec: SandboxSpec, where: Path) -> None:
 def _started(arguments: list[object], spec: SandboxSpec) -> int:
     """Run the launcher; the pid on the host that it answers with. Raises MachineError."""
     done = subprocess.run(
-        [str(locate()), *map(str, arguments)],
+        [str(PROGRAM.locate()), *map(str, arguments)],
         env=environment(spec), stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     kind, _, value = done.stdout.strip().partition(" ")

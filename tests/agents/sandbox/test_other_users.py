@@ -1,0 +1,103 @@
+"""Processes of users other than root come back as they were, also where root lacks CAP_SYS_RESOURCE."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.waiting import until
+from windtunnel.agents.sandbox.live.criu import preload
+from windtunnel.agents.sandbox.model import TurnClass
+from windtunnel.linux import processes
+
+pytestmark = pytest.mark.root
+
+START = """cd /workspace; chmod 777 .; mkfifo -m 666 a.in a.out b.in b.out c.in c.out d.in d.out
+cat > answer <<'END'
+mine=$(date +%N)$$
+echo $mine > $1.is
+while read -r line < $1.in; do echo "$mine $(id -u) $(id -G) $(ulimit -Sn) $(ulimit -Hn)" > $1.out; done
+END
+(setpriv --reuid=1001 --regid=1001 --groups=5,1001,2002 sh answer a &)
+(ulimit -n 100; ulimit -Sc 0; ulimit -u 50; setpriv --reuid=1002 --regid=100 --clear-groups sh answer b &)
+(ulimit -Sn 64; setpriv --reuid=1003 --regid=1003 --clear-groups sh -c 'ulimit -Sn 90; . ./answer' sh c &)
+(echo 500 > /proc/self/oom_score_adj
+ setpriv --ruid=1004 --regid=6 --clear-groups --bounding-set=-kill nice -n 7 sh answer d &)
+for one in a b c d; do until [ -s $one.is ]; do sleep 0.01; done; done"""
+ASK = "for one in a b c d; do echo go > $one.in; read -r said < $one.out; echo $(cat $one.is) = $said; done"
+STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+
+
+def standing(box: Any) -> dict[int, list[object]]:
+    """Of each process, by its number inside: who it is, what it may, and how much."""
+    found: dict[int, list[object]] = {}
+    for pid in box.machine().cgroup.pids():
+        folder = Path(f"/proc/{pid}")
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        found[processes.inner_pid(pid)] = [
+            processes.command_line(pid),
+            [status[field] for field in STATUS],
+            (folder / "limits").read_text(),
+            (folder / "oom_score_adj").read_text(),
+            os.getpriority(os.PRIO_PROCESS, pid),
+        ]
+    return found
+
+
+def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Callable[..., Any]) -> None:
+    box = make()
+    assert box.run(START, timeout=60).stderr == b""
+    answers = box.run(ASK, timeout=60).text
+    assert len({line.split()[3] for line in answers.splitlines()}) == 4, answers
+    until(lambda: len(standing(box)) == 6, "answers' helpers to end")
+    before = standing(box)
+    made = box.checkpoint()
+    assert made.turn_class is TurnClass.FULL and made.image is not None, made.not_covered
+    box.machine().cgroup.kill()
+    until(lambda: box.info().status != "running")
+    box.restore()
+    assert standing(box) == before
+    again = box.run("cd /workspace; " + ASK, timeout=60).text
+    assert again == answers
+    for line in again.splitlines():
+        kept, told = line.split(" = ")
+        assert told.split()[0] == kept, "its memory is that of before"
+
+
+def test_limits_are_read_exactly_where_the_kernel_refuses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preload, "capable", lambda capability: False)
+    program = (
+        "import os, resource, sys; r = resource; pid = int(sys.argv[1])\n"
+        "print([r.prlimit(pid, n) for n in range(16)])\n"
+    )
+    lowered = (1234, 5678)
+    child = subprocess.Popen(
+        ["sleep", "1000"],
+        user=1001,
+        group=1001,
+        extra_groups=(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, lowered),
+    )
+    try:
+        own = [resource.getrlimit(number) for number in range(16)]
+        own[resource.RLIMIT_NOFILE] = lowered
+        dropped = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
+        done = subprocess.run(
+            [*dropped, sys.executable, "-c", program, str(child.pid)],
+            env=preload.environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == f"{own}\n", done.stderr
+    finally:
+        child.kill()
+        child.wait()
