@@ -18,7 +18,7 @@ from pathlib import Path
 
 from windtunnel.linux.system import checked, ioctl, libc, opened
 
-MS_NODEV, MS_REMOUNT = 0x4, 0x20
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
 MS_NOATIME, MS_BIND, MS_PRIVATE = 0x400, 0x1000, 0x40000
 MNT_DETACH, UMOUNT_NOFOLLOW = 0x2, 0x8
 
@@ -41,6 +41,8 @@ class Mount:
     source: str
     options: str
     """Of the file system, as it was mounted."""
+    flags: frozenset[str]
+    """Of this mount: ``ro`` or ``rw``, ``nosuid``, ``noexec``, …"""
 
 
 def mount(source: str, target: Path, kind: str = "none", flags: int = 0, options: str = "") -> None:
@@ -80,11 +82,12 @@ def table(of: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     with open(of, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             fields, _, rest = line.rstrip("\n").partition(" - ")
-            _, _, device, root, point, *_ = fields.split(" ")
+            _, _, device, root, point, flags, *_ = fields.split(" ")
             kind, source, options = rest.split(" ", 2)
             major, _, minor = device.partition(":")
             number = int(major) << 20 | int(minor)
-            found.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options))
+            own = frozenset(flags.split(","))
+            found.append(Mount(number, _plain(root), _plain(point), kind, _plain(source), options, own))
     return found
 
 

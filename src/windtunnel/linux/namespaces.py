@@ -30,6 +30,7 @@ KINDS = {
 }  # fmt: skip
 """Names as in /proc/PID/ns, with the kernel's flags."""
 _BIND, _DETACH = 0x1000, 0x2
+_OWN_ROOT = 0x200
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 
 
@@ -40,6 +41,10 @@ def enter(where: Path | str | int, kind: str = "net") -> None:
     """
     held = where if isinstance(where, int) else os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if kind == "mnt":
+            # the kernel lets a thread into other mounts only when it shares root and working directory
+            # with no other thread
+            checked(libc.unshare(_OWN_ROOT), "unshare")
         checked(libc.setns(held, KINDS[kind]), str(where))
     finally:
         if not isinstance(where, int):
@@ -53,6 +58,17 @@ def within(where: Path | str | int | None, work: Callable[[], T], kind: str = "n
     def inside() -> T:
         if where is not None:
             enter(where, kind)
+        return work()
+
+    return _in_thread(inside)
+
+
+def in_folder(folder: Path, work: Callable[[], T]) -> T:
+    """``work()`` in a thread of its own whose working directory is ``folder``. Raises what it raises."""
+
+    def inside() -> T:
+        checked(libc.unshare(_OWN_ROOT), "unshare")
+        os.chdir(folder)
         return work()
 
     return _in_thread(inside)

@@ -83,7 +83,7 @@ def make_root(base_root: Path, tmp_path: Path) -> Iterator[Callable[[str], Path]
         for part in ("upper", "work", "root"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         options = f"lowerdir={layers or base_root},upperdir={folder}/upper,workdir={folder}/work"
-        done = _libc.mount(b"overlay", os.fsencode(folder / "root"), b"overlay", 0, options.encode())
+        done = _libc.mount(b"overlay", os.fsencode(folder / "root"), b"overlay", 4, options.encode())  # nodev
         if done != 0:
             pytest.skip(f"needs overlayfs: {os.strerror(ctypes.get_errno())}")
         mounted.append(folder / "root")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.live.criu import preload
-from windtunnel.agents.sandbox.live.machine import launch, native
+from windtunnel.agents.sandbox.live.machine import native, walls
 from windtunnel.base.errors import UserError
 
 BUILDS = {native.PROGRAM.what: native.PROGRAM, preload.LIMITS.what: preload.LIMITS}
@@ -37,8 +37,8 @@ def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.M
             found.build(tmp_path / "again")
 
 
-def test_both_lists_of_masked_files_are_the_same() -> None:
+@pytest.mark.parametrize(("name", "listed"), [("masked", walls.MASKED), ("read_only", walls.READ_ONLY)])
+def test_launcher_and_host_have_the_same_lists(name: str, listed: tuple[str, ...]) -> None:
     source = (native.PROGRAM.folder / "launch.h").read_text()
-    listed = source.split("masked[] = {")[1].split("}")[0]
-    found = {word.strip().strip('"').removeprefix("/proc/") for word in listed.split(",")}
-    assert found == set(launch.MASKED)
+    words = source.split(f"{name}[] = {{")[1].split("}")[0]
+    assert {word.strip().strip('"').removeprefix("/proc/") for word in words.split(",")} == set(listed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.agents.sandbox.live.criu import Criu, find_criu
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
+from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, walls
 from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 
@@ -82,18 +82,18 @@ def test_dump_several_times_kill_all_and_go_on(
     states, commands, mounts = box.shell_states(), box.commands(), box.run("cat /proc/self/mountinfo").text
     box.close()
     Cgroup(home.tag, "box").kill()
-    machine = adopt(
-        "box", root, restore(criu, Machine.prepare(home, SandboxSpec("box"), root), tmp_path / "2")
-    )
+    pid = restore(criu, Machine.prepare(home, SandboxSpec("box"), root), tmp_path / "2")
+    walls.seal(pid)
+    machine = adopt("box", root, pid)
     assert machine.run(ASK).stdout == b"4\n", "as of the last dump"
     assert machine.run("f; pwd; echo held >&5; cat /tmp/held").stdout == b"fa b\n/tmp\nheld\n"
     assert machine.run("echo $y", shell="other").stdout == b"2\n"
     assert machine.commands() == commands and set(machine.shells()) == {"main", "other"}
     assert [s.fingerprint for s in machine.shell_states()][1] == states[1].fingerprint
 
-    def told(text: str) -> set[tuple[str, str]]:
-        lines = [line.split() for line in text.splitlines()]
-        return {(words[4], words[5][:2]) for words in lines if not words[3].endswith("/masked")}
+    def told(text: str) -> set[tuple[str, ...]]:
+        """Of each mount: what is mounted, where, and all its flags."""
+        return {tuple(line.split()[3:6]) for line in text.splitlines()}
 
     assert told(machine.run("cat /proc/self/mountinfo").text) == told(mounts)
     assert machine.run("echo x >/proc/sys/kernel/core_pattern").exit_code == 1

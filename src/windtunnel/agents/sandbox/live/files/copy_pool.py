@@ -31,7 +31,7 @@ from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faul
 from windtunnel.agents.sandbox.live.files.tree import Comparison, Copier, remove
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.base import atomic
-from windtunnel.linux import mounts
+from windtunnel.linux import mounts, namespaces
 from windtunnel.linux.system import sync_file_system
 
 
@@ -260,13 +260,16 @@ def _mount_overlay(
     label: str, point: Path, lower: list[Path], upper: Path | None = None, work: Path | None = None
 ) -> None:
     """``lower`` from the top down; without ``upper`` the mount is read-only."""
-    options = [
-        "redirect_dir=nofollow,metacopy=off,index=off",
-        "lowerdir=" + ":".join(_escaped(path) for path in lower),
-    ]
+    pool = Path(os.path.commonpath([path for path in (*lower, upper, work) if path is not None]))
+
+    def named(path: Path) -> str:
+        return _escaped(path.relative_to(pool))
+
+    options = ["redirect_dir=nofollow,metacopy=off,index=off", "lowerdir=" + ":".join(map(named, lower))]
     if upper is not None and work is not None:
-        options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-    mounts.mount(label, point, "overlay", FLAGS, ",".join(options))
+        options += [f"upperdir={named(upper)}", f"workdir={named(work)}"]
+    # the options can be read inside as they are given here: they name no path of the host
+    namespaces.in_folder(pool, lambda: mounts.mount(label, point, "overlay", FLAGS, ",".join(options)))
     try:
         mounts.mount("none", point, flags=mounts.MS_PRIVATE)
     except OSError:

@@ -8,7 +8,7 @@ external.
 Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system calls after Docker's defaults.
 """
 
-from windtunnel.agents.sandbox.live.machine import launch
+from windtunnel.agents.sandbox.live.machine import launch, walls
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.live.machine.machine import Machine
@@ -18,5 +18,5 @@ from windtunnel.agents.sandbox.model import Entry
 
 __all__ = [
     "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "launch", "leftovers",
-    "listen_inside", "netns_file", "shell_effect", "wait_for_guard",
+    "listen_inside", "netns_file", "shell_effect", "wait_for_guard", "walls",
 ]  # fmt: skip

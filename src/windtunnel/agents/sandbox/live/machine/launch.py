@@ -10,16 +10,13 @@ Source: user_namespaces(7), pid_namespaces(7).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import stat
 import subprocess
-import threading
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import network
+from windtunnel.agents.sandbox.live.machine import network, walls
 from windtunnel.agents.sandbox.live.machine.channel import Folder
 from windtunnel.agents.sandbox.live.machine.files import make_folders
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
@@ -29,28 +26,6 @@ from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import boot_id
 
-NODES = {
-    "null": (1, 3),
-    "zero": (1, 5),
-    "full": (1, 7),
-    "random": (1, 8),
-    "urandom": (1, 9),
-    "tty": (5, 0),
-    "masked": (1, 3),
-}
-LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-    "ptmx": "pts/ptmx",
-}
-MASKED = (
-    "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kallsyms", "kpagecount", "kpageflags",
-    "kpagecgroup", "slabinfo", "vmallocinfo", "config.gz", "latency_stats", "mtrr",
-)  # fmt: skip
-"""Files of /proc that the launcher covers with /dev/masked (init/launch.h has the same list). It is a node
-of its own beside /dev/null: a restore makes these mounts writable, so a sandbox can change its mode."""
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -123,29 +98,6 @@ def group(home: Home, box: str) -> Cgroup | Group:
     return Group(home, box) if rootless() else Cgroup(home.tag, box)
 
 
-def devices(home: Home) -> Path:
-    """The one folder that is /dev in every sandbox; made when it is not there. Raises MachineError."""
-    folder = home.path / "dev"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, (major, minor) in NODES.items():
-            node = folder / name
-            if not node.exists():
-                # made under another name first: another process or thread may be just here, too
-                part = folder / f".{name}.{threading.get_native_id()}"
-                os.mknod(part, 0o666 | stat.S_IFCHR, os.makedev(major, minor))
-                part.chmod(0o666)
-                part.replace(node)
-        for name, target in LINKS.items():
-            with contextlib.suppress(FileExistsError):
-                (folder / name).symlink_to(target)
-        for name in ("shm", "pts"):
-            (folder / name).mkdir(exist_ok=True)
-    except OSError as error:
-        raise MachineError(f"the sandboxes' /dev could not be made: {error.strerror} ({folder})") from error
-    return folder
-
-
 def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[str]]:
     """What there is before the first process, as it should be: control groups, network and /dev (without root
     nothing); and which limits cannot be held, in words.
@@ -159,12 +111,12 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
             missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         home.box(spec.name).mkdir(parents=True, exist_ok=True)
         return Externals(root, (), network.netns_file(home, spec.name), held.path, held.procs), missed
-    folder = devices(home)
+    folder = walls.devices(home, spec.name)
     netns = network.make(home, spec.name, spec.network)
     mounts = [("/dev", "dev", folder)]
     mounts += [
         (f"/proc/{name}", f"proc-{name}", folder / "masked")
-        for name in MASKED
+        for name in walls.MASKED
         if Path("/proc", name).exists()
     ]
     return Externals(root, tuple(mounts), netns, held.path, held.procs), missed

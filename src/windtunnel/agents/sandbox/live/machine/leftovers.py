@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import network
+from windtunnel.agents.sandbox.live.machine import network, walls
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.linux import LinuxError, cgroup
@@ -29,12 +29,14 @@ from windtunnel.linux.network import remove_link
 
 
 def leftovers(home: Home, boxes: Iterable[str]) -> list[str]:
-    """In words: control groups, network namespaces and devices of this home that none of ``boxes`` owns."""
+    """In words: control groups, network namespaces, /dev and network devices of this home that none of
+    ``boxes`` owns."""
     owned = set(boxes)
     if os.geteuid() != 0:
         return [f"processes of sandbox {name}" for name in sorted(_running(home) - owned)]
     found = [f"control group of sandbox {name}" for name in sorted(_groups(home) - owned)]
     found += [f"network namespace of sandbox {name}" for name in sorted(_namespaces(home) - owned)]
+    found += [f"/dev of sandbox {name}" for name in sorted(_walls(home) - owned)]
     found += [f"network device {name}" for name in sorted(_devices(home, owned))]
     return found
 
@@ -55,6 +57,9 @@ def collect(home: Home, boxes: Iterable[str]) -> list[str]:
     for name in _namespaces(home) - owned:
         with contextlib.suppress(MachineError, OSError):
             network.remove(home, name)
+    for name in _walls(home) - owned:
+        with contextlib.suppress(MachineError):
+            walls.release(home, name)
     for name in _devices(home, owned):
         with contextlib.suppress(OSError):
             remove_link(name)
@@ -90,6 +95,12 @@ def _namespaces(home: Home) -> set[str]:
     if not home.boxes.is_dir():
         return set()
     return {path.parent.name for path in home.boxes.glob("*/netns") if holds_namespace(Path(path))}
+
+
+def _walls(home: Home) -> set[str]:
+    if not home.boxes.is_dir():
+        return set()
+    return {path.parent.name for path in home.boxes.glob("*/dev") if walls.held(home, path.parent.name)}
 
 
 def _devices(home: Home, boxes: set[str]) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import files, launch, network
+from windtunnel.agents.sandbox.live.machine import files, launch, network, walls
 from windtunnel.agents.sandbox.live.machine.channel import Folder, Init, OnOutput
 from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
@@ -106,13 +106,14 @@ class Machine:
 
     @staticmethod
     def clear(home: Home, box: str) -> None:
-        """Kill whatever runs of a sandbox and remove its control groups and its network. Raises
+        """Kill whatever runs of a sandbox and remove its control groups, its network and its /dev. Raises
         MachineError."""
         cgroup = launch.group(home, box)
         cgroup.kill()
         cgroup.remove()
         if not launch.rootless():
             network.remove(home, box)
+            walls.release(home, box)
 
     def alive(self) -> bool:
         return self._handle >= 0 and self._init.alive()
