@@ -44,14 +44,17 @@ def to_plain(value: object, *, tag: bool = False) -> Any:
     return value
 
 
-def from_plain(kind: type[T] | types.UnionType, value: Any) -> T:
+def from_plain(kind: type[T] | types.UnionType, value: Any, *, foreign: bool = False) -> T:
     """The dataclass ``kind`` (or one of a union of them, by its tag) from a JSON object.
+
+    ``foreign``: from a program of another version, which may write enumerations by their value: fields that
+    are unknown here are left out.
 
     Raises:
         TypeError, ValueError, KeyError: an unknown or missing field, or one of another type.
     """
     name = getattr(kind, "__name__", "value")
-    made: T = _read(kind, value, name)
+    made: T = _read(kind, value, name, foreign)
     return made
 
 
@@ -83,19 +86,19 @@ def _holds_union(kind: Any) -> bool:
     return any(map(_holds_union, inside))
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
+def _read(kind: Any, value: Any, where: str, foreign: bool) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _dataclass(typing.cast(type, kind), value, where)
+        return _dataclass(typing.cast(type, kind), value, where, foreign)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
         rest = [one for one in arguments if one is not type(None)]
         if len(rest) == 1:
-            return _read(rest[0], value, where)
+            return _read(rest[0], value, where, foreign)
         tagged: dict[str, Any] = {one.__name__: one for one in rest if hasattr(one, "__dataclass_fields__")}
         if isinstance(value, dict) and value.get(TAG) in tagged:
-            return _dataclass(tagged[value[TAG]], value, where)
+            return _dataclass(tagged[value[TAG]], value, where, foreign)
         for one in rest:
             if isinstance(one, type) and type(value) is one:
                 return value
@@ -104,18 +107,22 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             return value
     elif origin is tuple and isinstance(value, list):
         if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_read(arguments[0], one, where) for one in value)
+            return tuple(_read(arguments[0], one, where, foreign) for one in value)
         if len(arguments) == len(value):
-            return tuple(_read(one, item, where) for one, item in zip(arguments, value, strict=True))
+            pairs = zip(arguments, value, strict=True)
+            return tuple(_read(one, item, where, foreign) for one, item in pairs)
     elif origin is frozenset and isinstance(value, list):
-        return frozenset(_read(arguments[0], one, where) for one in value)
+        return frozenset(_read(arguments[0], one, where, foreign) for one in value)
+    elif origin is list and isinstance(value, list):
+        return [_read(arguments[0], one, where, foreign) for one in value]
     elif origin is dict and isinstance(value, dict):
         made = {
-            _key(arguments[0], key): _read(arguments[1], one, f"{where}.{key}") for key, one in value.items()
+            _key(arguments[0], key): _read(arguments[1], one, f"{where}.{key}", foreign)
+            for key, one in value.items()
         }
         return made
     elif isinstance(kind, type) and issubclass(kind, Enum):
-        return kind[value.upper()]
+        return kind(value) if foreign and not isinstance(value, str) else kind[value.upper()]
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif kind is Any or (isinstance(kind, type) and type(value) is kind):
@@ -123,17 +130,21 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     raise TypeError(f"{where} is {value!r}, which is not accepted")
 
 
-def _dataclass(kind: type, value: Any, where: str) -> Any:
+def _dataclass(kind: type, value: Any, where: str, foreign: bool) -> Any:
     fields = _fields(kind)
     if not isinstance(value, dict):
         raise TypeError(f"{where} is no object")
     given = {name: one for name, one in value.items() if name != TAG or TAG in fields}
+    if foreign:
+        given = {name: one for name, one in given.items() if name in fields}
     odd = sorted(set(given) - set(fields)) + sorted(
         name for name, field in fields.items() if field.needed and name not in given
     )
     if odd:
         raise ValueError(f"{where} has no or an unknown field {odd[0]}")
-    return kind(**{name: _read(fields[name].kind, one, f"{where}.{name}") for name, one in given.items()})
+    return kind(
+        **{name: _read(fields[name].kind, one, f"{where}.{name}", foreign) for name, one in given.items()}
+    )
 
 
 def _key(kind: Any, key: str) -> Any:

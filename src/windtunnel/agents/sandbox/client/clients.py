@@ -5,7 +5,6 @@ Here stands only what differs between blocking and awaiting: properties, context
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -106,8 +105,8 @@ class Client(HostCalls[Link, RemoteBox]):
     def events(self) -> Iterator[model.Event]:
         """What happens on the host from now on, as it happens."""
         lines = wire.Lines()
-        with self._link.opened(calls.EVENTS) as response:
-            for data in response.iter_raw():
+        with self._link.opened(calls.EVENTS) as pieces:
+            for data in pieces:
                 for line in lines.feed(data):
                     yield wire.read(model.Event, wire.line(line))
 
@@ -228,6 +227,8 @@ class AsyncClient(HostCalls[AsyncLink, AsyncBox]):
 
     async def down(self) -> None:
         """As `Client.down`."""
+        import asyncio
+
         await self._link.perform(calls.DOWN)
         if self.place.home is not None:
             await asyncio.to_thread(launch.wait_gone, self.place.home)

@@ -70,6 +70,8 @@ def address(where: str | os.PathLike[str] | None, token: str | None = None) -> A
         given = token or os.environ.get("WINDTUNNEL_SANDBOX_TOKEN", "")
         if not given:
             raise UserError(f"sandbox: {where} needs a token; set WINDTUNNEL_SANDBOX_TOKEN or give one")
+        if not given.isascii() or not given.isprintable() or " " in given:
+            raise UserError(f"sandbox: the token for {where} must be ASCII without spaces")
         return Address(None, where.rstrip("/"), given)
     return Address(Path(where).absolute(), "http://sandbox")
 

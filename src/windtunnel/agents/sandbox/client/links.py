@@ -3,24 +3,39 @@
 A `Call` is one request as data. A *plan* is a call, or a generator that yields calls and is sent their
 answers. A method under `request` returns a plan, which the link of its object performs: a `Link` gives the
 result, an `AsyncLink` something to await.
+
+What an `AsyncLink` is made of is imported with the first one: a command of the command line is over in less
+time than that takes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
-
-import httpx
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from windtunnel.agents.sandbox.client import launch, wire
+from windtunnel.agents.sandbox.client.http import Answer, Broken, Pool, Unreachable
 from windtunnel.agents.sandbox.client.launch import Address
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.base.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,9 +77,7 @@ class Link:
 
     def __init__(self, place: Address, *, start: bool) -> None:
         self.place, self._start = place, start and place.home is not None
-        transport = httpx.HTTPTransport(uds=_socket(place), limits=_LIMITS)
-        with _in_words(place):
-            self._http = httpx.Client(transport=transport, **_options(place))
+        self._http = Pool(place.url, _socket(place), place.headers)
         self.close = self._http.close
 
     def perform(self, plan: Plan[T]) -> T:
@@ -76,37 +89,40 @@ class Link:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            with self.opened(call) as response, self._cancelling(call):
+            with self.opened(call) as pieces, self._cancelling(call):
                 if call.take is None:
-                    response.read()
-                    answer = call.read(_checked(response))
+                    answer = call.read(_checked(200, b"".join(pieces)))
                 else:
-                    for piece in response.iter_raw():
+                    for piece in pieces:
                         call.take(piece)
                     answer = call.read(None)
 
     @contextlib.contextmanager
-    def opened(self, call: Call[Any]) -> Iterator[httpx.Response]:
-        """A response whose body is still to be read; leaving the block early ends it at the daemon too.
+    def opened(self, call: Call[Any]) -> Iterator[Iterator[bytes]]:
+        """The pieces of a call's answer as they come; leaving the block early ends it at the daemon too.
 
         Where nothing could be sent since the daemon has ended, it is sent once more, to a new one.
         """
         with _in_words(self.place):
-            request = self._http.build_request(**_parts(call), content=call.content)
             try:
-                response = self._http.send(request, stream=True)
-            except httpx.ConnectError:
+                answer = self._sent(call)
+            except Unreachable:
                 if not self._start or call.content is not None:
                     raise
                 self.start()
-                response = self._http.send(request, stream=True)
-            try:
-                if response.is_error:
-                    response.read()
-                    _checked(response)
-                yield response
-            finally:
-                response.close()
+                answer = self._sent(call)
+        with contextlib.closing(answer):
+            pieces = self._pieces(answer)
+            if answer.status >= 400:
+                _checked(answer.status, b"".join(pieces))
+            yield pieces
+
+    def _sent(self, call: Call[Any]) -> Answer:
+        return self._http.send(call.method, call.path, call.query, call.body, call.content)
+
+    def _pieces(self, answer: Answer) -> Iterator[bytes]:
+        with _in_words(self.place):
+            yield from answer.pieces()
 
     def start(self) -> None:
         """Make sure that a daemon runs, if that is this link's to do."""
@@ -144,9 +160,20 @@ class AsyncLink:
 
     def __init__(self, place: Address, *, start: bool) -> None:
         self.place, self._start = place, start and place.home is not None
-        transport = httpx.AsyncHTTPTransport(uds=_socket(place), limits=_LIMITS)
-        with _in_words(place):
-            self._http = httpx.AsyncClient(transport=transport, **_options(place))
+        import httpx
+
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        transport = httpx.AsyncHTTPTransport(uds=_socket(place), limits=limits)
+        # A command or a restore takes as long as it takes; only reaching the daemon has a limit.
+        timeout = httpx.Timeout(None, connect=10.0)
+        with _async_in_words(place):
+            self._http = httpx.AsyncClient(
+                transport=transport,
+                base_url=place.url,
+                headers=place.headers,
+                timeout=timeout,
+                trust_env=False,
+            )
         self.close = self._http.aclose
 
     async def perform(self, plan: Plan[T]) -> T:
@@ -161,7 +188,7 @@ class AsyncLink:
             async with self.opened(call) as response:
                 if call.take is None:
                     await response.aread()
-                    answer = call.read(_checked(response))
+                    answer = call.read(_checked(response.status_code, response.content))
                 else:
                     async for piece in response.aiter_raw():
                         call.take(piece)
@@ -169,8 +196,10 @@ class AsyncLink:
 
     @contextlib.asynccontextmanager
     async def opened(self, call: Call[Any]) -> AsyncIterator[httpx.Response]:
-        """As `Link.opened`."""
-        with _in_words(self.place):
+        """A response whose body is still to be read; else as `Link.opened`."""
+        import httpx
+
+        with _async_in_words(self.place):
             content = None if call.content is None else _awaitable(call.content)
             request = self._http.build_request(**_parts(call), content=content)
             try:
@@ -183,13 +212,15 @@ class AsyncLink:
             try:
                 if response.is_error:
                     await response.aread()
-                    _checked(response)
+                    _checked(response.status_code, response.content)
                 yield response
             finally:
                 await response.aclose()
 
     async def start(self) -> None:
         """As `Link.start`."""
+        import asyncio
+
         if self._start and self.place.home is not None:
             await asyncio.to_thread(launch.ensure, self.place.home)
 
@@ -226,15 +257,6 @@ class request(Generic[P, T]):
         return perform
 
 
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-
-
-def _options(place: Address) -> dict[str, Any]:
-    """A command or a restore takes as long as it takes; only reaching the daemon has a limit."""
-    timeout = httpx.Timeout(None, connect=10.0)
-    return {"base_url": place.url, "headers": place.headers, "timeout": timeout, "trust_env": False}
-
-
 def _socket(place: Address) -> str | None:
     return None if place.home is None else str(launch.socket_of(place.home))
 
@@ -254,21 +276,34 @@ def _in_words(place: Address) -> Iterator[None]:
     where = f"of home {place.home}" if place.home is not None else f"at {place.url}"
     try:
         yield
-    except httpx.ConnectError as error:
+    except Unreachable as error:
         raise UserError(f"sandbox: no daemon {where} answers ({error})") from error
-    except httpx.InvalidURL as error:
-        raise UserError(f"sandbox: {place.url!r} is no URL: {error}") from error
-    except httpx.TransportError as error:
-        text = str(error) or type(error).__name__
-        raise SandboxError(f"sandbox: the connection to the daemon {where} broke: {text}") from error
+    except Broken as error:
+        raise SandboxError(f"sandbox: the connection to the daemon {where} broke: {error}") from error
 
 
-def _checked(response: httpx.Response) -> Any:
-    """The JSON of a response that was read; raises what the daemon answered with."""
+@contextlib.contextmanager
+def _async_in_words(place: Address) -> Iterator[None]:
+    """The same for those of httpx."""
+    import httpx
+
+    with _in_words(place):
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise Unreachable(str(error)) from error
+        except httpx.InvalidURL as error:
+            raise UserError(f"sandbox: {place.url!r} is no URL: {error}") from error
+        except httpx.TransportError as error:
+            raise Broken(str(error) or type(error).__name__) from error
+
+
+def _checked(status: int, content: bytes) -> Any:
+    """The JSON of an answer; raises what the daemon answered with."""
     try:
-        answer = response.json() if response.content else None
+        answer = json.loads(content) if content else None
     except ValueError:
         answer = None
-    if response.is_error:
-        raise wire.raised(answer, response.status_code)
+    if status >= 400:
+        raise wire.raised(answer, status)
     return answer

@@ -12,15 +12,12 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Turn, TurnResult
 from windtunnel.base.errors import UserError
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from windtunnel.base.plain import from_plain
 
 T = TypeVar("T")
 TAIL = 64 * 2**10
@@ -71,18 +68,16 @@ def raised(answer: Any, status: int = 500) -> Exception:
     return SandboxDied(sentence) if kind == "died" else SandboxError(sentence)
 
 
-@cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Reads and writes values of ``kind`` as plain data."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
 def read(kind: type[T], plain: Any) -> T:
-    """``plain`` JSON data as a ``kind``; what a newer daemon adds is left out."""
-    value: T = adapter(kind).validate_python(plain)  # type: ignore[arg-type]
-    return value
+    """``plain`` JSON data as a ``kind``; what a newer daemon adds is left out.
+
+    Raises:
+        SandboxError: the daemon speaks otherwise, an older one for example.
+    """
+    try:
+        return from_plain(kind, plain, foreign=True)
+    except (TypeError, ValueError, KeyError) as error:
+        raise SandboxError(f"sandbox: the daemon's answer cannot be read: {error}") from error
 
 
 def reads(kind: type[T]) -> Callable[[Any], T]:
