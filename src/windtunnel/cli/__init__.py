@@ -1,12 +1,20 @@
-"""The command line: one module a verb, each of which parses, calls and prints."""
+"""The command line: one module a verb, each of which parses, calls and prints.
+
+A call imports the module of its own verb alone, and that module what is heavy only where it is used: a
+command of a sandbox is over in milliseconds, and must not cost half a second of imports each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar
 
+import typer
 from typer.core import TyperGroup
+
+from windtunnel.cli.values import read_plainly
 
 
 class Group(TyperGroup):
@@ -18,6 +26,56 @@ class Group(TyperGroup):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        read_plainly(self.get_params(ctx))
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            read_plainly(found.get_params(ctx))
+        return found
+
+
+class Lazy(Group):
+    """Verbs by name, each made when it is called or its help is asked for.
+
+    ``table``: where each stands, in the order of the help: a module of `windtunnel.cli` whose ``register``
+    adds it, or ``module:function``.
+    """
+
+    table: ClassVar[Mapping[str, str]]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Verbs(self.table)  # type: ignore[assignment]  # nothing is added to it later
+
+
+class _Verbs(Mapping[str, Any]):
+    """The commands of a table."""
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self._table = table
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, verb: str) -> Any:
+        if verb not in self._made:
+            module, _, function = self._table[verb].partition(":")
+            holder, found = typer.Typer(rich_markup_mode=None), import_module(f"{__name__}.{module}")
+            if function:
+                holder.command(verb)(getattr(found, function))
+            else:
+                found.register(holder)
+            self._made |= typer.main.get_group(holder).commands
+        return self._made[verb]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 @contextmanager

@@ -5,25 +5,36 @@ what ``--fail-on`` names, or less than was asked for, 130 interrupted.
 """
 
 import sys
-from importlib import import_module
+from collections.abc import Mapping
+from typing import ClassVar
 
 import typer
 
 from windtunnel import __version__
 from windtunnel.base.errors import WindtunnelError
 from windtunnel.capabilities import CAPABILITIES
-from windtunnel.cli import Group
+from windtunnel.cli import Lazy
 
-# Each verb's module has `register(app)`; modules are imported here so that `--help` is complete, and each
-# imports what is heavy (torch, plotly) only when it runs. First those of the capabilities, then of all runs.
-VERBS = (
-    *(verb for capability in CAPABILITIES for verb in capability.verbs), "replay", "runs", "graph", "cluster",
-    "calibrate", "bench",
-)  # fmt: skip
+ALSO = {"train": ("host", "node")}
+"""Further verbs of a module."""
+
+
+class Verbs(Lazy):
+    """First the verbs of the capabilities, then those of all runs. Each is in the module of its name."""
+
+    table: ClassVar[Mapping[str, str]] = {
+        verb: module
+        for module in (
+            *(verb for capability in CAPABILITIES for verb in capability.verbs), "replay", "runs", "graph",
+            "cluster", "calibrate", "bench",
+        )
+        for verb in (module, *ALSO.get(module, ()))
+    }  # fmt: skip
+
 
 app = typer.Typer(
     name="windtunnel",
-    cls=Group,
+    cls=Verbs,
     help="Put a real training job or agent sandbox into a cluster that you do not have; see how it flies.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,10 +57,6 @@ def _root(
     ),
 ) -> None:
     pass
-
-
-for verb in VERBS:
-    import_module(f"windtunnel.cli.{verb}").register(app)
 
 
 def main() -> None:

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from windtunnel.cli import Group
-from windtunnel.cli.sandbox import boxes, checkpoints, commands, daemon, emulate
+from windtunnel.cli import Lazy
+
+BOXES, CHECKPOINTS, COMMANDS, DAEMON = (
+    f"sandbox.{module}:" for module in ("boxes", "checkpoints", "commands", "daemon")
+)
+
+
+class Verbs(Lazy):
+    """The commands, from the host to what is done with checkpoints."""
+
+    table: ClassVar[Mapping[str, str]] = {
+        "doctor": DAEMON + "doctor",
+        "setup": DAEMON + "setup",
+        "serve": DAEMON + "serve",
+        "down": DAEMON + "down",
+        "create": BOXES + "create",
+        "ls": BOXES + "list_all",
+        "ps": BOXES + "ps",
+        "stop": BOXES + "stop",
+        "rm": BOXES + "remove",
+        "put": BOXES + "put",
+        "get": BOXES + "get",
+        "exec": COMMANDS + "execute",
+        "shell": COMMANDS + "interact",
+        "checkpoint": CHECKPOINTS + "checkpoint",
+        "restore": CHECKPOINTS + "restore",
+        "rollback": CHECKPOINTS + "rollback",
+        "fork": CHECKPOINTS + "fork",
+        "export": CHECKPOINTS + "export",
+        "import": CHECKPOINTS + "import_",
+        "notice": CHECKPOINTS + "notice",
+        "gc": CHECKPOINTS + "gc",
+        "log": CHECKPOINTS + "log",
+        "diff": CHECKPOINTS + "diff",
+        "emulate": "sandbox.emulate:emulate",
+    }
+
 
 sandbox = typer.Typer(
     name="sandbox",
-    cls=Group,
+    cls=Verbs,
     help="Sandboxes for agents that can be checkpointed, restored, forked and rolled back.\n\n"
     "Commands talk to the daemon of a home folder and start it when none runs.",
     no_args_is_help=True,
@@ -44,36 +79,6 @@ def where(
     source = context.get_parameter_source("home")
     named = source is not None and source.name == "COMMANDLINE"
     context.obj = str(home) if home is not None and (named or not url) else url
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "doctor": daemon.doctor,
-    "setup": daemon.setup,
-    "serve": daemon.serve,
-    "down": daemon.down,
-    "create": boxes.create,
-    "ls": boxes.list_all,
-    "ps": boxes.ps,
-    "stop": boxes.stop,
-    "rm": boxes.remove,
-    "put": boxes.put,
-    "get": boxes.get,
-    "exec": commands.execute,
-    "shell": commands.interact,
-    "checkpoint": checkpoints.checkpoint,
-    "restore": checkpoints.restore,
-    "rollback": checkpoints.rollback,
-    "fork": checkpoints.fork,
-    "export": checkpoints.export,
-    "import": checkpoints.import_,
-    "notice": checkpoints.notice,
-    "gc": checkpoints.gc,
-    "log": checkpoints.log,
-    "diff": checkpoints.diff,
-    "emulate": emulate.emulate,
-}
-for name, command in COMMANDS.items():
-    sandbox.command(name)(command)
 
 
 def register(app: typer.Typer) -> None:

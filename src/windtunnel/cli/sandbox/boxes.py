@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AsJson,
@@ -19,6 +17,7 @@ from windtunnel.cli.sandbox.common import (
     box,
     bytes_of,
     client,
+    escape,
     moment,
     pairs,
     print_json,
@@ -210,6 +209,8 @@ def get(
         found.get_to(path, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
+    from windtunnel.base import atomic
+
     file = Path(target).expanduser()
     if file.is_dir():
         file = file / Path(path).name

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.tree import Tree
 
 from windtunnel.cli.sandbox.common import (
     AsJson,
@@ -14,6 +12,7 @@ from windtunnel.cli.sandbox.common import (
     Name,
     box,
     client,
+    escape,
     local_url,
     moment,
     print_json,
@@ -23,6 +22,8 @@ from windtunnel.cli.sandbox.common import (
 )
 
 if TYPE_CHECKING:
+    from rich.tree import Tree
+
     from windtunnel.agents.sandbox.model import Manifest, RestoreReport
     from windtunnel.agents.sandbox.protocol import Log
 
@@ -249,6 +250,8 @@ def diff(
 
 def tree(name: str, found: Log) -> Tree:
     """The checkpoints as a tree; a chain without branches stays on one level, so that it can be read."""
+    from rich.tree import Tree
+
     known = {one.id for one in found.checkpoints}
     children: dict[str, list[Manifest]] = {}
     for one in found.checkpoints:

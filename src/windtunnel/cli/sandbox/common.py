@@ -1,4 +1,7 @@
-"""What the commands of ``windtunnel sandbox`` share: options, the connection, and how things are printed."""
+"""What the commands of ``windtunnel sandbox`` share: options, the connection, and how things are printed.
+
+Rich is imported where something is printed with it: most calls print a line, and a program reads JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from windtunnel.base import units
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from windtunnel.agents.sandbox.client import Client, RemoteBox
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
@@ -66,6 +68,9 @@ def print_json(value: Any) -> None:
 
 
 def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         made.add_column(
@@ -77,8 +82,17 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     return made
 
 
+def escape(text: str) -> str:
+    """Text in which nothing is markup."""
+    from rich import markup
+
+    return markup.escape(text)
+
+
 def show(what: Any) -> None:
     """Print a table or tree; what is piped is searched or cut, so it is not folded."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 140)

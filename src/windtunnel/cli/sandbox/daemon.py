@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from windtunnel.base.errors import ScriptError, UserError
-from windtunnel.cli.sandbox.common import AsJson, client, home_of, needed, print_json, show, table
+from windtunnel.cli.sandbox.common import AsJson, client, escape, home_of, needed, print_json, show, table
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
