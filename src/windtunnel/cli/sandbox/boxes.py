@@ -36,7 +36,10 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, '.', '_', '-'.")],
     image: Annotated[
         str,
-        typer.Option(help="'host' (this machine's own programs), a directory, a tarball or an OCI layout."),
+        typer.Option(
+            help="'host' (this machine's own programs; 'host+PACKAGE,/FOLDER': more of them), a directory, a "
+            "tarball or an OCI layout."
+        ),
     ] = "host",
     network: Annotated[
         str, typer.Option(help="off: loopback alone. host: through this host. proxy: the model API alone.")
@@ -237,7 +240,8 @@ def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> 
 def _image(text: str) -> str:
     """A path of this machine is made absolute, since the daemon has another directory; a name stays one."""
     path = Path(text).expanduser()
-    return str(path.absolute()) if text != "host" and ("/" in text or path.exists()) else text
+    own = text == "host" or text.startswith("host+")
+    return str(path.absolute()) if not own and ("/" in text or path.exists()) else text
 
 
 def _mode(text: str | None, default: int) -> int:

@@ -346,6 +346,35 @@ def test_the_image_of_a_machine(tmp_path: Path) -> None:
     assert "root:x:0:0" in (target / "etc/passwd").read_text()
 
 
+def test_the_image_of_a_machine_with_more_of_it(tmp_path: Path) -> None:
+    tools, target = tmp_path / "tools", tmp_path / "target"
+    (tools / "bin").mkdir(parents=True)
+    (tools / "bin/mine").write_text("mine")
+    target.mkdir()
+    machine(tmp_path / "machine")
+    assert host_image.more(f"host+other,{tools},bash") == (["bash", "other"], [tools])
+    packages = host_image.chosen_packages(tmp_path / "machine", extra=["other"])
+    assert "other" in [package.name for package in packages]
+    host_image.fill(target, packages, lambda text: None, tmp_path / "machine", [tools])
+    assert (target / tools.relative_to("/") / "bin/mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("host+no-such-package", "not installed here: no-such-package; 'apt-get install no-such-package'"),
+        ("host+/no/such/folder", "no folder /no/such/folder on this machine"),
+        ("host+", "'' is neither the name of a Debian package nor"),
+        ("host+a b", "'a b' is neither"),
+    ],
+)
+def test_what_the_host_image_cannot_be_given_is_named(source: str, words: str) -> None:
+    if not Path("/var/lib/dpkg/status").is_file():
+        pytest.skip("needs a machine with dpkg")
+    with pytest.raises(UserError, match=words):
+        look_at(source)
+
+
 def test_the_image_of_this_machine_runs(opened: Opener) -> None:
     need_root()
     if not Path("/var/lib/dpkg/status").is_file():

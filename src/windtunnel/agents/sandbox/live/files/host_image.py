@@ -1,5 +1,8 @@
 """The image ``host``: a small root made of this machine's own installed Debian packages.
 
+``host+postgresql,/opt/tools`` has more: packages that are installed here, with all that they need, and folders
+of this machine (absolute paths), which lie at the same place inside.
+
 Nothing is downloaded: the closure of a list of packages is read from dpkg's database and their files are
 copied from where they are installed, less documentation and translations. What the machine knows that a
 sandbox must not (password hashes, keys, the machine's identity) is not copied but written anew.
@@ -16,7 +19,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,15 +96,40 @@ def closure(packages: dict[str, Package], wanted: list[str]) -> list[Package]:
     return [chosen[name] for name in sorted(chosen)]
 
 
-def chosen_packages(root: Path = Path("/")) -> list[Package]:
-    """The packages of the image, or UserError where this machine has none to offer."""
+def more(source: str) -> tuple[list[str], list[Path]]:
+    """The packages and the folders that ``host+…`` names beyond those of ``host``; UserError in a sentence."""
+    packages, folders = [], []
+    for word in source.partition("+")[2].split(",") if source != "host" else []:
+        if word.startswith("/"):
+            if not Path(word).is_dir() or ".." in Path(word).parts:
+                raise UserError(f"image {source!r}: there is no folder {word} on this machine")
+            folders.append(Path(word))
+        elif _NAMED.fullmatch(word):
+            packages.append(word)
+        else:
+            raise UserError(
+                f"image {source!r}: {word!r} is neither the name of a Debian package nor the absolute path of "
+                "a folder; write 'host+PACKAGE,/FOLDER'"
+            )
+    return sorted(set(packages)), sorted(set(folders))
+
+
+def chosen_packages(root: Path = Path("/"), extra: Sequence[str] = ()) -> list[Package]:
+    """The packages of the image, with those of ``extra``, or UserError where this machine lacks them."""
     status = root / "var/lib/dpkg/status"
     if not status.is_file():
         raise UserError(
             "image 'host': this machine has no dpkg database to make a root from; "
             "give a directory, a tarball or an OCI image layout instead"
         )
-    packages = closure(installed(status.read_text(encoding="utf-8", errors="replace")), WANTED)
+    offered = installed(status.read_text(encoding="utf-8", errors="replace"))
+    absent = [name for name in extra if name not in offered]
+    if absent:
+        raise UserError(
+            f"image 'host+{','.join(extra)}': packages are not installed here: {', '.join(absent)}; "
+            f"'apt-get install {' '.join(absent)}' installs them"
+        )
+    packages = closure(offered, [*WANTED, *extra])
     missing = {"bash", "coreutils", "libc6"} - {package.name for package in packages}
     if missing:
         raise UserError(f"image 'host': packages are not installed here: {', '.join(sorted(missing))}")
@@ -115,9 +143,13 @@ def digest(packages: list[Package]) -> str:
 
 
 def fill(
-    target: Path, packages: list[Package], progress: Callable[[str], None], root: Path = Path("/")
+    target: Path,
+    packages: list[Package],
+    progress: Callable[[str], None],
+    root: Path = Path("/"),
+    folders: Sequence[Path] = (),
 ) -> None:
-    """Make the root in the empty folder ``target``."""
+    """Make the root in the empty folder ``target``, with ``folders`` of this machine in their places."""
     copier = Copier()
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         merged = root / name
@@ -142,6 +174,13 @@ def fill(
                 _compiled(root, target, path, copier)
     _alternatives_links(root, target, copier)
     _etc(root, target, copier)
+    for path in folders:
+        progress(f"host image: {path}")
+        made = target / path.relative_to("/")
+        if made.exists() and any(made.iterdir()):
+            raise UserError(f"image 'host+{path}': the packages of the image have files in {path} already")
+        made.mkdir(parents=True, exist_ok=True)
+        copier.tree(str(path), str(made))
     if copier.skipped:
         some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
         words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"

@@ -163,17 +163,21 @@ class Source:
 
 def look_at(source: str) -> Source:
     """What ``source`` is, or UserError in one sentence."""
-    if source == "host":
-        packages = host_image.chosen_packages()
+    if source == "host" or source.startswith("host+"):
+        extra, folders = host_image.more(source)
+        packages = host_image.chosen_packages(extra=extra)
+        parts = [host_image.digest(packages), *(_digest_of_folder(folder) for folder in folders)]
+        digest = hashlib.blake2s(repr((parts, folders)).encode(), digest_size=6).hexdigest()
         return Source(
-            f"host-{host_image.digest(packages)}",
-            lambda target, progress: host_image.fill(target, packages, progress),
+            f"host-{digest if folders else parts[0]}",
+            lambda target, progress: host_image.fill(target, packages, progress, folders=folders),
         )
     path = Path(source).expanduser()
     if not path.exists():
         raise UserError(
-            f"image {source!r}: there is no such image, file or folder; accepted are 'host', the name of an "
-            "imported image, a folder, a tarball, or an OCI image layout (folder or tarball)"
+            f"image {source!r}: there is no such image, file or folder; accepted are 'host', "
+            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image layout "
+            "(folder or tarball)"
         )
     path = path.resolve()
     if not os.access(path, os.R_OK):
