@@ -7,7 +7,7 @@ MATRIX ?= .matrix
 # Compiled kernels are cached by the age of one file, not of what it imports: every tree gets a cache of its own.
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba
 
-.PHONY: demo test lint format docs native matrix clean
+.PHONY: demo test lint format docs native matrix matrix-sandbox clean
 
 demo: $(VENV)/ready
 	$(BIN)/windtunnel emulate --cluster h100-sxm:16x8 examples/train_llama.py --size 8b --parallel fsdp --seq 8192 --batch 2 --ac selective
@@ -38,6 +38,11 @@ native: $(VENV)/ready
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.
 matrix: $(VENV)/ready
 	$(BIN)/python tests/training/emulate/matrix/matrix.py --into $(MATRIX)
+
+# Foreign programs in sandboxes: killed in the middle of their work, restored, forked. The table goes to docs/sandbox.md.
+matrix-sandbox: $(VENV)/ready
+	$(BIN)/python -m windtunnel.agents.sandbox.bench.matrix --packages | xargs apt-get install --quiet --yes --no-install-recommends
+	$(BIN)/python -m windtunnel.agents.sandbox.bench.matrix --into docs/sandbox.md
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

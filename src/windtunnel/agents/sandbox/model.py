@@ -142,9 +142,9 @@ class Limits:
 class SandboxSpec:
     """How a sandbox is made.
 
-    ``image``: ``host`` (this machine's own base packages), ``host+PACKAGE,/FOLDER`` (with more of its packages
-    and folders), a directory, a tarball, an OCI image layout, or the name of an image imported before. ``services``: commands that a restore without process images starts
-    again.
+    ``image``: ``host`` (this machine's own base packages), ``host+PACKAGE,/FOLDER`` (with more of its
+    packages and folders), a directory, a tarball, an OCI image layout, or the name of an image imported
+    before. ``services``: commands that a restore without process images starts again.
     """
 
     name: str

@@ -15,6 +15,7 @@ SECTIONS = {
     "fork": "latency.fork_rows",
     "peer": "latency.peer_rows",
     "recovery": "recovery.recovery_rows",
+    "matrix": "matrix.run.matrix_rows",
     "false-none": "volume.false_none_rows",
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",

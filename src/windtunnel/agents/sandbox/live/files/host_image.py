@@ -1,7 +1,7 @@
 """The image ``host``: a small root made of this machine's own installed Debian packages.
 
-``host+postgresql,/opt/tools`` has more: packages that are installed here, with all that they need, and folders
-of this machine (absolute paths), which lie at the same place inside.
+``host+postgresql,/opt/tools`` has more: packages that are installed here, with all that they need, and
+folders of this machine (absolute paths), which lie at the same place inside.
 
 Nothing is downloaded: the closure of a list of packages is read from dpkg's database and their files are
 copied from where they are installed, less documentation and translations. What the machine knows that a
@@ -97,7 +97,7 @@ def closure(packages: dict[str, Package], wanted: list[str]) -> list[Package]:
 
 
 def more(source: str) -> tuple[list[str], list[Path]]:
-    """The packages and the folders that ``host+…`` names beyond those of ``host``; UserError in a sentence."""
+    """The packages and the folders that ``host+…`` names beyond those of ``host``, or UserError."""
     packages, folders = [], []
     for word in source.partition("+")[2].split(",") if source != "host" else []:
         if word.startswith("/"):
@@ -108,8 +108,8 @@ def more(source: str) -> tuple[list[str], list[Path]]:
             packages.append(word)
         else:
             raise UserError(
-                f"image {source!r}: {word!r} is neither the name of a Debian package nor the absolute path of "
-                "a folder; write 'host+PACKAGE,/FOLDER'"
+                f"image {source!r}: {word!r} is neither the name of a Debian package nor the absolute path "
+                "of a folder; write 'host+PACKAGE,/FOLDER'"
             )
     return sorted(set(packages)), sorted(set(folders))
 
@@ -174,13 +174,15 @@ def fill(
                 _compiled(root, target, path, copier)
     _alternatives_links(root, target, copier)
     _etc(root, target, copier)
-    for path in folders:
-        progress(f"host image: {path}")
-        made = target / path.relative_to("/")
+    for folder in folders:
+        progress(f"host image: {folder}")
+        made = target / folder.relative_to("/")
         if made.exists() and any(made.iterdir()):
-            raise UserError(f"image 'host+{path}': the packages of the image have files in {path} already")
+            raise UserError(
+                f"image 'host+{folder}': the packages of the image have files in {folder} already"
+            )
         made.mkdir(parents=True, exist_ok=True)
-        copier.tree(str(path), str(made))
+        copier.tree(str(folder), str(made))
     if copier.skipped:
         some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
         words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"

@@ -176,8 +176,8 @@ def look_at(source: str) -> Source:
     if not path.exists():
         raise UserError(
             f"image {source!r}: there is no such image, file or folder; accepted are 'host', "
-            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image layout "
-            "(folder or tarball)"
+            "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image "
+            "layout (folder or tarball)"
         )
     path = path.resolve()
     if not os.access(path, os.R_OK):
