@@ -19,7 +19,8 @@ import pytest
 from pool_support import Opener, need_root, state
 
 from windtunnel.agents.sandbox.errors import PoolError
-from windtunnel.agents.sandbox.live.files import host_image
+from windtunnel.agents.sandbox.live.files import archive, host_image, known
+from windtunnel.agents.sandbox.live.files import pool as pools
 from windtunnel.agents.sandbox.live.files.source import look_at
 from windtunnel.base.errors import UserError
 
@@ -242,6 +243,60 @@ def test_one_source_is_imported_once(opened: Opener, image: Path) -> None:
     (image / "etc/hosts").write_text("changed\n")
     other = pool.import_image(str(image))
     assert pool.images() == sorted([name, other]) and other != name
+
+
+def test_an_unchanged_tarball_is_read_once(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, source = opened("plain"), tmp_path / "image.tar"
+    source.write_bytes(tarball(("file", "a", b"1")))
+    looked: list[str] = []
+    monkeypatch.setattr(pools, "look_at", lambda one: looked.append(one) or look_at(one))
+
+    def again() -> tuple[str, int]:
+        looked.clear()
+        return pool.import_image(str(source)), len(looked)
+
+    name, _ = again()
+    # a change within the same tick of the clock would not be seen, so what is as new as that is read again
+    assert again() == (name, 1)
+    monkeypatch.setattr(known.time, "time", lambda: source.stat().st_ctime + 2 * known.TICK)
+    assert [again(), again(), again()] == [(name, 1), (name, 0), (name, 0)]
+    # as long as before, and with the old time set back on it
+    times = source.stat().st_atime_ns, source.stat().st_mtime_ns
+    source.write_bytes(tarball(("file", "a", b"2")))
+    os.utime(source, ns=times)
+    other, read = again()
+    assert read == 1 and other != name and pool.images() == sorted([name, other])
+    assert again() == (other, 0)
+    # an image that is gone, or notes that are damaged, cost time alone
+    (tmp_path / "pool/known.json").write_text('{"tarball:x": 3}')
+    assert [again()[1], again()[1]] == [1, 0]
+    os.rename(tmp_path / "pool/images" / other, tmp_path / "pool/trash/gone")
+    assert again() == (other, 1) and other in pool.images()
+
+
+def test_a_source_that_changes_while_it_is_read_is_no_image(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, source = opened("plain"), tmp_path / "image.tar"
+    source.write_bytes(tarball(("file", "a", b"1")))
+    unpack = archive.unpack
+
+    def while_written(path: Path, target: Path, progress: Callable[[str], None]) -> None:
+        unpack(path, target, progress)
+        source.write_bytes(tarball(("file", "a", b"1234")))
+
+    monkeypatch.setattr(archive, "unpack", while_written)
+    with pytest.raises(UserError, match="changed while it was read"):
+        pool.import_image(str(source))
+    assert pool.images() == [] and os.listdir(tmp_path / "pool/trash") == []
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "a\0b", "~nobody-of-that-name/x"])
+def test_a_path_that_cannot_be_is_refused(opened: Opener, source: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be looked for|no such image"):
+        opened("plain").import_image(source)
 
 
 STATUS = """\

@@ -27,7 +27,8 @@ from windtunnel.agents.sandbox.live.files.tree import Copier, LeftOut, attribute
 from windtunnel.base.errors import UserError
 
 RECIPE = 2
-"""Moves when the same packages give another image."""
+"""Moves when the same packages give another image, or the same database other packages."""
+STATUS = Path("/var/lib/dpkg/status")
 
 WANTED = [
     "base-files", "base-passwd", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "dash",
@@ -116,7 +117,7 @@ def more(source: str) -> tuple[list[str], list[Path]]:
 
 def chosen_packages(root: Path = Path("/"), extra: Sequence[str] = ()) -> list[Package]:
     """The packages of the image, with those of ``extra``, or UserError where this machine lacks them."""
-    status = root / "var/lib/dpkg/status"
+    status = root / STATUS.relative_to("/")
     if not status.is_file():
         raise UserError(
             "image 'host': this machine has no dpkg database to make a root from; "

@@ -19,8 +19,10 @@ from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import stream
-from windtunnel.agents.sandbox.live.files.source import look_at
+from windtunnel.agents.sandbox.live.files.known import Known
+from windtunnel.agents.sandbox.live.files.source import look_at, told_by
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
 from windtunnel.linux.system import locked, opened
 
@@ -78,13 +80,20 @@ class Pool(ABC):
         all; its name here."""
         if source in self.images():
             return source
+        seen, known = told_by(source), Known(self._folder / "known.json")
+        if seen is not None and (name := known.name(seen)) in self.images():
+            return str(name)
         found = look_at(source)
+        if seen is not None:
+            known.note(seen, found.name)
         with locked(self._images):
             if found.name in self.images():
                 return found.name
             with faults(f"image {source!r} cannot be imported"), self._draft(found.name) as made:
                 made.chmod(0o755)
                 found.fill(made, progress or (lambda text: None))
+                if seen is not None and seen.changed():
+                    raise UserError(f"image {source!r}: it was changed while it was read; import it again")
                 self._publish(made, self._images / found.name)
         return found.name
 

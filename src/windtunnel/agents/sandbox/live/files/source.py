@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from windtunnel.agents.sandbox.live.files import archive, host_image
+from windtunnel.agents.sandbox.live.files.known import Look, look
 from windtunnel.agents.sandbox.live.files.tree import Copier, walk
 from windtunnel.base.errors import UserError
 
@@ -161,6 +162,26 @@ class Source:
     fill: Callable[[Path, Progress], None]
 
 
+def told_by(source: str) -> Look | None:
+    """The one file that says all of what ``source`` is, as it is now; None where there are many."""
+    if source == "host":
+        return look(host_image.STATUS, f"host-{host_image.RECIPE}")
+    if source.startswith("host+"):
+        return None
+    path = _path(source)
+    return look(path, "tarball") if path.is_file() and os.access(path, os.R_OK) else None
+
+
+def _path(source: str) -> Path:
+    try:
+        path = Path(source).expanduser().resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"image {source[:80]!r}: it cannot be looked for ({words})") from error
+    return path
+
+
 def look_at(source: str) -> Source:
     """What ``source`` is, or UserError in one sentence."""
     if source == "host" or source.startswith("host+"):
@@ -172,14 +193,13 @@ def look_at(source: str) -> Source:
             f"host-{digest if folders else parts[0]}",
             lambda target, progress: host_image.fill(target, packages, progress, folders=folders),
         )
-    path = Path(source).expanduser()
+    path = _path(source)
     if not path.exists():
         raise UserError(
             f"image {source!r}: there is no such image, file or folder; accepted are 'host', "
             "'host+PACKAGE,/FOLDER', the name of an imported image, a folder, a tarball, or an OCI image "
             "layout (folder or tarball)"
         )
-    path = path.resolve()
     if not os.access(path, os.R_OK):
         raise UserError(f"image {source!r}: it cannot be read")
     if path.is_dir():
