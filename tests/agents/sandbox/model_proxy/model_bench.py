@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 import sqlite3
 import threading
@@ -14,6 +16,7 @@ import pytest
 from fake_model import FakeModel
 from fake_turns import FakeBox
 
+from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     ModelProxy,
@@ -97,6 +100,9 @@ class Bench:
     def ask(self, box: FakeBox, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Asked:
         return Asked(self.url(box, path), body, headers)
 
+    def journal(self) -> Journal:
+        return Journal(self.home.path / "effects.sqlite")
+
     def told(self, kind: type) -> list[Any]:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
@@ -111,6 +117,21 @@ def chat(*texts: str, **fields: Any) -> dict[str, Any]:
         "tools": TOOLS,
         **fields,
     }
+
+
+def plain(port: int, request: str | bytes, *, ended: bool = False) -> tuple[int, bytes]:
+    """Status and body of what is answered to these bytes; ``ended``: the connection is closed then."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plug:
+        plug.sendall(request.encode() if isinstance(request, str) else request)
+        with contextlib.ExitStack() as closing:
+            response = http.client.HTTPResponse(plug)
+            closing.callback(response.close)
+            response.begin()
+            body = response.read()
+        if ended:
+            with contextlib.suppress(ConnectionResetError):
+                assert plug.recv(1) == b""
+        return response.status, body
 
 
 def recorded(bench: Bench, box: FakeBox) -> list[int]:

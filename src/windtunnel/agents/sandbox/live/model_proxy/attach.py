@@ -18,6 +18,7 @@ from windtunnel.agents.sandbox.live.effects import Journal
 from windtunnel.agents.sandbox.live.machine import listen_inside
 from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning
 from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
+from windtunnel.agents.sandbox.live.model_proxy.target import checked_base
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
@@ -30,7 +31,7 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 def with_address(spec: SandboxSpec) -> SandboxSpec:
     """``spec`` with the variables by which the usual client libraries find the proxy.
 
-    Raises UserError when the network is the proxy's alone and no upstream is named.
+    Raises UserError when the network is the proxy's alone and no upstream is named, or none that can be one.
     """
     if spec.network != "proxy":
         return spec
@@ -38,6 +39,7 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
         raise UserError(
             f"sandbox {spec.name}: network 'proxy' needs proxy_upstream (--upstream), the model API's URL"
         )
+    checked_base(spec.proxy_upstream)
     addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}
     return replace(spec, environment={**addresses, **spec.environment})
 

@@ -36,7 +36,7 @@ from windtunnel.agents.sandbox.live.model_proxy.upstream import (
     request_headers,
     timeouts,
 )
-from windtunnel.agents.sandbox.live.model_proxy.wire import Refused
+from windtunnel.agents.sandbox.live.model_proxy.wire import Refused, stays_below
 from windtunnel.base.errors import UserError
 
 PREFIX = "/effects/"
@@ -91,7 +91,9 @@ class EffectGate:
         if service is None:
             known = ", ".join(sorted(services)) or "none"
             raise Refused(404, "unknown_service", f"no service {name!r} is declared (declared: {known})")
-        return service, Asking(asking.method, "/" + rest, asking.headers, asking.body)
+        meant = Asking(asking.method, "/" + rest, asking.headers, asking.body)
+        stays_below(service.upstream, meant)
+        return service, meant
 
     async def perform(
         self, box: str, turn: int, service: EffectService, asking: Asking, conversation: Conversation
@@ -156,10 +158,12 @@ class EffectGate:
     def _call(self, service: EffectService, asking: Asking, token: str) -> dict[str, object]:
         kept = tuple((name, value) for name, value in asking.headers if name != service.key_header.lower())
         named = Asking(asking.method, asking.path, (*kept, (service.key_header, token)), asking.body)
+        url, exactly = address(service.upstream, named.path)
         try:
             with self._client.stream(
                 named.method,
-                address(service.upstream, named.path),
+                url,
+                extensions=exactly,
                 headers=list(request_headers(named, service.upstream)),
                 content=named.body,
             ) as response:

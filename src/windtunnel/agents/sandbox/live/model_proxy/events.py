@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from windtunnel.agents.sandbox.live.model_proxy.classify import Kind
+from windtunnel.agents.sandbox.live.model_proxy.target import checked_base
 from windtunnel.base.errors import UserError
 
 OnFailure = Literal["deliver", "retry"]
@@ -73,8 +74,7 @@ class Upstream:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")) or not self.url.split("://")[1]:
-            raise UserError(f"model proxy: upstream {self.url!r} is not accepted; give http(s)://host[/path]")
+        checked_base(self.url)
 
 
 @dataclass(frozen=True)

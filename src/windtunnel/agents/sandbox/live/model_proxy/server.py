@@ -34,6 +34,7 @@ from windtunnel.agents.sandbox.live.model_proxy.events import (
     Upstream,
 )
 from windtunnel.agents.sandbox.live.model_proxy.session import AgentSession
+from windtunnel.agents.sandbox.live.model_proxy.strict import StrictProtocol
 from windtunnel.agents.sandbox.live.model_proxy.upstream import timeouts
 from windtunnel.agents.sandbox.live.model_proxy.wire import Gone, Refused, read_asking, send_fault
 from windtunnel.agents.sandbox.live.place import Home
@@ -250,6 +251,7 @@ class ModelProxy:
         server = _Server(
             uvicorn.Config(
                 app,
+                http=StrictProtocol,
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -280,13 +282,13 @@ class ModelProxy:
             await serving
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        target = scope["target"]
         if not name:
-            found = SHARED.fullmatch(path)
+            found = SHARED.fullmatch(target)
             if found is None:
                 await send_fault(send, 404, "not_found", "requests are made under /box/<name>/")
                 return
-            name, path = found[1], found[2] or "/"
+            name, target = found[1], found[2] or "/"
         session = self._sessions.get(name)
         if session is None:
             await send_fault(send, 404, "unknown_sandbox", f"no sandbox {name!r} is served here")
@@ -304,7 +306,7 @@ class ModelProxy:
         self._open += 1
         session.open += 1
         try:
-            await session.answer(await read_asking(scope, path, receive, self._bounds), receive, noticed)
+            await session.answer(await read_asking(scope, target, receive, self._bounds), receive, noticed)
         except Refused as refusal:
             self._tell(Failed(name, "", str(refusal)))
             if not started:

@@ -57,6 +57,7 @@ from windtunnel.agents.sandbox.live.model_proxy.wire import (
     send_fault,
     send_reply,
     send_whole,
+    stays_below,
     while_connected,
 )
 
@@ -111,6 +112,7 @@ class AgentSession:
         if self._effects is not None and asking.path.startswith(PREFIX):
             await self._effect(self._effects, asking, receive, send)
             return
+        stays_below(self._upstream, asking)
         kind, asked = await self._judge(asking)
         if kind == "main" and asked is not None:
             await self._main(asking, asked, receive, send)

@@ -23,13 +23,11 @@ import httpx
 
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Entry, Headers, Reply
 from windtunnel.agents.sandbox.live.model_proxy.events import Bounds, Upstream
+from windtunnel.agents.sandbox.live.model_proxy.target import checked_base, joined
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
-        "trailer", "transfer-encoding", "upgrade",
-    }
-)  # fmt: skip
+HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
+FORWARDED = frozenset({"forwarded", "via", "x-real-ip"})
+"""What proxies tell of where a request came from; from inside a sandbox it would be made up."""
 NOT_KEPT = frozenset({"set-cookie", "set-cookie2"})
 
 
@@ -61,28 +59,29 @@ class Asking:
         return next((value for one, value in self.headers if one == name), "")
 
 
-def address(upstream: Upstream, path: str) -> str:
-    """Where a request for ``path`` goes. A base that ends in a version does not repeat it."""
-    base = upstream.url.rstrip("/")
-    last = base.rsplit("/", 1)[1]
-    if last[:1] == "v" and last[1:].isdigit() and path.startswith(f"/{last}/"):
-        path = path[len(last) + 1 :]
-    return base + path
+def address(upstream: Upstream, target: str) -> tuple[str, dict[str, bytes]]:
+    """Where a request for ``target`` goes: the URL to connect to, and what makes httpx ask there for exactly
+    that target, which it would otherwise normalise."""
+    origin, base = checked_base(upstream.url)
+    return origin, {"target": joined(base, target).encode("latin-1")}
 
 
 def request_headers(asking: Asking, upstream: Upstream) -> Headers:
     own = {name.lower(): value for name, value in upstream.headers.items()}
-    left = (
-        HOP_BY_HOP | _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
-    )
-    kept = ((name, value) for name, value in asking.headers if name not in left)
+    left = _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
+    kept = ((name, value) for name, value in asking.headers if name not in left and not _of_the_way(name))
     return (*kept, *own.items())
 
 
 def reply_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     given = tuple((name.lower(), value) for name, value in headers)
     left = HOP_BY_HOP | NOT_KEPT | _named_in_connection(given)
-    return tuple((name, value) for name, value in given if name not in left)
+    return tuple((name, value) for name, value in given if name not in left and name[:6] != "proxy-")
+
+
+def _of_the_way(name: str) -> bool:
+    """Whether a header of a request is about the way that it took, not about what is asked."""
+    return name in HOP_BY_HOP | FORWARDED or name.startswith(("x-forwarded-", "proxy-"))
 
 
 def _named_in_connection(headers: Headers) -> set[str]:
@@ -102,12 +101,13 @@ async def asked_upstream(
     """The service's response, its body not yet read. Raises UpstreamFault, also for what happens while the
     body is read within the block."""
     try:
+        url, exactly = address(upstream, asking.path)
         request = httpx.Request(
             asking.method,
-            address(upstream, asking.path),
+            url,
             headers=list(request_headers(asking, upstream)),
             content=asking.body,
-            extensions={"timeout": client.timeout.as_dict()},
+            extensions={"timeout": client.timeout.as_dict(), **exactly},
         )
         response = await client.send(request, stream=True)
         try:

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Headers
-from windtunnel.agents.sandbox.live.model_proxy.events import Bounds
+from windtunnel.agents.sandbox.live.model_proxy.events import Bounds, Upstream
+from windtunnel.agents.sandbox.live.model_proxy.target import leaves
 from windtunnel.agents.sandbox.live.model_proxy.upstream import Asking, fault_body
 
 
@@ -34,15 +35,19 @@ class Ending(Refused):
         super().__init__(503, "ending", "the model proxy is ending; ask again")
 
 
-async def read_asking(scope: Scope, path: str, receive: Receive, bounds: Bounds) -> Asking:
-    """The whole request. Raises Refused where it is too large or too slow, Gone where it does not end."""
-    if not path.startswith("/"):
-        raise Refused(400, "bad_request", "the request's target must be a path")
+ECHOING = frozenset({"CONNECT", "TRACE"})
+"""Methods that are not passed on: the one is for tunnels, the other shows what was added on the way."""
+
+
+async def read_asking(scope: Scope, target: str, receive: Receive, bounds: Bounds) -> Asking:
+    """The whole request. Raises Refused where it is too large, too slow or not for the upstream, Gone where
+    it does not end."""
+    if scope["method"] in ECHOING:
+        raise Refused(405, "method_not_allowed", f"{scope['method']} is not passed on")
     headers = tuple(
         (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
     )
-    query = scope["query_string"].decode("latin-1")
-    asking = Asking(scope["method"], path + ("?" + query if query else ""), headers, b"")
+    asking = Asking(scope["method"], target, headers, b"")
     told = asking.header("content-length")
     if told.isdigit() and int(told) > bounds.body:
         raise Refused(
@@ -67,6 +72,13 @@ async def read_asking(scope: Scope, path: str, receive: Receive, bounds: Bounds)
         words = f"the body did not arrive within {bounds.sending:g} s"
         raise Refused(408, "request_timeout", words) from None
     return Asking(asking.method, asking.path, headers, b"".join(parts))
+
+
+def stays_below(upstream: Upstream, asking: Asking) -> None:
+    """Raises Refused for a request that could leave the upstream's base path."""
+    if leaves(upstream.url, asking.path):
+        words = "the path would leave the base path of the upstream by '..'"
+        raise Refused(400, "bad_request", words)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
