@@ -32,8 +32,6 @@ def state(root: Path) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     for folder, names, files in os.walk(root):
-        if folder == str(root):
-            names[:] = [name for name in names if name != ".windtunnel"]
         for name in sorted([*names, *files]):
             path = os.path.join(folder, name)
             inside = path[len(str(root)) :]

@@ -124,13 +124,10 @@ def test_background_services_run_on_and_hold_their_output(box: Machine) -> None:
     begun = "until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done"
     result = box.run(f"sleep 1000 & {begun}; echo started")
     assert result.stdout == b"started\n"
-    kept = [entry.name for entry in box.listdir("/.windtunnel/main") if entry.name.startswith("out.")]
-    assert len(kept) == 1
+    assert len(list(box.externals.of("channel").glob("main/out.*"))) == 1
     assert any("sleep 1000" in line for line in box.commands())
     box.run("kill %1; wait")
-    assert not [
-        entry for entry in box.listdir("/.windtunnel/main") if entry.name.startswith(("out.", "err."))
-    ]
+    assert not list(box.externals.of("channel").glob("main/out.*"))
 
 
 def test_large_output_is_streamed_in_bounded_pieces(box: Machine) -> None:

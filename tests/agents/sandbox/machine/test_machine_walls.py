@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from windtunnel.agents.sandbox.live.machine import Machine, walls
+from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.linux import mounts, namespaces
 
 pytestmark = pytest.mark.root
@@ -56,7 +57,17 @@ def test_what_is_missing_is_made_again(box: Machine) -> None:
     assert {(each.point, each.flags) for each in after} == {(each.point, each.flags) for each in before}
 
 
-def test_the_table_of_mounts_names_no_path_of_the_host(box: Machine, tmp_path: Path) -> None:
+@pytest.fixture
+def channel(home: Home) -> Iterator[Path]:
+    """The channel of sandbox ``box`` as a pool makes it: the top of a file system."""
+    point = home.channel("box")
+    point.mkdir(parents=True)
+    mounts.mount("channel", point, "tmpfs")
+    yield point
+    mounts.unmount(point)
+
+
+def test_the_table_of_mounts_names_no_path_of_the_host(channel: Path, box: Machine, tmp_path: Path) -> None:
     # an overlay, which is what this root is, tells the folders that it was mounted with
     lines = [line for line in box.run("cat /proc/self/mountinfo").text.splitlines() if "overlay" not in line]
     assert len(lines) > 10 and not [line for line in lines if str(tmp_path) in line]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from windtunnel.agents.sandbox.live.criu import Criu, find_criu
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, walls
+from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Machine, walls
 from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 
@@ -27,9 +26,11 @@ def criu() -> Criu:
 
 def dump(criu: Criu, machine: Machine, images: Path) -> None:
     criu.dump(machine.pid, images, machine.externals)
+    (images / CHANNEL_KEPT).write_bytes(machine.kept_channel())
 
 
 def restore(criu: Criu, externals: Externals, images: Path) -> int:
+    Machine.lay_channel(externals, images / CHANNEL_KEPT)
     return criu.restore(images, externals)
 
 
@@ -131,7 +132,7 @@ def test_a_fork_is_a_sandbox_of_its_own(
     box.cgroup.freeze()
     dump(criu, box, tmp_path / "image")
     root = make_root("twin")
-    subprocess.run(["cp", "-a", f"{box.externals.root}/.windtunnel", str(root)], check=True)
+    (root / ".windtunnel").mkdir()
     box.cgroup.thaw()
     pid = restore(criu, Machine.prepare(home, SandboxSpec("twin"), root), tmp_path / "image")
     twin = adopt("twin", root, pid)
@@ -167,7 +168,7 @@ def test_a_command_that_ran_on_without_its_daemon_is_waited_for(
     box.run("mkfifo /tmp/go")
     pid, root = box.pid, box.externals.root
     # the daemon dies while the shell runs a command: nobody reads its answer
-    held = os.open(root / ".windtunnel/main/in", os.O_WRONLY | os.O_NONBLOCK)
+    held = os.open(home.channel("box") / "main/in", os.O_WRONLY | os.O_NONBLOCK)
     os.write(held, b"x=1; read line </tmp/go; x=$line\nbuiltin printf 'done old\\n' >/.windtunnel/main/ack\n")
     os.close(held)
     box.close()

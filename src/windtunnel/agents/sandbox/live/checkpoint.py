@@ -29,7 +29,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
-from windtunnel.agents.sandbox.live.machine import Cgroup, Group, Machine
+from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,
@@ -212,12 +212,14 @@ def _full(
     criu, inspector = context.criu, context.inspector
     assert criu is not None
     folder.mkdir(parents=True)
+    channel: list[bytes] = []
     if inspector is not None:
         inspector.arm(name)
 
     def look() -> References:
         found = inspector.references(name) if inspector is not None else References()
         context.pool.snapshot(name, order.id)
+        channel.append(machine.kept_channel())
         return found
 
     try:
@@ -240,6 +242,7 @@ def _full(
     except CriuError:
         drop_made(context, order.id)
         raise
+    (folder / CHANNEL_KEPT).write_bytes(channel[0])
     files = _synced(context, order)
     last = order.parent.image.id if order.parent and order.parent.image else ""
     kept = context.pages.keep(order.id, folder, like=last)

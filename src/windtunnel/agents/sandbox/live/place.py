@@ -12,7 +12,7 @@ from windtunnel.base import paths
 from windtunnel.base.errors import UserError
 
 CHANNEL = ".windtunnel"
-"""Folder in the root of every sandbox through which host and sandbox talk: never part of what changed."""
+"""Mount point in every sandbox of the folder through which host and sandbox talk."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
@@ -49,6 +49,11 @@ class Home:
     def pool(self) -> Path:
         return self.path / "pool"
 
+    def channel(self, box: str) -> Path:
+        """What a sandbox has at its mount point CHANNEL: beside its root, so that a root that is full does
+        not keep host and sandbox from talking."""
+        return self.pool / "channels" / box
+
     @property
     def boxes(self) -> Path:
         return self.path / "boxes"
@@ -83,3 +88,7 @@ class Externals:
     netns: Path
     freezer: Path
     procs: tuple[Path, ...]
+
+    def of(self, key: str) -> Path:
+        """The host's folder behind the mount ``key``."""
+        return next(path for _, known, path in self.mounts if known == key)

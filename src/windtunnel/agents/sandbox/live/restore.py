@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxErr
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
-from windtunnel.agents.sandbox.live.machine import Machine, walls
+from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.model import Manifest, RestoreReport, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
@@ -108,6 +108,7 @@ def _processes(context: Context, spec: SandboxSpec, manifest: Manifest, lazy: bo
     try:
         context.pages.materialise(manifest.image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
+        Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         pid = context.criu.restore(folder, externals, lazy=lazy)
         walls.seal(pid)
         return Machine.adopt(context.home, spec, root, pid)

@@ -33,7 +33,7 @@ from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin
 SMALLEST = 128 << 20
 LARGEST_DEFAULT = 64 << 30
 ROOT_INODE = 256
-INODE_ITEM, EXTENT_DATA, ROOT_ITEM, ROOT_REF = 1, 108, 132, 156
+INODE_ITEM, EXTENT_DATA, ROOT_ITEM = 1, 108, 132
 LAST = 2**64 - 1
 
 _READ_ONLY = 1 << 1
@@ -54,7 +54,6 @@ _SUBVOL_CREATE = _request(_W, 14, 4096)
 _SNAP_DESTROY = _request(_W, 15, 4096)
 _TREE_SEARCH_V2 = _request(_WR, 17, 112)
 _SNAP_CREATE_V2 = _request(_W, 23, 4096)
-_SUBVOL_SETFLAGS = _request(_W, 26, 8)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
 _QGROUP_LIMIT = _request(_R, 43, 48)
@@ -180,18 +179,9 @@ def snapshot(source: Path, path: Path, *, read_only: bool) -> None:
 
 
 def destroy(path: Path) -> None:
-    """Forget a subvolume and those nested in it; the kernel frees the space in the background."""
+    """Forget a subvolume; the kernel frees the space in the background."""
     with opened(path.parent) as folder:
-        block = _block(struct.pack("=q4088s", 0, os.fsencode(path.name)))
-        try:
-            ioctl(folder, _SNAP_DESTROY, block)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            set_read_only(path, False)
-            for nested in _nested_paths(path):
-                destroy(nested)
-            ioctl(folder, _SNAP_DESTROY, block)
+        ioctl(folder, _SNAP_DESTROY, _block(struct.pack("=q4088s", 0, os.fsencode(path.name))))
 
 
 def waited_for_room(path: Path, deadline: float = 3.0) -> bool:
@@ -214,26 +204,6 @@ def _being_freed(path: Path) -> bool:
             item == ROOT_ITEM and struct.unpack_from("=I", body, 216)[0] == 0
             for _, item, _, body in search(given, _ROOT_TREE, low, high, 0)
         )
-
-
-def is_subvolume(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and path.stat().st_ino == ROOT_INODE
-
-
-def _nested_paths(path: Path) -> list[Path]:
-    found = []
-    for folder, names, _ in os.walk(path):
-        for name in list(names):
-            inner = Path(folder, name)
-            if is_subvolume(inner):
-                found.append(inner)
-                names.remove(name)
-    return found
-
-
-def set_read_only(path: Path, read_only: bool) -> None:
-    with opened(path) as given:
-        ioctl(given, _SUBVOL_SETFLAGS, _block(struct.pack("=Q", _READ_ONLY if read_only else 0)))
 
 
 def subvolume(path: Path) -> Subvolume:
@@ -310,13 +280,6 @@ def bytes_written(given: int, newer: int) -> int:
             if start:
                 seen[start] = size
     return inline + sum(seen.values())
-
-
-def has_nested(path: Path) -> bool:
-    """Whether subvolumes lie inside this one: a snapshot would hold empty folders in their place."""
-    number = subvolume(path).id
-    with opened(path) as given:
-        return any(True for _ in search(given, _ROOT_TREE, (number, ROOT_REF), (number, ROOT_REF), 0))
 
 
 def paths(given: int, inode: int) -> list[str]:

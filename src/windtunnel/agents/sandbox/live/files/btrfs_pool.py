@@ -23,7 +23,6 @@ from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, stream
 from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faults
 from windtunnel.agents.sandbox.live.files.tree import Comparison
-from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
@@ -84,6 +83,8 @@ class BtrfsPool(Pool):
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
+            self._discard(self._channels / box)
+            btrfs.create(self._channels / box)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -106,11 +107,6 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> int:
         live, made = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            if btrfs.has_nested(live):
-                raise PoolError(
-                    f"no snapshot of sandbox {box!r}: it holds a btrfs subvolume of its own, which a "
-                    "snapshot would leave out; delete that folder inside the sandbox"
-                )
             chain = self._chain(live)
             btrfs.snapshot(live, made, read_only=True)
             self._note(made, made, chain)
@@ -163,8 +159,7 @@ class BtrfsPool(Pool):
         live = self._live(box)
         with faults(f"what sandbox {box!r} wrote cannot be read"):
             btrfs.sync(live)
-            found = {f"/{path}" for path in _paths(live, btrfs.written_in(live, generation + 1))}
-        return sorted(path for path in found if path != f"/{CHANNEL}" and not path.startswith(f"/{CHANNEL}/"))
+            return sorted(f"/{path}" for path in _paths(live, btrfs.written_in(live, generation + 1)))
 
     def set_limit(self, box: str, bytes: int | None) -> str:
         live, file = self._live(box), self._notes / f"limit-{checked(box)}"

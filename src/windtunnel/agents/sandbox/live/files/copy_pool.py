@@ -100,7 +100,7 @@ class CopyPool(Pool):
         """The live layer of ``box`` is a copy of ``layer`` (None: empty), in place of what it was."""
         live = self._lives / checked(box)
         with faults(f"sandbox {box!r} cannot get a root"), self._draft(box) as made:
-            for name in ("layer", "work"):
+            for name in ("layer", "work", "empty", "channel", "channel-work"):
                 (made / name).mkdir(mode=0o755)
             (made / "image").write_text(image, encoding="utf-8")
             if layer is not None:
@@ -110,8 +110,15 @@ class CopyPool(Pool):
                 shutil.copystat(self._images / image, made / "layer")
             Known(base, _versions(made / "layer") if base else {}).save(made)
             self.unmount(box)
+            self._leave_channel(box)
             self._discard(live)
             os.rename(made, live)
+            self._discard(self._channels / box)
+            (self._channels / box).mkdir(mode=0o700)
+            if self._overlay:
+                # a mere folder would show its path on the host in the sandbox's table of mounts
+                layers = [live / name for name in ("empty", "channel", "channel-work")]
+                _mount_overlay("windtunnel-channel", self._channels / box, layers[:1], layers[1], layers[2])
 
     def mount(self, box: str) -> Path:
         live = self._live(box)

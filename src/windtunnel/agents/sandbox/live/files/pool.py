@@ -57,7 +57,8 @@ class Pool(ABC):
     """Every method raises ``PoolError`` for a fault of the machine, ``import_image`` also ``UserError`` for a
     source that is no image.
 
-    Folders: ``images``, ``live`` and ``snaps`` by name; ``mounts``: where live roots become visible;
+    Folders: ``images``, ``live`` and ``snaps`` by name; ``channels``: what each sandbox has beside its root,
+    empty whenever that is new; ``mounts``: where live roots become visible;
     ``trash``: what is being made or being removed; ``notes``: one small file for each sandbox that has
     something to remember.
     """
@@ -68,8 +69,10 @@ class Pool(ABC):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folders = [folder / name for name in ("images", "live", "snaps", "mounts", "trash", "notes")]
-        self._images, self._lives, self._snaps, self._points, self._trash, self._notes = folders
+        names = ("images", "live", "channels", "snaps", "mounts", "trash", "notes")
+        folders = [folder / name for name in names]
+        self._images, self._lives, self._channels, self._snaps = folders[:4]
+        self._points, self._trash, self._notes = folders[4:]
         with faults(f"the pool {folder} cannot be used"):
             for each in folders:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +134,9 @@ class Pool(ABC):
     def drop_box(self, box: str) -> None:
         self.unmount(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
+            self._leave_channel(box)
             self._discard(self._lives / box)
+            self._discard(self._channels / box)
 
     def drop_snapshot(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be removed"):
@@ -141,8 +146,7 @@ class Pool(ABC):
         return sorted(os.listdir(self._snaps))
 
     def changed(self, older: str, newer: str | None, box: str | None = None) -> list[FileChange]:
-        """What differs between two snapshots, or a snapshot and the live root of ``box``; the channel
-        apart."""
+        """What differs between two snapshots, or a snapshot and the live root of ``box``."""
         first = self._snap(older)
         if newer is not None:
             second = self._snap(newer)
@@ -205,6 +209,8 @@ class Pool(ABC):
             with faults(f"the pool {self._folder} cannot be unmounted"):
                 for name in os.listdir(self._points):
                     self._hide(name)
+                for name in os.listdir(self._channels):
+                    self._leave_channel(name)
                 while mounts.unmount(self._points):
                     pass
 
@@ -318,6 +324,10 @@ class Pool(ABC):
         except FileNotFoundError:
             return
 
+    def _leave_channel(self, box: str) -> None:
+        while self._may_mount and mounts.unmount(self._channels / box):
+            pass
+
     @contextmanager
     def _view(self, attach: Callable[[Path], None]) -> Iterator[Path]:
         """A mount point for a moment, named after this process."""
@@ -340,9 +350,8 @@ class Pool(ABC):
                 claimed = point.name in boxes
             if not claimed:
                 found.append((f"mount {point}", point, lambda path: self._hide(path.name)))
-        for path in sorted(self._lives.iterdir()):
-            if path.name not in boxes:
-                found.append((f"root of sandbox {path.name}", path, lambda path: self.drop_box(path.name)))
+        for name in sorted({*os.listdir(self._lives), *os.listdir(self._channels)} - boxes):
+            found.append((f"root of sandbox {name}", Path(name), lambda path: self.drop_box(path.name)))
         for path in sorted(self._snaps.iterdir()):
             if snapshots is not None and path.name not in snapshots:
                 found.append((f"snapshot {path.name}", path, lambda path: self.drop_snapshot(path.name)))

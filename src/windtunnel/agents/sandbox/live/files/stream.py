@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -38,10 +38,18 @@ _KINDS = {
 }
 
 
-def send(tree: Path, out: IO[bytes], parent: str = "", changes: Iterable[FileChange] | None = None) -> None:
-    """Write ``tree`` to ``out``: all of it, or with ``changes`` only these over ``parent``."""
+def send(
+    tree: Path,
+    out: IO[bytes],
+    parent: str = "",
+    changes: Iterable[FileChange] | None = None,
+    *,
+    hollow: Callable[[str], bool] = lambda path: False,
+) -> None:
+    """Write ``tree`` to ``out``: all of it, or with ``changes`` only these over ``parent``. Files at paths
+    that ``hollow`` names keep their size alone."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
-        sender = _Sender(tree, tar)
+        sender = _Sender(tree, tar, hollow)
         if changes is None:
             sender.member("", {})
             for path in _paths(tree):
@@ -94,8 +102,8 @@ def _paths(tree: Path) -> Iterator[str]:
 
 
 class _Sender:
-    def __init__(self, tree: Path, tar: tarfile.TarFile) -> None:
-        self._tree, self._tar = tree, tar
+    def __init__(self, tree: Path, tar: tarfile.TarFile, hollow: Callable[[str], bool]) -> None:
+        self._tree, self._tar, self._hollow = tree, tar, hollow
         self._links: dict[tuple[int, int], str] = {}
 
     def member(self, path: str, headers: dict[str, str]) -> None:
@@ -132,13 +140,15 @@ class _Sender:
 
     def _file(self, member: tarfile.TarInfo, headers: dict[str, str], full: str, size: int) -> None:
         with open(full, "rb", buffering=0) as file:
-            parts = list(extents(file.fileno(), size))
+            parts = [] if self._hollow(member.name) else list(extents(file.fileno(), size))
             if sum(end - start for start, end in parts) == size:
                 member.size = size
                 os.lseek(file.fileno(), 0, os.SEEK_SET)
                 self._tar.addfile(member, io.BufferedReader(file, 1 << 20))
                 return
-            # the map in decimal lines, filled up to a block, then the parts that hold data
+            # the map in decimal lines, filled up to a block, then the parts that hold data; where none
+            # does, one of no bytes at the end, as GNU tar has it: a reader that finds no part loses its place
+            parts = parts or [(size, size)]
             lines = [len(parts), *(number for start, end in parts for number in (start, end - start))]
             table = "".join(f"{number}\n" for number in lines).encode()
             table += b"\0" * (-len(table) % tarfile.BLOCKSIZE)

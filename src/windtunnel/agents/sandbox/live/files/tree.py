@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.agents.sandbox.model import FileChange
 from windtunnel.linux.system import opened
 
@@ -297,7 +296,7 @@ class Comparison:
 
     def entry(self, path: str, *, deep: bool = True) -> None:
         """Compare one path, and with ``deep`` what lies below it."""
-        if path == f"/{CHANNEL}" or path.startswith(f"/{CHANNEL}/") or path in self.changes:
+        if path in self.changes:
             return
         before, after = _lstat(self._older + path), _lstat(self._newer + path)
         if before is None and after is None:

@@ -9,6 +9,7 @@ Source: Crab (arXiv 2604.28138), section 4; capabilities and refused system call
 """
 
 from windtunnel.agents.sandbox.live.machine import launch, walls
+from windtunnel.agents.sandbox.live.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.live.machine.machine import Machine
@@ -17,6 +18,6 @@ from windtunnel.agents.sandbox.live.machine.state import shell_effect
 from windtunnel.agents.sandbox.model import Entry
 
 __all__ = [
-    "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "launch", "leftovers",
-    "listen_inside", "netns_file", "shell_effect", "wait_for_guard", "walls",
+    "CHANNEL_KEPT", "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "launch",
+    "leftovers", "listen_inside", "netns_file", "shell_effect", "wait_for_guard", "walls",
 ]  # fmt: skip

@@ -1,10 +1,15 @@
-"""The channel between host and sandbox, a folder in the sandbox's root, and what comes out of it.
+"""The channel between host and sandbox, a folder of the host that is mounted in the sandbox beside its root,
+and what comes out of it.
 
-What lies in the root belongs to whoever runs inside: any component may become a symbolic link to a file of
-the host, a FIFO that never answers, a device or a huge file, also between a check and its use. So every
-path is resolved by the kernel with openat2 relative to the root (``RESOLVE_IN_ROOT``: absolute links and
-``..`` stay inside; magic links of /proc are refused), opened without blocking, and only then is what was
-opened looked at.
+It is no part of the root: a root that is full leaves the sandbox its voice, and what is said is no change of
+files. It goes with the processes that hold its files open: ``kept`` goes beside their image, ``lay``
+brings it back before they do.
+
+What lies in a channel or a root belongs to whoever runs inside: any component may become a symbolic link to a
+file of the host, a FIFO that never answers, a device or a huge file, also between a check and its use. So
+every path is resolved by the kernel with openat2 relative to its folder (in a root ``RESOLVE_IN_ROOT``:
+absolute links and ``..`` stay inside; magic links of /proc are refused), opened without blocking, and only
+then is what was opened looked at.
 
 A sandbox answers by lines in a shell's ``ack`` FIFO, and by the death of init. The two outputs of a command
 are files that the host makes and holds open itself, so whatever happens to their names inside, it reads what
@@ -16,15 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import re
 import select
 import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
+from windtunnel.agents.sandbox.live.files.stream import receive as receive_tree
+from windtunnel.agents.sandbox.live.files.stream import send as send_tree
+from windtunnel.agents.sandbox.live.files.tree import remove
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
+from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.base.atomic import write_all
 from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside
 
@@ -46,17 +58,12 @@ class Folder:
         self.descriptor = descriptor
 
     @classmethod
-    def of_root(cls, root: int, name: str, *, create: bool) -> Folder:
-        """The folder ``name`` of the root, which must be a true folder owned by root. Raises MachineError."""
-        if create:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=root)
+    def at(cls, path: Path) -> Folder:
+        """A folder of the host. Raises MachineError."""
         try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            found = open_inside(root, name, flags, resolve=BENEATH | NO_SYMLINKS | NO_XDEV)
+            return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
         except OSError as error:
-            raise MachineError(f"the sandbox's folder /{name} is not usable: {error.strerror}") from error
-        return cls(found)
+            raise MachineError(f"the sandbox's channel {path} is not usable: {error.strerror}") from error
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -64,7 +71,14 @@ class Folder:
             self.descriptor = -1
 
     def folder(self, name: str, *, create: bool) -> Folder:
-        return Folder.of_root(self.descriptor, name, create=create)
+        """The folder ``name`` of this one, which must be a true folder. Raises MachineError."""
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        try:
+            return Folder(self.open(name, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as error:
+            raise MachineError(f"the channel's folder {name} is not usable: {error.strerror}") from error
 
     def open(self, name: str, flags: int, mode: int = 0) -> int:
         safe = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -141,6 +155,39 @@ class Folder:
 
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
+
+
+KEPT = "channel.tar"
+"""The channel's name among the files of a process image."""
+OUTPUT = re.compile(r"(?:.*/)?(?:out|err)\.[0-9a-f]+")
+
+
+MOST = 64 * 2**20
+"""Bytes that are kept of a channel; its own files are some kilobytes, what a shell says of itself apart."""
+
+
+def kept(channel: Path) -> bytes:
+    """A channel that stands still. What commands said is the host's already: of their outputs only the size
+    is kept, on which a restore of who holds them open insists. Raises OSError; MachineError where somebody
+    put so much into it that it would not be kept."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(channel) for name in names)
+    size = sum(os.lstat(path).st_blocks * 512 for path in found if not OUTPUT.fullmatch(path))
+    if size > MOST:
+        raise MachineError(
+            f"/{CHANNEL} holds {size >> 20} MiB that a command put there; only the host should: remove them"
+        )
+    out = io.BytesIO()
+    send_tree(channel, out, hollow=lambda path: OUTPUT.fullmatch(path) is not None)
+    return out.getvalue()
+
+
+def lay(file: Path, channel: Path) -> None:
+    """Make ``channel`` what ``kept`` found. Raises OSError, PoolError."""
+    channel.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for entry in channel.iterdir():
+        remove(entry)
+    with file.open("rb") as source:
+        receive_tree(channel, source)
 
 
 def read_up_to(descriptor: int, limit: int) -> bytes:

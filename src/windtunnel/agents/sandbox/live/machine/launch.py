@@ -106,14 +106,15 @@ def prepare(home: Home, spec: SandboxSpec, root: Path) -> tuple[Externals, list[
     """
     held = group(home, spec.name)
     missed = held.create(spec.limits)
+    channel = ((f"/{CHANNEL}", "channel", home.channel(spec.name)),)
     if isinstance(held, Group):
         if spec.limits.pids is not None and not _counted_inside():
             missed.append("the limit on processes is not held: before Linux 5.14 that needs root")
         home.box(spec.name).mkdir(parents=True, exist_ok=True)
-        return Externals(root, (), network.netns_file(home, spec.name), held.path, held.procs), missed
+        return Externals(root, channel, network.netns_file(home, spec.name), held.path, held.procs), missed
     folder = walls.devices(home, spec.name)
     netns = network.make(home, spec.name, spec.network)
-    mounts = [("/dev", "dev", folder)]
+    mounts = [*channel, ("/dev", "dev", folder)]
     mounts += [
         (f"/proc/{name}", f"proc-{name}", folder / "masked")
         for name in walls.MASKED
@@ -132,26 +133,29 @@ def hostname(spec: SandboxSpec) -> str:
 
 def start(spec: SandboxSpec, externals: Externals) -> int:
     """Start pid 1 in the root; returns its pid on the host. Raises MachineError, leaving no process."""
-    _lay_channel(spec, externals.root)
+    channel = externals.of("channel")
+    _lay_channel(spec, externals.root, channel)
     own = [hostname(spec), spec.workdir]
     if rootless():
         pids = spec.limits.pids if _counted_inside() else None
         noted = [externals.freezer / INIT, boot_id(), spec.limits.memory or 0, pids or 0]
-        return _started(["rootless", externals.root, *own, *noted], spec)
-    folder = next(path for _, key, path in externals.mounts if key == "dev")
-    return _started(["launch", externals.root, folder, externals.netns, *own, *externals.procs], spec)
+        return _started(["rootless", externals.root, channel, *own, *noted], spec)
+    outside = [externals.root, externals.of("dev"), channel, externals.netns]
+    return _started(["launch", *outside, *own, *externals.procs], spec)
 
 
-def _lay_channel(spec: SandboxSpec, where: Path) -> None:
-    """The working folder and the channel are in the root ``where``. Raises MachineError."""
+def _lay_channel(spec: SandboxSpec, where: Path, folder: Path) -> None:
+    """The working folder is in the root ``where``, and what a first process needs in the channel ``folder``.
+    Raises MachineError."""
     root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.close(make_folders(root, spec.workdir))
-        channel = Folder.of_root(root, CHANNEL, create=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise MachineError(f"the sandbox's folder {spec.workdir} cannot be made: {error.strerror}") from error
     finally:
         os.close(root)
+    channel = Folder.at(folder)
     try:
         channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
         os.close(channel.fifo("requests"))

@@ -11,12 +11,12 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine import files, launch, network, walls
+from windtunnel.agents.sandbox.errors import MachineError, PoolError
+from windtunnel.agents.sandbox.live.machine import channel, files, launch, network, walls
 from windtunnel.agents.sandbox.live.machine.channel import Folder, Init, OnOutput
 from windtunnel.agents.sandbox.live.machine.shell import Shell
 from windtunnel.agents.sandbox.live.machine.state import State
-from windtunnel.agents.sandbox.live.place import CHANNEL, Externals, Home
+from windtunnel.agents.sandbox.live.place import Externals, Home
 from windtunnel.agents.sandbox.model import Entry, SandboxSpec, ShellState, TurnResult
 from windtunnel.base.errors import UserError
 from windtunnel.linux import processes
@@ -38,7 +38,7 @@ class Machine:
         self._root = os.open(externals.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._handle = self._requests = -1
         try:
-            self._channel = Folder.of_root(self._root, CHANNEL, create=False)
+            self._channel = Folder.at(externals.of("channel"))
         except BaseException:
             os.close(self._root)
             raise
@@ -64,6 +64,15 @@ class Machine:
         if launch.rootless():
             raise MachineError("a sandbox with processes of its own needs root: run this as root")
         return launch.prepare(home, spec, root)[0]
+
+    @staticmethod
+    def lay_channel(externals: Externals, kept: Path) -> None:
+        """The channel is what `kept_channel` gave, in a file, before a restore makes the processes. Raises
+        MachineError."""
+        try:
+            channel.lay(kept, externals.of("channel"))
+        except (OSError, PoolError) as error:
+            raise MachineError(f"the sandbox's channel cannot be put back: {error}") from error
 
     @classmethod
     def start(cls, home: Home, spec: SandboxSpec, root: Path) -> Machine:
@@ -114,6 +123,11 @@ class Machine:
         if not launch.rootless():
             network.remove(home, box)
             walls.release(home, box)
+
+    def kept_channel(self) -> bytes:
+        """What a restore of the processes needs beside their image, since they hold files of the channel
+        open; they stand still. Raises MachineError."""
+        return channel.kept(self.externals.of("channel"))
 
     def alive(self) -> bool:
         return self._handle >= 0 and self._init.alive()

@@ -21,7 +21,7 @@ import stat
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.live.place import CHANNEL, Home
 from windtunnel.linux import mounts, namespaces
 
 NODES = {
@@ -58,6 +58,7 @@ FLAGS = {
 WALLS = {
     "/": {"nodev"},
     "/proc": {"nosuid", "nodev", "noexec"},
+    f"/{CHANNEL}": {"nosuid", "nodev"},
     "/dev": {"ro", "nosuid", "noexec"},
     "/dev/shm": {"nosuid", "nodev"},
     "/dev/pts": {"nosuid", "noexec"},

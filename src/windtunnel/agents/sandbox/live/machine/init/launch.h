@@ -1,7 +1,7 @@
 /* Starts a sandbox: cgroups, namespaces, mounts, capabilities, seccomp, then pid 1.
  *
  * Mounts are made after pivot_root, so that a symbolic link in a hostile root cannot lead them out of it; what
- * has to come from the host (/dev) is taken along as a detached mount. */
+ * has to come from the host (/dev, the channel) is taken along as a detached mount. */
 #ifndef WINDTUNNEL_LAUNCH_H
 #define WINDTUNNEL_LAUNCH_H
 
@@ -18,10 +18,12 @@
 #define NOEXEC 8
 #define READONLY 1
 #define REMOUNT 32
+#define NOATIME 1024
 #define BIND 4096
 #define RECURSIVE 16384
 #define PRIVATE (1 << 18)
 #define DETACH 2
+#define CHANNEL "/.windtunnel"
 
 /* Docker's default capabilities less mknod and net_raw. */
 #define KEPT_CAPABILITIES                                                                                      \
@@ -78,19 +80,31 @@ static void harden_proc(const char *mask) {
     for (unsigned i = 0; i < sizeof masked / sizeof *masked; i++) bind_over(mask, masked[i], 0);
 }
 
-static void enter_root(const char *root, const char *devices) {
+static word taken_along(const char *folder, const char *what) {
+    return must(CALL(open_tree, AT_HERE, folder, OPEN_TREE_CLONE | CLOSE_ON_EXEC), what);
+}
+
+static void put_up(word tree, const char *point, const char *what) {
+    must(CALL(move_mount, tree, "", AT_HERE, point, MOVE_MOUNT_F_EMPTY_PATH), what);
+    CALL(close, tree);
+}
+
+static void enter_root(const char *root, const char *devices, const char *channel) {
     must(CALL(mount, 0, "/", 0, RECURSIVE | PRIVATE, 0), "make mounts private");
     must(CALL(mount, root, root, 0, BIND | RECURSIVE, 0), "mount the root");
-    word device_tree = must(CALL(open_tree, AT_HERE, devices, OPEN_TREE_CLONE | CLOSE_ON_EXEC), "take /dev along");
+    word device_tree = taken_along(devices, "take /dev along");
+    word channel_tree = taken_along(channel, "take the channel along");
     must(CALL(chdir, root), "enter the root");
     must(CALL(pivot_root, ".", "."), "make the root the sandbox's own");
     must(CALL(umount2, ".", DETACH), "leave the host's files");
     must(CALL(chdir, "/"), "enter the root");
     need_folder("/proc");
     need_folder("/dev");
+    need_folder(CHANNEL);
     must(CALL(mount, "proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, 0), "mount /proc");
-    must(CALL(move_mount, device_tree, "", AT_HERE, "/dev", MOVE_MOUNT_F_EMPTY_PATH), "mount /dev");
-    CALL(close, device_tree);
+    put_up(channel_tree, CHANNEL, "mount the channel");
+    must(CALL(mount, 0, CHANNEL, 0, BIND | REMOUNT | NOSUID | NODEV | NOATIME, 0), "mount the channel");
+    put_up(device_tree, "/dev", "mount /dev");
     must(CALL(mount, 0, "/dev", 0, BIND | REMOUNT | READONLY | NOSUID | NOEXEC, 0), "make /dev read-only");
     must(CALL(mount, "shm", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777,size=256m"), "mount /dev/shm");
     must(CALL(mount, "devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=0666,mode=0620"),
@@ -145,7 +159,7 @@ static void run_as_init(char *workdir, char **environment) {
     CALL(dup3, null, 1, 0);
     CALL(close_range, 3, line - 1, 0);
     CALL(close_range, line + 1, ~0u, 0);
-    word failed = CALL(execve, "/.windtunnel/init", arguments, environment);
+    word failed = CALL(execve, CHANNEL "/init", arguments, environment);
     CALL(dup3, line, 1, 0);
     fail("start init", failed);
 }
@@ -154,9 +168,9 @@ static void become_init(char **given, char **environment) {
     static uint64_t no_signals = 0;
     CALL(rt_sigprocmask, 2, &no_signals, 0, 8);
     must(CALL(setsid), "start a session");
-    must(CALL(sethostname, given[3], length(given[3])), "set the host name");
-    enter_root(given[0], given[1]);
-    run_as_init(given[4], environment);
+    must(CALL(sethostname, given[4], length(given[4])), "set the host name");
+    enter_root(given[0], given[1], given[2]);
+    run_as_init(given[5], environment);
 }
 
 /* Says what came of the child that becomes init: its own sentence, or its pid once the exec closed the line. */
@@ -177,12 +191,12 @@ static int report(int line, word child) {
 }
 
 static int launch(char **given, char **environment) {
-    for (char **procs = given + 5; *procs; procs++) {
+    for (char **procs = given + 6; *procs; procs++) {
         word group = must(CALL(openat, AT_HERE, *procs, WRITE_ONLY | CLOSE_ON_EXEC), "open a cgroup");
         must(CALL(write, group, "0", 1), "enter a cgroup");
         CALL(close, group);
     }
-    word network = must(CALL(openat, AT_HERE, given[2], READ_ONLY | CLOSE_ON_EXEC), "open the network namespace");
+    word network = must(CALL(openat, AT_HERE, given[3], READ_ONLY | CLOSE_ON_EXEC), "open the network namespace");
     must(CALL(setns, network, CLONE_NEWNET), "enter the network namespace");
     CALL(close, network);
     must(CALL(unshare, CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID), "make namespaces");

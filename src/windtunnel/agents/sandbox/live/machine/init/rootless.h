@@ -60,7 +60,7 @@ static void join(char *path, size_t size, const char *folder, const char *name) 
 }
 
 /* The root of the calling process becomes `root`, with its own /proc, /dev, /dev/shm and /dev/pts. */
-static void enter_own_root(const char *root) {
+static void enter_own_root(const char *root, const char *channel) {
     static const char *const links[][2] = {{"/proc/self/fd", "/dev/fd"},
                                            {"/proc/self/fd/0", "/dev/stdin"},
                                            {"/proc/self/fd/1", "/dev/stdout"},
@@ -71,8 +71,9 @@ static void enter_own_root(const char *root) {
     must(CALL(mount, root, root, 0, BIND | RECURSIVE, 0), "mount the root");
     for (unsigned i = 0; i < DEVICES; i++) {
         join(path, sizeof path, "/dev/", device_files[i]);
-        devices[i] = must(CALL(open_tree, AT_HERE, path, OPEN_TREE_CLONE | CLOSE_ON_EXEC), path);
+        devices[i] = taken_along(path, path);
     }
+    word channel_tree = taken_along(channel, "take the channel along");
     must(CALL(chdir, root), "enter the root");
     must(CALL(pivot_root, ".", "."), "make the root the sandbox's own");
     /* /proc before the host's files are left: the kernel wants to see a whole one */
@@ -80,14 +81,15 @@ static void enter_own_root(const char *root) {
     must(CALL(mount, "proc", "/proc", "proc", NOSUID | NODEV | NOEXEC, 0), "mount /proc");
     must(CALL(umount2, ".", DETACH), "leave the host's files");
     must(CALL(chdir, "/"), "enter the root");
+    need_folder(CHANNEL);
+    put_up(channel_tree, CHANNEL, "mount the channel");
     need_folder("/dev");
     must(CALL(mount, "dev", "/dev", "tmpfs", NOSUID | NOEXEC, "mode=755,size=64k"), "mount /dev");
     for (unsigned i = 0; i < DEVICES; i++) {
         join(path, sizeof path, "/dev/", device_files[i]);
         word file = must(CALL(openat, AT_HERE, path, CREATE_NEW | CLOSE_ON_EXEC, 0666), path);
         CALL(close, file);
-        must(CALL(move_mount, devices[i], "", AT_HERE, path, MOVE_MOUNT_F_EMPTY_PATH), path);
-        CALL(close, devices[i]);
+        put_up(devices[i], path, path);
     }
     for (unsigned i = 0; i < sizeof links / sizeof *links; i++)
         must(CALL(symlinkat, links[i][0], AT_HERE, links[i][1]), links[i][1]);
@@ -138,7 +140,7 @@ static void write_down(const char *file, word pid, const char *boot) {
     must(CALL(renameat, AT_HERE, part, AT_HERE, file), "write down who the first process is");
 }
 
-/* ROOT HOST WORKDIR RECORD BOOT DATA PROCESSES; a limit of 0 is none. */
+/* ROOT CHANNEL HOST WORKDIR RECORD BOOT DATA PROCESSES; a limit of 0 is none. */
 static int launch_rootless(char **given, char **environment) {
     int line[2], leave[2];
     own_namespaces();
@@ -153,15 +155,15 @@ static int launch_rootless(char **given, char **environment) {
         if (CALL(read, leave[0], &byte, 1) != 1) CALL(exit_group, 1);
         CALL(rt_sigprocmask, 2, &no_signals, 0, 8);
         must(CALL(setsid), "start a session");
-        must(CALL(sethostname, given[1], length(given[1])), "set the host name");
-        enter_own_root(given[0]);
-        uint64_t data = number(given[5]), processes = number(given[6]);
+        must(CALL(sethostname, given[2], length(given[2])), "set the host name");
+        enter_own_root(given[0], given[1]);
+        uint64_t data = number(given[6]), processes = number(given[7]);
         if (data) set_limit(LIMIT_DATA, data, data);
         if (processes) set_limit(LIMIT_PROCESSES, processes, processes);
-        run_as_init(given[2], environment);
+        run_as_init(given[3], environment);
     }
     CALL(close, line[1]);
-    write_down(given[3], child, given[4]);
+    write_down(given[4], child, given[5]);
     must(CALL(write, leave[1], "g", 1), "let the first process go");
     return report(line[0], child);
 }

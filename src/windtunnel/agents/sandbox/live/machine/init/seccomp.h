@@ -1,5 +1,6 @@
 /* The system calls that a sandbox is refused, as a classic BPF program: Docker's default denials for a container
- * without CAP_SYS_ADMIN, and io_uring, which would pass under an inspector that watches system calls.
+ * without CAP_SYS_ADMIN; io_uring, which would pass under an inspector that watches system calls; and what btrfs
+ * offers to the owner of a folder: a subvolume of his own would lie outside of the root's limit and its snapshots.
  * Refused calls fail with EPERM; clone3 fails with ENOSYS, because its flags lie in memory that a filter cannot
  * read, and C libraries then take clone, whose flags it can. */
 #ifndef WINDTUNNEL_SECCOMP_H
@@ -8,6 +9,7 @@
 #include "system.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 
 #if defined(__x86_64__)
@@ -70,11 +72,16 @@ static unsigned filter_program(struct sock_filter *program) {
     program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 38, 0, 1); /* alg */
     program[at++] = ANSWER(REFUSE(NOT_PERMITTED));
     program[at++] = ANSWER(SECCOMP_RET_ALLOW);
-    program[at++] = EQUALS(__NR_ioctl, 4);
+    program[at++] = EQUALS(__NR_ioctl, 9);
     program[at++] = LOAD(args[1]);
-    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5412, 0, 1); /* TIOCSTI: types into a terminal */
-    program[at++] = ANSWER(REFUSE(NOT_PERMITTED));
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5412, 6, 0); /* TIOCSTI: types into a terminal */
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, FICLONE, 4, 0);
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, FICLONERANGE, 3, 0);
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, FIDEDUPERANGE, 2, 0);
+    program[at++] = STATEMENT(BPF_ALU | BPF_AND | BPF_K, 0xff00);
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x9400, 1, 0); /* all others of btrfs */
     program[at++] = ANSWER(SECCOMP_RET_ALLOW);
+    program[at++] = ANSWER(REFUSE(NOT_PERMITTED));
     for (unsigned i = 0; i < REFUSED; i++)
         program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, refused[i], (uint8_t)(REFUSED - i), 0);
     program[at++] = ANSWER(SECCOMP_RET_ALLOW);

@@ -1,0 +1,66 @@
+"""The bound of a sandbox's disk, tried from inside: it holds, and a sandbox that has reached it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from windtunnel.agents.sandbox.model import Limits
+from windtunnel.base.errors import UserError
+
+pytestmark = pytest.mark.root
+
+LIMIT = 32 << 20
+OWN_SUBVOLUME = """python3 - <<'END'
+import fcntl, os, struct
+def attempt(name, request, argument):
+    where = os.open("/workspace", os.O_RDONLY)
+    try:
+        fcntl.ioctl(where, request, bytearray(argument))
+        print(name, "done")
+    except OSError as error:
+        print(name, os.strerror(error.errno))
+    os.close(where)
+attempt("create", 0x5000940e, struct.pack("=q4088s", 0, b"own"))
+attempt("snapshot", 0x50009417, struct.pack("=qQQ32s4040s", os.open("/", os.O_RDONLY), 0, 0, b"", b"own"))
+attempt("quotas off", 0xc0109428, struct.pack("=QQ", 2, 0))
+with open("/workspace/from", "w+b") as source, open("/workspace/to", "w+b") as target:
+    source.write(bytes(8192)); source.flush()
+    fcntl.ioctl(target, 0x40049409, source.fileno())
+    print("clone of a file", os.fstat(target.fileno()).st_size)
+os.remove("/workspace/from"); os.remove("/workspace/to")
+END"""
+REFUSED = """create Operation not permitted
+snapshot Operation not permitted
+quotas off Operation not permitted
+clone of a file 8192
+"""
+
+
+def test_a_full_disk_stops_who_fills_it_and_nobody_else(make: Callable[..., Any]) -> None:
+    box = make(limits=Limits(disk=LIMIT))
+    box.run("(while :; do echo tick; sleep 0.05; done) & x=kept")
+    filled = box.run("echo before; dd if=/dev/zero of=/workspace/big bs=1M; echo $?; echo after >&2")
+    assert filled.stdout.replace(b"tick\n", b"") == b"before\n1\n"
+    assert filled.exit_code == 0 and b"quota exceeded" in filled.stderr and b"after\n" in filled.stderr
+    assert box.run("cp /bin/bash /workspace/more").exit_code == 1
+    with pytest.raises(UserError, match="quota exceeded"):
+        box.put("/workspace/put", bytes(1 << 20))
+    said = box.run("head -c 3000000 /dev/zero | tr '\\0' x")
+    assert said.exit_code == 0 and said.stdout == b"x" * 3_000_000
+    made = box.checkpoint(full=True)
+    box.restore(made.id)
+    assert box.run("echo $x; kill %1 && echo ran").text == "kept\nran\n"
+    assert box.run("rm /workspace/big").exit_code == 0
+    box.checkpoint()
+    assert box.run("echo fine >/workspace/small; cat /workspace/small").text == "fine\n"
+
+
+def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., Any]) -> None:
+    box = make()
+    assert box.run(OWN_SUBVOLUME).text == REFUSED
+    box.restore(box.checkpoint(full=True).id)
+    assert box.run(OWN_SUBVOLUME).text == REFUSED
+    assert box.run("ls -A /workspace").text == ""
