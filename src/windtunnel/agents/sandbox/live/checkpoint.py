@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
+from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Group, Machine
@@ -224,7 +225,8 @@ def _full(
 
     try:
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
-            processes, before = machine.commands(), machine.cgroup.pids()
+            before = machine.cgroup.pids()
+            stood = standing.inventory(before, machine.pid)
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)
             try:
@@ -250,11 +252,12 @@ def _full(
     image = ImagePart(
         id=order.id,
         pid=machine.pid,
-        processes=processes,
+        processes=tuple(each.command for each in stood.processes if each.command),
         references=tuple(sorted(references.paths)),
         mapped=tuple(sorted(references.mapped)),
         bytes_raw=kept.bytes_raw,
         bytes_new=kept.bytes_new,
+        inventory=stood,
     )
     return files, image, freeze.seconds
 

@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
+from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Manifest, RestoreReport, SandboxSpec
+from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec
 from windtunnel.agents.sandbox.policy import Restore
 
 
@@ -70,13 +71,14 @@ def _bring_back(
     if manifest.files is None or not back.files:
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
     restored, lost = ["files"], list(OUTSIDE)
+    lacks: tuple[Lack, ...] = ()
     try:
         context.pool.clone(name, manifest.files.id)
         root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
             try:
-                machine = _processes(context, spec, manifest, lazy)
+                machine, lacks = _processes(context, spec, image, manifest.id, lazy)
                 restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
                 back = log.decide(replace(asked, images_possible=False, no_images=str(error)))
@@ -97,21 +99,31 @@ def _bring_back(
             Machine.clear(context.home, name)
         raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
     seconds = time.monotonic() - begin
-    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds)
+    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds, lacks)
 
 
-def _processes(context: Context, spec: SandboxSpec, manifest: Manifest, lazy: bool) -> Machine:
-    assert manifest.image is not None and context.criu is not None
-    folder = context.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
+def _processes(
+    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
+) -> tuple[Machine, tuple[Lack, ...]]:
+    """The processes run, and what of them is not as it was."""
+    assert context.criu is not None
+    folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
+    lacks: list[Lack] = []
     pid = 0
+
+    def look(first: int) -> None:
+        """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
+        walls.seal(first)
+        if image.inventory is not None:
+            lacks.extend(standing.put_right(image.inventory, externals.freezer, first))
+
     try:
-        context.pages.materialise(manifest.image.id, folder)
+        context.pages.materialise(image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
-        pid = context.criu.restore(folder, externals, lazy=lazy)
-        walls.seal(pid)
-        return Machine.adopt(context.home, spec, root, pid)
+        pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
+        return Machine.adopt(context.home, spec, root, pid), tuple(lacks)
     except BaseException:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, spec.name)
