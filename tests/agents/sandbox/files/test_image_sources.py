@@ -405,20 +405,23 @@ def test_the_image_of_a_machine_with_more_of_it(tmp_path: Path) -> None:
     tools, target = tmp_path / "tools", tmp_path / "target"
     (tools / "bin").mkdir(parents=True)
     (tools / "bin/mine").write_text("mine")
+    single = tmp_path / "single.py"
+    single.write_text("single")
     target.mkdir()
     machine(tmp_path / "machine")
     assert host_image.more(f"host+other,{tools},bash") == (["bash", "other"], [tools])
     packages = host_image.chosen_packages(tmp_path / "machine", extra=["other"])
     assert "other" in [package.name for package in packages]
-    host_image.fill(target, packages, lambda text: None, tmp_path / "machine", [tools])
+    host_image.fill(target, packages, lambda text: None, tmp_path / "machine", [tools, single])
     assert (target / tools.relative_to("/") / "bin/mine").read_text() == "mine"
+    assert (target / single.relative_to("/")).read_text() == "single"
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         ("host+no-such-package", "not installed here: no-such-package; 'apt-get install no-such-package'"),
-        ("host+/no/such/folder", "no folder /no/such/folder on this machine"),
+        ("host+/no/such/folder", "no file or folder /no/such/folder on this machine"),
         ("host+", "'' is neither the name of a Debian package nor"),
         ("host+a b", "'a b' is neither"),
     ],

@@ -109,7 +109,7 @@ def folders(distributions: tuple[str, ...]) -> tuple[Path, ...]:
             if top not in ("..", "__pycache__"):
                 found.add(Path(str(one.locate_file(top))))
         todo += [_name(line) for line in one.requires or () if "extra ==" not in line]
-    return tuple(sorted(path for path in found if path.is_dir()))
+    return tuple(sorted(found))
 
 
 def _name(requirement: str) -> str:

@@ -12,15 +12,17 @@ from windtunnel.agents.sandbox.bench.harness import opened, own_home
 from windtunnel.agents.sandbox.bench.matrix.arena import Arena, ByCommand, InProcess
 from windtunnel.agents.sandbox.bench.matrix.features import FEATURES
 from windtunnel.agents.sandbox.bench.matrix.judge import judged
-from windtunnel.agents.sandbox.bench.matrix.programs import PROGRAMS
+from windtunnel.agents.sandbox.bench.matrix.languages import LANGUAGES
 from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow, Outcome, Verdict, folders
+from windtunnel.agents.sandbox.bench.matrix.servers import SERVERS
+from windtunnel.agents.sandbox.bench.matrix.tools import TOOLS
 from windtunnel.agents.sandbox.live.files import host_image
 from windtunnel.base.errors import UserError
 from windtunnel.bench.measure import side_by_side
 from windtunnel.bench.rows import Row
 
 SECTION = "matrix"
-ROWS = (*PROGRAMS, *FEATURES)
+ROWS = (*TOOLS, *LANGUAGES, *SERVERS, *FEATURES)
 QUICK = 8
 """Rows of each kind that a quick run has."""
 

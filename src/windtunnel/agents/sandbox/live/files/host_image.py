@@ -1,7 +1,7 @@
 """The image ``host``: a small root made of this machine's own installed Debian packages.
 
 ``host+postgresql,/opt/tools`` has more: packages that are installed here, with all that they need, and
-folders of this machine (absolute paths), which lie at the same place inside.
+folders or files of this machine (absolute paths), which lie at the same place inside.
 
 Nothing is downloaded: the closure of a list of packages is read from dpkg's database and their files are
 copied from where they are installed, less documentation and translations. What the machine knows that a
@@ -26,7 +26,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.files.tree import Copier, LeftOut, attributes
 from windtunnel.base.errors import UserError
 
-RECIPE = 2
+RECIPE = 3
 """Moves when the same packages give another image, or the same database other packages."""
 STATUS = Path("/var/lib/dpkg/status")
 
@@ -40,7 +40,7 @@ LEFT_OUT = re.compile(
     r"/usr/share/(doc|man|locale|info|lintian|bug|bash-completion|zsh|menu|doc-base|gitweb|pixmaps|icons|"
     r"applications|perl/5\.\d+\.\d+/pod|debconf)(/|$)"
     r"|/usr/share/i18n(/|$)|/etc/(init\.d|cron|apt|systemd|ssh|pam\.d|rc\d|logrotate|default|dpkg|security|shadow)"
-    r"|/(usr/)?lib/systemd(/|$)|/boot(/|$)|.*/__pycache__(/|$)|.*\.a$"
+    r"|/(usr/)?lib/systemd(/|$)|/boot(/|$)|.*/__pycache__(/|$)"
 )
 _NAMED = re.compile(r"\s*([a-z0-9][a-z0-9+.-]*)")
 
@@ -98,19 +98,19 @@ def closure(packages: dict[str, Package], wanted: list[str]) -> list[Package]:
 
 
 def more(source: str) -> tuple[list[str], list[Path]]:
-    """The packages and the folders that ``host+…`` names beyond those of ``host``, or UserError."""
+    """The packages and the paths that ``host+…`` names beyond those of ``host``, or UserError."""
     packages, folders = [], []
     for word in source.partition("+")[2].split(",") if source != "host" else []:
         if word.startswith("/"):
-            if not Path(word).is_dir() or ".." in Path(word).parts:
-                raise UserError(f"image {source!r}: there is no folder {word} on this machine")
+            if not Path(word).exists() or ".." in Path(word).parts:
+                raise UserError(f"image {source!r}: there is no file or folder {word} on this machine")
             folders.append(Path(word))
         elif _NAMED.fullmatch(word):
             packages.append(word)
         else:
             raise UserError(
                 f"image {source!r}: {word!r} is neither the name of a Debian package nor the absolute path "
-                "of a folder; write 'host+PACKAGE,/FOLDER'"
+                "of a folder or file; write 'host+PACKAGE,/FOLDER'"
             )
     return sorted(set(packages)), sorted(set(folders))
 
@@ -178,12 +178,16 @@ def fill(
     for folder in folders:
         progress(f"host image: {folder}")
         made = target / folder.relative_to("/")
-        if made.exists() and any(made.iterdir()):
+        if made.is_file() or (made.exists() and any(made.iterdir())):
             raise UserError(
                 f"image 'host+{folder}': the packages of the image have files in {folder} already"
             )
-        made.mkdir(parents=True, exist_ok=True)
-        copier.tree(str(folder), str(made))
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            made.mkdir(exist_ok=True)
+            copier.tree(str(folder), str(made))
+        else:
+            copier.entry(str(folder.resolve()), str(made))
     if copier.skipped:
         some = ", ".join(copier.skipped[:3]) + (", ..." if len(copier.skipped) > 3 else "")
         words = f"host image: {len(copier.skipped)} files that this user may not read are left out ({some})"

@@ -187,7 +187,7 @@ def look_at(source: str) -> Source:
     if source == "host" or source.startswith("host+"):
         extra, folders = host_image.more(source)
         packages = host_image.chosen_packages(extra=extra)
-        parts = [host_image.digest(packages), *(_digest_of_folder(folder) for folder in folders)]
+        parts = [host_image.digest(packages), *map(_digest_of_path, folders)]
         digest = hashlib.blake2s(repr((parts, folders)).encode(), digest_size=6).hexdigest()
         return Source(
             f"host-{digest if folders else parts[0]}",
@@ -231,6 +231,13 @@ def _name(path: Path, digest: str) -> str:
 def _copy(path: Path, target: Path, progress: Progress) -> None:
     progress(f"copying {path}")
     Copier().tree(str(path), str(target), leave_out=lambda inner: target == Path(inner))
+
+
+def _digest_of_path(path: Path) -> str:
+    if path.is_dir():
+        return _digest_of_folder(path)
+    about = path.stat()
+    return repr((about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns))
 
 
 def _digest_of_folder(path: Path) -> str:
