@@ -41,7 +41,8 @@ class Recorded:
 
 
 def recorded(home: Path, folder: Path) -> Recorded:
-    """Play a session on a host in ``home``: turns, a notice, a death and a restore, two sandboxes that wait
+    """Play a session on a host in ``home``: turns, a notice, a death and a restore, a checkpoint without
+    time for processes, two sandboxes that wait
     for one worker, and a past that is forgotten. The logs come to lie in ``folder``; nothing else is left."""
     turns = tuple(TraceTurn(number, command) for number, command in enumerate(COMMANDS, 1))
     with Host(home, workers=1, retention=Retention(keep=4)) as host:
@@ -52,6 +53,8 @@ def recorded(home: Path, folder: Path) -> Recorded:
         box.machine().cgroup.kill()
         until(lambda: box.info().status == "dead")
         box.restore()
+        box.run(SERVICE)
+        box.save(TurnClass.FILES)
         _together(host, box, host.create(SandboxSpec("other")))
         host.gc()
         logs = []
@@ -70,7 +73,7 @@ def _together(host: Host, *boxes: Box) -> None:
 
     def busy() -> Turn:
         go.wait(60)
-        return Turn(0, TurnClass.NONE, (), "", 0.0, 0.0, 0.0, 0)
+        return Turn(0, TurnClass.NONE, TurnClass.NONE, (), "", 0.0, 0.0, 0.0, 0)
 
     host.context.engine.submit("busy", busy)
     try:

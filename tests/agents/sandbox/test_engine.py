@@ -13,7 +13,7 @@ from windtunnel.agents.sandbox.policy import Pick, Queued
 
 
 def line(number: int) -> Turn:
-    return Turn(number, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
+    return Turn(number, TurnClass.FULL, TurnClass.FULL, (), "", 0.0, 0.0, 0.0, 0)
 
 
 class Held:

@@ -3,6 +3,7 @@ nothing is left, and the fault is told in one sentence."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
 
 from support.waiting import until
-from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
@@ -185,17 +186,19 @@ def misbehaving(host: Any, tmp_path: Path) -> Iterator[Callable[[str], None]]:
 def test_criu_killed_in_the_middle_of_a_dump(
     make: Callable[..., Any], host: Any, events: list[Any], misbehaving: Callable[[str], None]
 ) -> None:
-    """The checkpoint holds files and shells and says so; the next one is whole again."""
+    """The checkpoint holds files and shells, which is an error; the next one is whole again."""
     box = make()
     turn(box, f"{COUNTER}; X=1")
     good = box.tip
     misbehaving('setsid sleep 0.02 & $real "$@" & c=$!; sleep 0.005; kill -9 $c; kill -9 $$')
-    turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
+    with pytest.raises(LessError, match=r"count\.sh"):
+        turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
     manifest = host.context.manifests.load(box.tip)
     assert manifest.files is not None and manifest.image is None
-    assert manifest.covered == ("files", "state of shell main")
-    assert manifest.not_covered[0].startswith("processes and their memory: ")
-    assert any("no image of the processes" in event.detail for event in events)
+    assert manifest.kept == ("files", "state of shell main")
+    assert {lack.kind for lack in manifest.lacks} == {"processes"}
+    refused = [event for event in events if "no image of the processes" in event.detail]
+    assert len(refused) == 2, "it was tried once more"
     assert frozen(host.home.path) == [] and box.info().status == "running"
     object.__setattr__(host.context, "criu", type(host.context.criu)(_real(), host.context.criu.version))
     line = turn(box, "true")
@@ -235,12 +238,15 @@ def test_a_process_that_a_failed_dump_lost_is_told(
         with pytest.raises(SandboxDied, match="restore"):
             box.run("true")
     else:
-        box.checkpoint(full=True)
+        with contextlib.suppress(LessError) if victim == "shell" else pytest.raises(LessError) as less:
+            box.checkpoint(full=True)
+        if victim == "service":
+            assert "a dump that failed ended it" in str(less.value)
         told = [event.detail for event in events if event.kind == "failed"]
         assert any("ended by the failed dump" in words for words in told), told
     assert frozen(host.home.path) == []
     misbehaving("")
-    box.restore()
+    box.restore(allow_less=True)
     assert box.run("cat /workspace/f; echo $X").stdout == (b"1\n1\n" if victim == "init" else b"2\n1\n")
     box.rollback(good)
     assert box.run(f"cat /workspace/f; echo $X; {COUNT}").stdout == b"1\n1\n1\n"
@@ -259,12 +265,17 @@ def test_a_hanging_criu_is_ended(
     monkeypatch.setattr("windtunnel.agents.sandbox.live.criu.process.GRACE_SECONDS", 0.3)
     misbehaving("sleep 1000")
     box.run("X=2")
-    manifest = box.checkpoint(full=True)
-    assert manifest.image is None and "not complete after" in manifest.not_covered[0]
+    with pytest.raises(LessError, match="not complete after") as less:
+        box.checkpoint(full=True)
+    assert less.value.manifest is not None and less.value.manifest.image is None
     assert frozen(host.home.path) == [] and box.run("echo $X").stdout == b"2\n"
     monkeypatch.setattr(Criu, "restore", lambda *a, **k: restore(*a, **{**k, "timeout": 0.3}))
-    report = box.rollback(good)
-    assert "not complete after" in report.lost[0]
+    with pytest.raises(LessError, match="not complete after") as less:
+        box.rollback(good)
+    assert less.value.report is not None and less.value.report.lacks == less.value.lacks
+    assert box.info().status == "stopped"
+    report = box.rollback(good, allow_less=True)
+    assert [lack.kind for lack in report.lacks] == ["processes"]
     assert box.run("echo $X; cat /proc/sys/kernel/hostname").stdout.startswith(b"1\n")
     checked(host)
 
@@ -274,23 +285,34 @@ ODD = "import os, time; file = open('/workspace/big', 'wb'); file.write(bytes(70
 
 
 def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, events: list[Any]) -> None:
-    """Files and shells are kept, the manifest says which process and why; when it has ended, the next
-    checkpoint is whole without anybody asking."""
+    """Files and shells are kept, the error and the manifest say which process lacks and why; when it has
+    ended, the next checkpoint is whole without anybody asking."""
     box = make(services={"web": "sleep 98765"})
     program = f"{ODD}os.unlink('/workspace/big'); open('/workspace/up', 'w').close(); time.sleep(1000)"
     box.put("/workspace/odd.py", program.encode())
-    turn(
-        box,
-        "cd /tmp; X=1; python3 /workspace/odd.py </dev/null >/dev/null 2>&1 & "
-        "until [ -e /workspace/up ]; do sleep 0.01; done",
-    )
+    with pytest.raises(LessError, match=r"odd\.py.*73 MB"):
+        turn(
+            box,
+            "cd /tmp; X=1; python3 /workspace/odd.py </dev/null >/dev/null 2>&1 & "
+            "until [ -e /workspace/up ]; do sleep 0.01; done",
+        )
+    line = box.log().turns[-1]
+    assert (line.turn_class, line.wanted) == (TurnClass.FILES, TurnClass.FULL)
     manifest = host.context.manifests.load(box.tip)
-    assert manifest.image is None
-    assert "odd.py" in manifest.not_covered[0] and "73 MB" in manifest.not_covered[0], manifest.not_covered
-    # a turn that does nothing does not make a checkpoint without processes look whole
-    assert turn(box, "true").turn_class is TurnClass.FULL
-    report = box.restore()
-    assert "odd.py" in report.lost[0]
+    assert manifest.image is None and len(manifest.lacks) == 1 and "odd.py" in manifest.lacks[0].what
+    # a turn that does nothing does not make a checkpoint without processes look whole; where nobody waits for
+    # it, the next command says so, once
+    box.run("true")
+    box.end_turn()
+    with pytest.raises(LessError, match=r"odd\.py"):
+        box.run("echo not run > /workspace/f")
+    assert box.run("cat /workspace/f; echo run").stdout == b"run\n"
+    assert box.log().turns[-1].wanted is TurnClass.FULL
+    with pytest.raises(LessError, match=r"odd\.py"):
+        box.restore()
+    assert box.info().status == "running" and "odd.py" in " ".join(box.info().processes)
+    report = box.restore(allow_less=True)
+    assert report.lacks == manifest.lacks == box.info().lacks
     assert {"files", "state of shell main", "service web, started anew without its memory"} <= set(
         report.restored
     )
@@ -299,7 +321,7 @@ def test_a_process_that_cannot_be_dumped(make: Callable[..., Any], host: Any, ev
     turn(box, "true")
     manifest = host.context.manifests.load(box.tip)
     assert manifest.image is not None and "sleep 98765" in " ".join(manifest.image.processes)
-    assert not any("memory" in words for words in manifest.not_covered)
+    assert manifest.lacks == () == box.info().lacks
     checked(host)
 
 
@@ -390,7 +412,7 @@ def test_large_sparse_deleted_and_shared(make: Callable[..., Any], host: Any) ->
     )
     turn(box, "head -c 30M /dev/urandom > /dev/shm/a; sum=$(md5sum < /dev/shm/a)")
     manifest = host.context.manifests.load(box.tip)
-    assert manifest.image is not None, manifest.not_covered
+    assert manifest.image is not None, manifest.lacks
     box.restore()
     shown = box.run(
         "stat -c %s /workspace/sparse /workspace/real; tail -c 3 /workspace/real; echo; "

@@ -11,7 +11,7 @@ import pytest
 
 from support import preloaded
 from support.waiting import until
-from windtunnel.agents.sandbox.model import Turn, TurnClass
+from windtunnel.agents.sandbox.model import Saved, Turn, TurnClass
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -96,7 +96,7 @@ def test_everything_comes_back_after_the_death_of_every_process(make: Callable[.
     assert box.info().status == "dead"
     report = box.restore()
     assert box.info().status == "running"
-    assert not any("memory" in words for words in report.lost)
+    assert report.lacks == ()
     assert box.run("pwd; greet you; echo $MODE; cat kept; ls").stdout.split() == (
         b"/workspace hello you debug kept kept server.py".split()
     )
@@ -219,11 +219,11 @@ def test_a_notice_saves_what_runs_and_says_what_it_could_not(host: Any, make: Ca
     first.run("echo 1 > /workspace/f")
     second.run(SLEEP)
     saved = host.notice(30.0)
-    assert saved[first.name] == first.tip and saved[second.name] == second.tip
+    assert saved[first.name] == Saved(first.tip) and saved[second.name] == Saved(second.tip)
     assert [first.diff(first.tip).files, second.diff(second.tip).started] == [(), ()]
     second.run("sleep 2000 </dev/null >/dev/null 2>&1 &")
     late = host.notice(0.0)
-    assert second.tip in late[second.name] and "no time" in late[second.name]
+    assert late[second.name] == Saved(second.tip, fault="no time is left")
 
 
 def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hurt import COUNT, COUNTER, checked
 
 from support.waiting import until
+from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
@@ -55,26 +56,30 @@ def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
     from windtunnel.agents.sandbox.live.host import Host
 
     with Host(own_home, criu=criu, pool_kind=pool, inspector_kind=inspector) as host:
-        box = host.create(SandboxSpec("a", services={"web": "sleep 98765"}))
+        box = host.create(SandboxSpec("a", services={"web": "sleep 98765"}, allow_less=not criu))
         for command, weakest in TURNS:
             line = turn(box, command)
-            assert line.turn_class >= weakest, (command, line)
+            assert line.wanted >= weakest, (command, line)
+            assert line.turn_class >= min(weakest, TurnClass.FULL if criu else TurnClass.FILES), line
+            # the declared service and the shell lack nothing, the counter does
+            lacking = ["bash /workspace/count.sh" in str(lack) for lack in line.lacks]
+            assert lacking == ([True] if not criu and counts(box) and line.turn_class else []), line
         manifest = host.context.manifests.load(box.tip)
         assert manifest.files is not None and manifest.files.kind == pool
-        assert manifest.covered[0] == "files" and manifest.covered[-1] == "state of shell main"
+        assert manifest.kept[0] == "files" and manifest.kept[-1] == "state of shell main"
         if criu:
-            assert manifest.covered[1].endswith("processes with memory and open files")
-            assert not any("memory" in words for words in manifest.not_covered)
+            assert manifest.kept[1].endswith("processes with memory and open files")
+            assert manifest.lacks == ()
         else:
-            assert len(manifest.covered) == 2
-            assert manifest.not_covered[0].startswith("processes and their memory: ")
+            assert len(manifest.kept) == 2
+            assert [(lack.kind, lack.why) for lack in manifest.lacks] == [("processes", "CRIU is missing")]
         dies(box)
         report = box.restore()
         assert box.run(SHOW).stdout == SHOWN
         assert any("sleep 98765" in line for line in box.info().processes)
         if criu:
-            assert manifest.covered[1] in report.restored
-            assert not any("memory" in words for words in report.lost)
+            assert manifest.kept[1] in report.restored
+            assert report.lacks == ()
             assert box.run(COUNT).stdout == b"2\n"
         else:
             assert set(report.restored) == {
@@ -82,7 +87,7 @@ def test_a_rung(own_home: Path, criu: bool, pool: Any, inspector: Any) -> None:
                 "state of shell main",
                 "service web, started anew without its memory",
             }
-            assert report.lost == manifest.not_covered
+            assert report.lacks == manifest.lacks
             assert not any("count.sh" in line for line in box.info().processes)
         turn(box, "X=3")
         dies(box)
@@ -107,23 +112,28 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
     with Host(own_home, criu=False) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"1\n"
-        assert turn(box, "X=2").turn_class is TurnClass.FULL
-        weak = host.context.manifests.load(box.tip)
-        assert weak.image is None and "processes and their memory" in weak.not_covered[0]
-        turn(box, "X=3")
-        weak = host.context.manifests.load(box.tip)
-        assert weak.image is None and "processes and their memory" in weak.not_covered[0]
+        for command in ("X=2", "X=3"):
+            box.run(command)
+            with pytest.raises(LessError, match=r"count\.sh.*CRIU is missing"):
+                box.end_turn().wait(60)
+            line = box.log().turns[-1]
+            assert (line.wanted, line.turn_class) == (TurnClass.FULL, TurnClass.FILES), line
+            weak = host.context.manifests.load(box.tip)
+            assert weak.image is None and len(weak.lacks) == 1
     with Host(own_home) as host:
         box = host.get("a")
         assert box.run(COUNT).stdout == b"2\n"
         assert turn(box, "true").turn_class is TurnClass.FULL
         manifest = host.context.manifests.load(box.tip)
-        assert manifest.image is not None and manifest.not_covered == whole_words(host, whole)
+        assert manifest.image is not None and manifest.lacks == ()
         dies(box)
         box.restore()
         assert box.run(f"echo $X; {COUNT}").stdout == b"3\n3\n"
-        report = box.rollback(weak.id)
-        assert report.lost == weak.not_covered
+        with pytest.raises(LessError, match=r"count\.sh"):
+            box.rollback(weak.id)
+        assert box.run(COUNT).stdout == b"4\n", "what ran was left alone"
+        report = box.rollback(weak.id, allow_less=True)
+        assert report.lacks == weak.lacks
         assert box.run("echo $X").stdout == b"3\n"
         # what runs now is not the image's: the next turn has to keep it
         turn(box, COUNTER)
@@ -133,8 +143,8 @@ def test_down_the_ladder_and_up_again(own_home: Path) -> None:
         checked(host)
 
 
-def whole_words(host: Any, checkpoint: str) -> tuple[str, ...]:
-    return tuple(host.context.manifests.load(checkpoint).not_covered)
+def counts(box: Any) -> bool:
+    return any("count.sh" in line for line in box.info().processes)
 
 
 def test_what_this_host_lacks_is_told_when_it_opens(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Cal
     until(lambda: len(standing(box)) == 6, "answers' helpers to end")
     before = standing(box)
     made = box.checkpoint()
-    assert made.turn_class is TurnClass.FULL and made.image is not None, made.not_covered
+    assert made.turn_class is TurnClass.FULL and made.image is not None, made.lacks
     box.machine().cgroup.kill()
     until(lambda: box.info().status != "running")
     box.restore()

@@ -27,6 +27,7 @@ from windtunnel.agents.sandbox.policy import (
     Decision,
     Endangered,
     Keep,
+    Less,
     Look,
     Notice,
     Observation,
@@ -38,6 +39,7 @@ from windtunnel.agents.sandbox.policy import (
     Rules,
     Save,
     SaveOrder,
+    Settle,
     decide,
     forgettable,
 )
@@ -207,8 +209,7 @@ def manifest(box: str, number: int, files: str, image: str, *, label: str = "") 
         image=ImagePart(image, 1, (), (), (), 0, 0),
         shells=(),
         spec=SandboxSpec(box),
-        covered=(),
-        not_covered=(),
+        kept=(),
         label=label,
     )
 
@@ -290,9 +291,16 @@ looks = st.builds(
     named=st.booleans(),
     most=st.sampled_from([TurnClass.FILES, TurnClass.FULL]),
 )
-restores = st.builds(
-    Restore, st.booleans(), st.booleans(), st.booleans(), st.booleans(), no_images=st.just("no CRIU")
+lesser = st.builds(
+    Less,
+    st.sampled_from(TurnClass),
+    st.sampled_from(TurnClass),
+    st.lists(st.sampled_from(("files", "processes")), unique=True).map(tuple),
+    st.integers(1, 3),
+    again=st.booleans(),
+    allow_less=st.booleans(),
 )
+restores = st.builds(Restore, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 notices = st.builds(
     Notice,
     st.floats(0, 60),
@@ -311,7 +319,7 @@ def test_a_checkpoint_is_made_of_what_can_be_made(look: Look, policy: str) -> No
     assert isinstance(keep, Keep)
     assert keep.made < TurnClass.FULL or (look.images_possible and look.most is TurnClass.FULL)
     assert bool(keep.lost) == (not keep.image)
-    assert keep.image or keep.made is TurnClass.FILES
+    assert keep.image or keep.made <= TurnClass.FILES
     assert not keep.again or (keep.image and keep.made is TurnClass.FILES and look.has_image)
     if look.named:
         assert keep.made > TurnClass.NONE
@@ -354,11 +362,21 @@ def test_nothing_is_brought_back_twice() -> None:
     assert decide(whole) == BringBack(files=True, processes=True, shells=False, services=False)
     mixed = decide(replace(whole, own_image=False))
     assert mixed == BringBack(files=True, processes=True, shells=True, services=False)
-    fresh = decide(replace(whole, images_possible=False, no_images="no CRIU"))
-    assert fresh == BringBack(files=True, processes=False, shells=True, services=True, lost="no CRIU")
+    fresh = decide(replace(whole, images_possible=False))
+    assert fresh == BringBack(files=True, processes=False, shells=True, services=True)
 
 
-@given(looks | notices | restores, st.sampled_from(sorted(POLICIES)))
+@given(lesser, st.sampled_from(sorted(POLICIES)))
+def test_what_lacks_is_an_error_unless_it_is_allowed(less: Less, policy: str) -> None:
+    settle = POLICIES[policy](less)
+    assert isinstance(settle, Settle)
+    if not less.lacks or less.allow_less or policy in ("files", "conversation"):
+        assert settle == Settle("deliver")
+    else:
+        assert settle.answer == ("retry" if less.again and less.tries < 2 else "hold")
+
+
+@given(looks | notices | restores | lesser, st.sampled_from(sorted(POLICIES)))
 def test_what_is_logged_is_read_back(observation: Observation, policy: str) -> None:
     decision = POLICIES[policy](observation)
     assert from_plain(Observation, to_plain(observation, tag=True)) == observation

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.agents.sandbox.client import Sandbox, connect, connect_async
-    from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+    from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
     from windtunnel.agents.sandbox.live.box import Box
     from windtunnel.agents.sandbox.live.effects import Journal
     from windtunnel.agents.sandbox.live.host import Host
-    from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass, TurnResult
+    from windtunnel.agents.sandbox.model import Lack, Limits, SandboxSpec, TurnClass, TurnResult
     from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox
 
 _PLACES = {
@@ -33,6 +33,8 @@ _PLACES = {
     "Box": "live.box",
     "Host": "live.host",
     "Journal": "live.effects",
+    "Lack": "model",
+    "LessError": "errors",
     "Limits": "model",
     "Sandbox": "client",
     "SandboxDied": "errors",
@@ -50,6 +52,8 @@ __all__ = [
     "Box",
     "Host",
     "Journal",
+    "Lack",
+    "LessError",
     "Limits",
     "Sandbox",
     "SandboxDied",

@@ -237,7 +237,9 @@ def _sized(host: Host, name: str, memory: int, processes: int) -> tuple[Box, See
         box.run(f"for n in $(seq {processes - 1}); do sleep 100000 & done")
     first = box.checkpoint(full=True)
     if first.image is None:
-        raise UserError(f"calibrate: this machine makes no process images: {'; '.join(first.not_covered)}")
+        raise UserError(
+            f"calibrate: this machine makes no process images: {'; '.join(map(str, first.lacks))}"
+        )
     seen = Seen(
         memory=float(memory),
         processes=processes,

@@ -157,6 +157,8 @@ class SandboxSpec:
     services: dict[str, str] = field(default_factory=dict)
     proxy_upstream: str = ""
     """Base URL of the model API that the proxy forwards to, for ``network="proxy"``."""
+    allow_less: bool = False
+    """What cannot be kept or brought back stops nothing: it is told."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class ShellState:
 
 LackKind = Literal[
     "processes", "threads", "descriptors", "timers", "locks", "sockets", "mounts", "limits", "directories",
-    "environment", "shells", "services", "files", "ipc",
+    "environment", "shells", "services", "files",
 ]  # fmt: skip
 
 
@@ -217,51 +219,18 @@ class Lack:
 
 
 @dataclass(frozen=True)
-class TimerStood:
-    """A timer behind a descriptor. ``clock`` and ``flags`` as for timerfd_settime(2); ``ticks``: expirations
-    that nobody has read; ``value`` and ``interval`` in nanoseconds."""
-
-    descriptor: int
-    clock: int
-    flags: int
-    ticks: int
-    value: int
-    """Until it next expires; 0 when it does not."""
-    interval: int
-
-
-@dataclass(frozen=True)
-class LockStood:
-    """A lock that a process holds through a descriptor. ``kind``: the kernel's word, as in /proc/locks."""
-
-    descriptor: int
-    kind: str
-    write: bool
-    start: int
-    end: int | None
-    """The last byte; None: to the end of the file, however it grows."""
-
-
-@dataclass(frozen=True)
 class ProcessStood:
-    """A process as it stood when its image was taken. ``pid``: as seen inside. ``facts``: a line for each,
-    with tabs between its kind (`LackKind`), what it is, and its value."""
+    """A process as it stood when its image was taken. ``pid``: as seen inside."""
 
     pid: int
     command: str
-    facts: str = ""
-    timers: tuple[TimerStood, ...] = ()
-    locks: tuple[LockStood, ...] = ()
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What stood when a process image was taken, so that a restore of it can be held against it. ``facts``:
-    of the sandbox as a whole. ``taken``: when, in seconds since the epoch."""
+    """What stood when a process image was taken, so that a restore of it can be held against it."""
 
     processes: tuple[ProcessStood, ...] = ()
-    facts: str = ""
-    taken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -279,6 +248,8 @@ class ImagePart:
     bytes_raw: int
     bytes_new: int
     """Bytes that this image added to the page store."""
+    alone: tuple[Lack, ...] = ()
+    """What only this image brings back; where it cannot be used, that is lacking (``why`` is empty here)."""
     inventory: Inventory | None = None
 
 
@@ -297,9 +268,9 @@ class Manifest:
     """One checkpoint. It is complete the moment its file is there, and never changed afterwards.
 
     ``turn``: number of turns of the sandbox that it covers. ``turn_class``: what it really holds; never FULL
-    without a process image. ``wanted``: what was needed so that nothing is lost; ``lacks``: what a restore
-    will therefore not bring back. ``covered`` and ``not_covered``: in words, what a restore of this manifest
-    brings back and what not. ``request``: id of the model request that was in flight.
+    without a process image. ``wanted``: what was needed so that nothing is lost. ``kept``: in words, what a
+    restore of this manifest brings back; ``lacks``: what of the sandbox it does not. ``request``: id of the
+    model request that was in flight.
     """
 
     id: str
@@ -315,22 +286,26 @@ class Manifest:
     image: ImagePart | None
     shells: tuple[ShellState, ...]
     spec: SandboxSpec
-    covered: tuple[str, ...]
-    not_covered: tuple[str, ...]
+    kept: tuple[str, ...]
+    lacks: tuple[Lack, ...] = ()
     freeze_seconds: float = 0.0
     total_seconds: float = 0.0
     request: str = ""
     label: str = ""
     pinned: bool = False
-    lacks: tuple[Lack, ...] = ()
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One line of a sandbox's log: a turn, its class, and the checkpoint that covers it."""
+    """One line of a sandbox's log: a turn, and the checkpoint that covers it.
+
+    ``turn_class``, ``wanted`` and ``lacks``: as of a manifest. Of a turn whose checkpoint failed nothing is
+    kept, and ``lacks`` says why.
+    """
 
     number: int
     turn_class: TurnClass
+    wanted: TurnClass
     reasons: tuple[str, ...]
     checkpoint: str
     started: float
@@ -338,6 +313,7 @@ class Turn:
     decide_seconds: float
     bytes_new: int
     request: str = ""
+    lacks: tuple[Lack, ...] = ()
 
 
 Capability = Literal[
@@ -378,6 +354,8 @@ class BoxInfo:
     processes: tuple[str, ...]
     base: str = ""
     """The checkpoint that it was forked from."""
+    lacks: tuple[Lack, ...] = ()
+    """What its newest checkpoint or restore did not keep."""
 
 
 @dataclass(frozen=True)
@@ -405,14 +383,25 @@ class Diff:
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What came back, what did not, and how long it took (seconds)."""
+    """What came back (``restored``, in words), what did not, and how long it took (seconds)."""
 
     checkpoint: str
     turn: int
     restored: tuple[str, ...]
-    lost: tuple[str, ...]
+    lacks: tuple[Lack, ...]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a notice has made of one sandbox. ``checkpoint``: the newest one, which covers its state now but
+    for ``lacks``; ``whole``: where something lacks, the newest one before, which has its processes.
+    ``fault``: why there is no checkpoint of its state now, in words."""
+
+    checkpoint: str
     lacks: tuple[Lack, ...] = ()
+    whole: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     RestoreReport,
     SandboxSpec,
+    Saved,
     Turn,
     TurnResult,
 )
@@ -47,13 +48,14 @@ class PendingTurn(Protocol):
         """Somebody waits for it now."""
 
     def wait(self, timeout: float | None = None) -> Turn:
-        """The turn's line of the log once its checkpoint is safe. Raises TimeoutError, or SandboxError or
-        another `HostError` when the checkpoint failed."""
+        """The turn's line of the log once its checkpoint is safe. Raises TimeoutError, LessError where it
+        lacks something, SandboxError or another `HostError` when it failed."""
         ...
 
 
 class AnySandbox(Protocol):
-    """One sandbox. Methods raise SandboxDied when its processes are gone, UserError for what cannot be."""
+    """One sandbox. Methods raise SandboxDied when its processes are gone, UserError for what cannot be, and
+    LessError for what was reached in part, where ``allow_less`` does not allow that."""
 
     @property
     def name(self) -> str: ...
@@ -105,11 +107,15 @@ class AnySandbox(Protocol):
     def wait(self, timeout: float | None = None) -> None:
         """Until the checkpoint under way, if any, is safe. Raises TimeoutError, or what it failed with."""
 
-    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Manifest: ...
+    def checkpoint(
+        self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
+    ) -> Manifest: ...
 
-    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport: ...
+    def restore(
+        self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False
+    ) -> RestoreReport: ...
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport: ...
+    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport: ...
 
     def log(self) -> Log: ...
 
@@ -132,18 +138,24 @@ class AnyHost(Protocol):
     def boxes(self) -> list[BoxInfo]: ...
 
     def fork(
-        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+        self,
+        checkpoint: str,
+        count: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        lazy: bool = False,
+        allow_less: bool = False,
     ) -> Sequence[AnySandbox]:
         """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
 
     def remove(self, name: str) -> None: ...
 
-    def import_(self, url: str, name: str) -> AnySandbox: ...
+    def import_(self, url: str, name: str, *, allow_less: bool = False) -> AnySandbox: ...
 
-    def export(self, checkpoint: str, url: str) -> Manifest: ...
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest: ...
 
-    def notice(self, seconds: float) -> dict[str, str]:
-        """The host will be taken in ``seconds``: checkpoint every sandbox that runs."""
+    def notice(self, seconds: float) -> dict[str, Saved]:
+        """The host will be taken in ``seconds``: checkpoint every sandbox that runs. What lacks is told."""
 
     def gc(self, *, dry_run: bool = False) -> GcReport: ...
 

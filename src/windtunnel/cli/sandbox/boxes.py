@@ -57,6 +57,9 @@ def create(
     ] = None,
     workdir: Annotated[str, typer.Option(help="Where its shells start.")] = "/workspace",
     upstream: Annotated[str, typer.Option(metavar="URL", help="The model API behind --network proxy.")] = "",
+    allow_less: Annotated[
+        bool, typer.Option("--allow-less", help="Of this sandbox, that something lacks is never an error.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox and start it.
@@ -85,6 +88,7 @@ def create(
         services=pairs(service or [], "--service"),
         workdir=workdir,
         proxy_upstream=upstream,
+        allow_less=allow_less,
     )
     with client(context) as daemon:
         info = daemon.create(spec).info()

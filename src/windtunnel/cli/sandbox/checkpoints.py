@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windtunnel.cli.sandbox.common import (
+    AllowLess,
     AsJson,
     Lazy,
     Name,
     box,
     client,
     escape,
+    lacking,
+    less_as_json,
     local_url,
     moment,
     print_json,
@@ -45,20 +48,23 @@ def checkpoint(
     name: Name,
     label: Annotated[str, typer.Option(help="A name for it; a checkpoint with one is never dropped.")] = "",
     full: Annotated[bool, typer.Option("--full", help="Dump the processes in any case.")] = False,
+    allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the state of a sandbox as it is now.
+    """Keep the state of a sandbox as it is now. One that lacks something is kept too.
+
+    Exit status 3: it lacks something. With --allow-less a reply that is held for it goes out.
 
     Example: windtunnel sandbox checkpoint demo --label before-upgrade
     """
-    made = box(context, name).checkpoint(label, full=full)
+    with less_as_json(as_json):
+        made = box(context, name).checkpoint(label, full=full, allow_less=allow_less)
     if as_json:
         return print_json(made)
     frozen = f", frozen for {made.freeze_seconds * 1e3:.0f} ms" if made.freeze_seconds else ""
     typer.echo(f"{made.id}  {made.turn_class.word}{frozen}")
-    typer.echo(f"  kept: {', '.join(made.covered)}")
-    if made.not_covered:
-        typer.echo(f"  not kept: {', '.join(made.not_covered)}")
+    typer.echo(f"  kept: {', '.join(made.kept)}")
+    lacking(made.lacks)
 
 
 def restore(
@@ -68,23 +74,38 @@ def restore(
         str, typer.Argument(metavar="[CHECKPOINT]", help="By default the newest; see `log`.")
     ] = "",
     lazy: Lazy = False,
+    allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a checkpoint of a sandbox back. Whatever of it still runs is killed.
 
+    Exit status 3: something would not come back. What runs is left alone where that is known beforehand;
+    where it turned out, the sandbox is stopped.
+
     Example: windtunnel sandbox restore demo
     """
-    _told(box(context, name).restore(checkpoint, lazy=lazy), as_json)
+    with less_as_json(as_json):
+        report = box(context, name).restore(checkpoint, lazy=lazy, allow_less=allow_less)
+    _told(report, as_json)
 
 
 def rollback(
-    context: typer.Context, name: Name, checkpoint: Checkpoint, lazy: Lazy = False, as_json: AsJson = False
+    context: typer.Context,
+    name: Name,
+    checkpoint: Checkpoint,
+    lazy: Lazy = False,
+    allow_less: AllowLess = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go back to an earlier checkpoint. Later ones stay, as another branch of the tree.
 
+    Exit status 3: as of `restore`.
+
     Example: windtunnel sandbox rollback demo CHECKPOINT
     """
-    _told(box(context, name).rollback(checkpoint, lazy=lazy), as_json)
+    with less_as_json(as_json):
+        report = box(context, name).rollback(checkpoint, lazy=lazy, allow_less=allow_less)
+    _told(report, as_json)
 
 
 def fork(
@@ -97,21 +118,26 @@ def fork(
         str, typer.Option(metavar="PREFIX", help="They are called PREFIX-1 and so on, or, if one, PREFIX.")
     ] = "",
     lazy: Lazy = False,
+    allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
     """Start sandboxes that go on from one checkpoint, each with an identity of its own.
+
+    Exit status 3: something would lack; none is started then.
 
     Example: windtunnel sandbox fork demo --count 4
     """
     names = None
     if name:
         names = [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
-    with client(context) as daemon:
-        made = daemon.fork(source, count, names=names, lazy=lazy)
-        if as_json:
-            return print_json([one.info() for one in made])
-    for one in made:
-        typer.echo(one.name)
+    with client(context) as daemon, less_as_json(as_json):
+        made = daemon.fork(source, count, names=names, lazy=lazy, allow_less=allow_less)
+        found = [one.info() for one in made]
+    if as_json:
+        return print_json(found)
+    for info in found:
+        typer.echo(info.name)
+        lacking(info.lacks)
 
 
 def export(
@@ -122,47 +148,70 @@ def export(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/path.")
     ],
+    allow_less: AllowLess = False,
 ) -> None:
     """Write a checkpoint, complete in itself, so that another host can restore it.
+
+    Exit status 3: the sandbox's state now cannot be kept whole; nothing is written then.
 
     Example: windtunnel sandbox export demo s3://bucket/demo
     """
     with client(context) as daemon:
-        made = daemon.export(source, local_url(url))
+        made = daemon.export(source, local_url(url), allow_less=allow_less)
     typer.echo(f"exported {made.id} to {url}")
+    lacking(made.lacks)
 
 
 def import_(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="Where `export` wrote it.")],
     name: Name,
+    allow_less: AllowLess = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a sandbox from an exported checkpoint, and start it.
+
+    Exit status 3: something would not come back; no sandbox is made then.
 
     Example: windtunnel sandbox import s3://bucket/demo demo-2
     """
     from windtunnel.agents.sandbox.live.place import checked_name
 
-    with client(context) as daemon:
-        made = daemon.import_(local_url(url), checked_name(name))
-    typer.echo(f"{made.name} runs")
+    with client(context) as daemon, less_as_json(as_json):
+        info = daemon.import_(local_url(url), checked_name(name), allow_less=allow_less).info()
+    if as_json:
+        return print_json(info)
+    typer.echo(f"{info.name} runs")
+    lacking(info.lacks)
 
 
 def notice(
     context: typer.Context,
     seconds: Annotated[float, typer.Argument(min=0.001, help="How long the machine will still be there.")],
+    allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
     """The machine will be taken: checkpoint every sandbox that runs, cheapest first.
 
+    Exit status 3: not all of every sandbox is kept.
+
     Example: windtunnel sandbox notice 120
     """
+    from windtunnel.agents.sandbox.errors import LessError
+
     with client(context) as daemon:
         outcome = daemon.notice(seconds)
     if as_json:
-        return print_json(outcome)
-    for name, told in outcome.items():
-        typer.echo(f"{name}: {told}")
+        print_json(outcome)
+    else:
+        for name, saved in outcome.items():
+            typer.echo(f"{name}: {saved.fault or saved.checkpoint}")
+            lacking(saved.lacks)
+            if saved.fault or saved.whole:
+                typer.echo(f"  whole: {saved.whole or saved.checkpoint}")
+    less = [name for name, saved in outcome.items() if saved.fault or saved.lacks]
+    if less and not allow_less:
+        raise LessError(f"notice: not all is kept of {', '.join(less)}; --allow-less takes it as it is")
 
 
 def gc(
@@ -194,8 +243,7 @@ def _told(report: RestoreReport, as_json: bool) -> None:
         return print_json(report)
     typer.echo(f"{report.checkpoint} is back, turn {report.turn}, in {report.seconds * 1e3:.0f} ms")
     typer.echo(f"  back: {', '.join(report.restored)}")
-    if report.lost:
-        typer.echo(f"  not back: {', '.join(report.lost)}")
+    lacking(report.lacks)
 
 
 def log(
@@ -280,6 +328,8 @@ def _label(name: str, one: Manifest, tips: list[str]) -> str:
     word = one.turn_class.word
     added = sum(part.bytes_new for part in (one.files, one.image) if part is not None and part.id == one.id)
     text = f"{one.id}  turn {one.turn}  [{CLASSES[word]}]{word}[/]  {size(added)}  {moment(one.created)}"
+    if one.lacks:
+        text += f"  [red]{one.wanted.word} was wanted, {len(one.lacks)} lacking[/]"
     if one.box != name:
         text += f"  [dim]of {escape(one.box)}[/]"
     if one.label:
@@ -295,15 +345,18 @@ def _label(name: str, one: Manifest, tips: list[str]) -> str:
 
 
 def _show_turns(found: Log) -> None:
-    shown = table("turn", "class", "checkpoint", "added", "took", "why", right=("turn", "added", "took"))
+    columns = ("turn", "kept", "wanted", "checkpoint", "added", "took", "why")
+    shown = table(*columns, right=("turn", "added", "took"))
     for one in found.turns:
-        word = one.turn_class.word
+        kept, wanted = one.turn_class.word, one.wanted.word
+        lacks = [f"lacks {lack}" for lack in one.lacks]
         shown.add_row(
             str(one.number),
-            f"[{CLASSES[word]}]{word}[/]",
+            f"[{CLASSES[kept]}]{kept}[/]",
+            f"[{'red' if lacks else CLASSES[wanted]}]{wanted}[/]",
             one.checkpoint or "–",
             size(one.bytes_new),
             f"{one.seconds * 1e3:,.0f} ms",
-            escape("; ".join(one.reasons)),
+            escape("; ".join((*lacks, *one.reasons))),
         )
     show(shown)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.errors import ScriptError, UserError, WindtunnelError
 from windtunnel.cli.sandbox.common import Name, box
 
 if TYPE_CHECKING:
@@ -43,14 +43,22 @@ def execute(
     """Run a command. Output, errors and exit status are the command's own.
 
     It runs in a persistent shell, so `cd` and variables stay. Afterwards the turn ends: what it changed is
-    classified and kept by a checkpoint. Exit status 124: timeout; 130: cancelled by Ctrl-C.
+    classified and kept by a checkpoint. Exit status 124: timeout; 130: cancelled by Ctrl-C; 3: the checkpoint
+    lacks something that the sandbox holds (see `create --allow-less`).
 
     Example: windtunnel sandbox exec demo -- 'cd /workspace && make test'
     """
     command = argv[0] if len(argv) == 1 else shlex.join(argv)
     with _interruptible() as cancel:
-        result = _run(box(context, name), command, cancel, shell=shell, timeout=timeout, turn=not no_turn)
-    raise typer.Exit(_status(result, timeout))
+        result, fault = _run(
+            box(context, name), command, cancel, shell=shell, timeout=timeout, turn=not no_turn
+        )
+    status = _status(result, timeout)
+    if fault is not None:
+        if status:
+            _say(f"the command ended with status {status}")
+        raise fault
+    raise typer.Exit(status)
 
 
 def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
@@ -71,9 +79,11 @@ def interact(context: typer.Context, name: Name, shell: Shell = "main") -> None:
         if not line.strip():
             continue
         with _interruptible() as cancel:
-            result = _run(found, line, cancel, shell=shell, timeout=None, turn=True)
+            result, fault = _run(found, line, cancel, shell=shell, timeout=None, turn=True)
         if result.ended != "exit":
             _say(result.ended + (f": {result.note}" if result.note else ""))
+        if fault is not None:
+            _say(str(fault))
 
 
 def _line(found: RemoteBox, shell: str, typing: bool) -> str | None:
@@ -104,8 +114,9 @@ def _run(
     shell: str,
     timeout: float | None,
     turn: bool,
-) -> TurnResult:
-    """Run a command with its output on this process's own, byte by byte."""
+) -> tuple[TurnResult, WindtunnelError | None]:
+    """Run a command with its output on this process's own, byte by byte; with what its turn's end or its
+    checkpoint, which is waited for, failed with."""
     outputs: dict[str, Any] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
 
     def on_output(stream: str, data: bytes) -> None:
@@ -114,17 +125,23 @@ def _run(
 
     try:
         if not turn:
-            return found.run(command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
-        result, _, problem = found.run_turn(
+            result = found.run(command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output)
+            return result, None
+        result, pending, problem = found.run_turn(
             command, shell=shell, timeout=timeout, cancel=cancel, on_output=on_output
         )
     except BrokenPipeError:
         # Whoever read the output has gone; the command was cancelled when its stream was closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
-    if problem:
-        _say(f"the turn could not be ended: {problem}")
-    return result
+    try:
+        if problem is not None:
+            raise problem
+        for lack in pending.wait().lacks if pending is not None else ():
+            _say(f"not kept: {lack}")
+    except WindtunnelError as fault:
+        return result, fault
+    return result, None
 
 
 def _status(result: TurnResult, timeout: float | None) -> int:

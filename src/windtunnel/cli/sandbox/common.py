@@ -5,9 +5,10 @@ Rich is imported where something is printed with it: most calls print a line, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from windtunnel.agents.sandbox.client import Client, RemoteBox
+    from windtunnel.agents.sandbox.model import Lack
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sandbox.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 Lazy = Annotated[bool, typer.Option("--lazy", help="Bring memory page by page while it already runs.")]
+AllowLess = Annotated[
+    bool, typer.Option("--allow-less", help="That something lacks is told, and no error (exit status 3).")
+]
 
 
 def needed(module: str) -> None:
@@ -65,6 +70,25 @@ def home_of(context: typer.Context) -> Path:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(to_plain(value), indent=2, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def less_as_json(as_json: bool) -> Iterator[None]:
+    """A LessError in the block: what there is all the same is printed, where JSON is asked for."""
+    from windtunnel.agents.sandbox.errors import LessError
+
+    try:
+        yield
+    except LessError as error:
+        if as_json:
+            print_json(error.manifest or error.report)
+        raise
+
+
+def lacking(lacks: Sequence[Lack]) -> None:
+    """What was not reached, one a line."""
+    for one in lacks:
+        typer.echo(f"  lacks {one.what}: {one.why}")
 
 
 def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:

@@ -45,13 +45,12 @@ def manifest(id: str, turn: int, *, image: str, files: str) -> Manifest:
         image=ImagePart(image, 1, (), (), (), 1000, 100),
         shells=(),
         spec=SandboxSpec("x"),
-        covered=(),
-        not_covered=(),
+        kept=(),
     )
 
 
 def line(number: int, turn_class: TurnClass, *reasons: str) -> Turn:
-    return Turn(number, turn_class, reasons, "", 0.0, 0.0, 0.0, 0)
+    return Turn(number, turn_class, turn_class, reasons, "", 0.0, 0.0, 0.0, 0)
 
 
 # --- sections -----------------------------------------------------------------------------------------------

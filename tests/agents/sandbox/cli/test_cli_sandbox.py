@@ -81,11 +81,32 @@ def test_exec_tells_how_a_command_was_cut_off(client: Client, cli: Run) -> None:
     assert (late.returncode, late.stderr) == (124, b"windtunnel: cut off after 0.2 s\n")
     box.run("touch broken")
     warned = cli("exec", "a", "--", "echo fine")
-    assert (warned.returncode, warned.stdout) == (0, b"fine\n")
+    assert (warned.returncode, warned.stdout) == (1, b"fine\n")
+    assert b"the disk is full" in warned.stderr
     box.stop()
     dead = cli("exec", "a", "--", "true")
     assert (dead.returncode, dead.stdout) == (1, b"")
     assert dead.stderr.startswith(b"windtunnel: sandbox a is dead") and dead.stderr.count(b"\n") == 1
+
+
+def test_what_lacks_has_an_exit_status_of_its_own_and_is_told_as_json(client: Client, cli: Run) -> None:
+    box = client.create(SandboxSpec("a"))
+    box.run("echo it is watched > odd")
+    lacks = [{"kind": "processes", "what": "odd (process 7 inside)", "why": "it is watched\n"}]
+    for words, status in (((), 3), (("--allow-less",), 0)):
+        kept = cli("checkpoint", "a", "--json", *words)
+        told = json.loads(kept.stdout)
+        assert (kept.returncode, told["lacks"], told["kept"]) == (status, lacks, ["files"])
+        assert told["id"] == box.tip, "it is kept all the same"
+        assert (b"odd is not kept" in kept.stderr) == (status == 3)
+        back = cli("restore", "a", "--json", *words)
+        told = json.loads(back.stdout)
+        assert (back.returncode, told["lacks"], told["restored"]) == (status, lacks, ["files"])
+        assert box.info().status == ("stopped" if status else "running")
+        gone = cli("notice", "30", "--json", *words)
+        assert (gone.returncode, json.loads(gone.stdout)["a"]["lacks"]) == (status, lacks)
+    shown = cli("checkpoint", "a").stderr.decode(), cli("log", "a").stdout.decode()
+    assert shown == ("windtunnel: odd is not kept\n", shown[1]) and "1 lacking" in shown[1]
 
 
 def test_ctrl_c_cancels_the_command(client: Client) -> None:
@@ -204,10 +225,10 @@ def test_checkpoints(client: Client, verb: Verb) -> None:
     box = client.create(SandboxSpec("a"))
     first = json.loads(verb("checkpoint", "a", "--label", "start", "--full", "--json"))
     assert (first["turn_class"], first["label"]) == ("full", "start")
-    assert "not kept: connections" in verb("checkpoint", "a")
+    assert "kept: files" in verb("checkpoint", "a")
     assert verb("fork", "a", "--count", "2", "--name", "x") == "x-1\nx-2\n"
     assert verb("fork", first["id"], "--name", "y") == "y\n"
-    assert "not back: processes" in verb("restore", "a")
+    assert "back: files" in verb("restore", "a")
     assert first["id"] in verb("rollback", "a", first["id"])
     shown = verb("log", "a")
     assert shown.index(first["id"]) < shown.index("← tip")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import asdict
 
 import pytest
@@ -19,11 +20,13 @@ from windtunnel.agents.sandbox.client.wire import (
     read,
     result_line,
 )
-from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live.daemon.service import told
 from windtunnel.agents.sandbox.model import (
     ImagePart,
+    Lack,
     Manifest,
+    RestoreReport,
     SandboxSpec,
     ShellState,
     TurnClass,
@@ -81,10 +84,21 @@ def test_a_stream_that_ends_early_or_lacks_output_is_a_fault() -> None:
 
 @pytest.mark.parametrize("kind", STATUS)
 def test_every_kind_of_error_has_its_exception(kind: str) -> None:
-    error = raised({"error": "words", "kind": kind}, STATUS[kind])
+    error = raised({"error": "words", "kind": kind, "lacks": []}, STATUS[kind])
     assert str(error) == "words"
     assert isinstance(error, UserError) == (STATUS[kind] < 410)
     assert isinstance(error, SandboxDied) == (kind == "died")
+
+
+def test_what_lacks_comes_over_whole() -> None:
+    lacks = (Lack("timers", "python3 (process 5 inside): timerfd 4", "it is periodic"),)
+    report = RestoreReport("c1", 3, ("files",), lacks, 0.5)
+    answer = json.loads(json.dumps(told(LessError("less came back", lacks, report=report))))
+    error = raised(answer, STATUS[answer["kind"]])
+    assert isinstance(error, LessError) and str(error) == "less came back"
+    assert (error.lacks, error.report, error.manifest) == (lacks, report, None)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.lacks, again.report) == (str(error), lacks, report)
 
 
 def test_what_is_late_is_a_timeout_on_both_sides() -> None:
@@ -112,8 +126,7 @@ def test_a_manifest_comes_back_the_same() -> None:
         image=ImagePart("c0", 7, ("init", "bash"), ("/a",), ("/lib",), 9, 3),
         shells=(ShellState("main", "bash", "declare -x A", "f"),),
         spec=SandboxSpec("a", environment={"A": "b"}),
-        covered=("files",),
-        not_covered=(),
+        kept=("files",),
     )
     assert read(Manifest, json.loads(json.dumps(asdict(made)))) == made
     assert read(Manifest, {**json.loads(json.dumps(asdict(made))), "of a newer daemon": 1}) == made

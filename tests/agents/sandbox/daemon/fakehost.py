@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from windtunnel.agents.sandbox.client.wire import TAIL, read
-from windtunnel.agents.sandbox.errors import SandboxDied
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.live.daemon.server import end, run
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -37,9 +37,11 @@ from windtunnel.agents.sandbox.model import (
     FileChange,
     FilesPart,
     GcReport,
+    Lack,
     Manifest,
     RestoreReport,
     SandboxSpec,
+    Saved,
     Turn,
     TurnClass,
     TurnResult,
@@ -218,7 +220,9 @@ class FakeBox:
     def end_turn(self, request: str = "", *, urgent: bool = False) -> FakePending:
         with self._lock:
             number = self.state()["turns"] + 1
-            turn = Turn(number, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request)
+            turn = Turn(
+                number, TurnClass.FILES, TurnClass.FILES, ("modified /a",), "c", 1.0, 0.5, 0.1, 7, request
+            )
             self.save(turns=number, log=[*self.state()["log"], asdict(turn)])
             self.host.report(Event("turn", self.name, str(number)))
             return FakePending(self, turn)
@@ -226,7 +230,14 @@ class FakeBox:
     def wait(self, timeout: float | None = None) -> None:
         return None
 
-    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Manifest:
+    def _lacks(self) -> tuple[Lack, ...]:
+        """What the file ``odd`` of the sandbox says."""
+        odd = self.files / "odd"
+        return (Lack("processes", "odd (process 7 inside)", odd.read_text()),) if odd.exists() else ()
+
+    def checkpoint(
+        self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
+    ) -> Manifest:
         with self._lock:
             checkpoints = self.state()["checkpoints"]
             manifest = Manifest(
@@ -242,16 +253,18 @@ class FakeBox:
                 image=None,
                 shells=(),
                 spec=self.spec,
-                covered=("files",),
-                not_covered=("connections to other machines",),
+                kept=("files",),
+                lacks=self._lacks(),
                 label=label,
                 pinned=pin,
             )
             shutil.copytree(self.files, self.folder / "snapshots" / manifest.id)
             self.save(checkpoints=[*checkpoints, asdict(manifest)])
+            if manifest.lacks and not allow_less:
+                raise LessError("odd is not kept", manifest.lacks, manifest=manifest)
             return manifest
 
-    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport:
+    def restore(self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         with self._lock:
             known = [one["id"] for one in self.state()["checkpoints"]]
             found = [one for one in known if one.startswith(checkpoint)] if checkpoint else known[-1:]
@@ -259,11 +272,15 @@ class FakeBox:
                 raise UserError(f"sandbox {self.name}: checkpoint {checkpoint!r} is unknown")
             shutil.rmtree(self.files)
             shutil.copytree(self.folder / "snapshots" / found[0], self.files)
-            self.save(status="running")
-            return RestoreReport(found[0], 1, ("files",), ("processes",), 0.25)
+            report = RestoreReport(found[0], 1, ("files",), self._lacks(), 0.25)
+            less = bool(report.lacks) and not allow_less
+            self.save(status="stopped" if less else "running")
+            if less:
+                raise LessError("odd does not come back", report.lacks, report=report)
+            return report
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport:
-        return self.restore(checkpoint, lazy=lazy)
+    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
+        return self.restore(checkpoint, lazy=lazy, allow_less=allow_less)
 
     def log(self) -> Log:
         state = self.state()
@@ -321,7 +338,13 @@ class FakeHost:
         shutil.rmtree(box.folder)
 
     def fork(
-        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+        self,
+        checkpoint: str,
+        count: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        lazy: bool = False,
+        allow_less: bool = False,
     ) -> list[FakeBox]:
         for source in self._boxes.values():
             for one in source.state()["checkpoints"]:
@@ -338,15 +361,16 @@ class FakeHost:
                     return made
         raise UserError(f"sandbox: checkpoint {checkpoint!r} is unknown")
 
-    def import_(self, url: str, name: str) -> FakeBox:
+    def import_(self, url: str, name: str, *, allow_less: bool = False) -> FakeBox:
         return self.create(SandboxSpec(name=name, image=url))
 
-    def export(self, checkpoint: str, url: str) -> Manifest:
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
         box = self._boxes[checkpoint]
         return box.log().checkpoints[-1]
 
-    def notice(self, seconds: float) -> dict[str, str]:
-        return {name: box.checkpoint("notice").id for name, box in self._boxes.items()}
+    def notice(self, seconds: float) -> dict[str, Saved]:
+        made = {name: box.checkpoint("notice", allow_less=True) for name, box in self._boxes.items()}
+        return {name: Saved(one.id, one.lacks) for name, one in made.items()}
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)

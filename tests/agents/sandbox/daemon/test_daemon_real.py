@@ -26,7 +26,7 @@ def test_real_sandboxes_outlive_their_daemon(own_home: Path) -> None:
             result, pending, problem = box.run_turn(
                 "echo $$; cd /tmp; export A='b c'; sleep 600 & exec 3>/tmp/log"
             )
-            assert (result.exit_code, problem) == (0, "")
+            assert (result.exit_code, problem) == (0, None)
             assert pending is not None and pending.wait(60).turn_class is TurnClass.FULL
             assert box.run("printf '\\377\\0'; head -c 3000000 /dev/zero").stdout == b"\xff\0" + bytes(
                 3_000_000

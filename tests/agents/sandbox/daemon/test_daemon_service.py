@@ -187,7 +187,7 @@ def test_without_a_stream_the_answer_is_one_object(client: Client) -> None:
 def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
     box = client.create(SandboxSpec("a"))
     result, pending, problem = box.run_turn("touch hold; echo x", request="r1")
-    assert (result.stdout, problem) == (b"x\n", "")
+    assert (result.stdout, problem) == (b"x\n", None)
     assert pending is not None and not pending.done
     with pytest.raises(TimeoutError):
         pending.wait(0.1)

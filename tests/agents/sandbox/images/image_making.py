@@ -13,6 +13,7 @@ import numpy as np
 from windtunnel.agents.sandbox.model import (
     FilesPart,
     ImagePart,
+    Lack,
     Limits,
     Manifest,
     SandboxSpec,
@@ -67,8 +68,8 @@ def manifest(id: str = "20260101-000000-abc", **fields: object) -> Manifest:
         "image": ImagePart(id, 7, ("init", "bash"), ("/bin/bash",), ("/bin/bash",), 8192, 4096),
         "shells": (ShellState("main", "bash", "declare -- a='ü'", "f00"),),
         "spec": SandboxSpec("demo", limits=Limits(cpus=1), environment={"A": "b"}, services={"web": "serve"}),
-        "covered": ("files",),
-        "not_covered": ("connections to other machines",),
+        "kept": ("files",),
+        "lacks": (Lack("processes", "sleep 5 (process 7 inside)", "it is watched"),),
     }
     return Manifest(id=id, **{**plain, **fields})  # type: ignore[arg-type]
 

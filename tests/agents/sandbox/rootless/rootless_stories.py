@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.agents.sandbox.errors import SandboxDied
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.live.context import Event
 from windtunnel.agents.sandbox.live.criu import doctor, rung
 from windtunnel.agents.sandbox.live.files.host_image import Package, fill
@@ -66,9 +66,18 @@ def refused(work: Callable[[], object], words: str) -> None:
         raise AssertionError(f"nothing was refused that says {words!r}")
 
 
+def less(work: Callable[[], object], words: str) -> None:
+    try:
+        work()
+    except LessError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nobody said that {words!r} lacks")
+
+
 def judged(turn: Turn, wanted: TurnClass) -> None:
     """The turn has that class, unless the host was too busy for the shell to come back to its prompt."""
-    assert turn.turn_class is wanted or any("is busy" in reason for reason in turn.reasons), turn
+    assert turn.wanted is wanted or any("is busy" in reason for reason in turn.reasons), turn
 
 
 def turns(home: Path) -> None:
@@ -95,13 +104,16 @@ def turns(home: Path) -> None:
             "setsid sleep 1000 </dev/null >/dev/null 2>&1 & disown;"
             " until grep -q ^sleep /proc/$!/cmdline; do :; done"
         )
-        turn = box.end_turn().wait()
+        less(lambda: box.end_turn().wait(), "sleep 1000")
+        turn = box.log().turns[-1]
         judged(turn, TurnClass.FULL)
+        assert turn.turn_class is TurnClass.FILES
         assert any("sleep 1000" in reason for reason in turn.reasons), turn.reasons
-        manifest = box.checkpoint()
+        less(box.checkpoint, "sleep 1000")
+        manifest = box.checkpoint(allow_less=True)
         assert manifest.image is None
-        assert any("memory" in words and "without root" in words for words in manifest.not_covered)
-        assert "files" in manifest.covered
+        assert [(one.kind, "without root" in one.why) for one in manifest.lacks] == [("processes", True)]
+        assert "files" in manifest.kept
         assert all(decide(seen) == answer for seen, answer in box.decisions())
 
 
@@ -151,10 +163,10 @@ def restore(home: Path) -> None:
         listing = "stat -c '%n %a %F %h' a b c pipe locked shut"
         before = box.run(listing).text
         box.run("rm -rf /workspace/*; chmod 700 /workspace; greet() { echo no; }; cd /; sleep 3000 &")
-        box.end_turn().wait()
+        less(lambda: box.end_turn().wait(), "sleep 3000")
         report = box.restore(kept.id)
         assert "files" in report.restored
-        assert any("memory" in words for words in report.lost)
+        assert report.lacks == (), "a declared service and shells lack nothing"
         assert any("service idle" in words for words in report.restored)
         assert box.run("pwd; greet").text == "/workspace\nhello red\n"
         assert box.run(listing).text == before

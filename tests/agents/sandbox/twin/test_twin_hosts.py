@@ -14,7 +14,7 @@ from windtunnel.agents.sandbox.model import Turn, TurnClass
 from windtunnel.agents.sandbox.twin.hosts import CheckpointJob, Scheduler
 from windtunnel.engines.events import Environment, ProcessGenerator
 
-TURN = Turn(1, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
+TURN = Turn(1, TurnClass.FILES, TurnClass.FILES, (), "", 0.0, 0.0, 0.0, 0)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.booleans()),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, TurnResult
+from windtunnel.agents.sandbox.model import BoxInfo, Manifest, SandboxSpec, Saved, TurnResult
 from windtunnel.base.errors import UserError
 
 CONCURRENT = 256
@@ -118,18 +118,21 @@ class Pool:
     def remove(self, name: str) -> None:
         self.get(name).remove()
 
-    def move(self, name: str, node: str, url: str) -> PooledBox:
-        """Take a sandbox to another node through ``url``, which both reach; it is removed where it was."""
+    def move(self, name: str, node: str, url: str, *, allow_less: bool = False) -> PooledBox:
+        """Take a sandbox to another node through ``url``, which both reach; it is removed where it was.
+
+        Raises LessError where something would be left behind, unless ``allow_less``; it stays then.
+        """
         self._known(node)
         source = self.get(name)
         if source.node == node:
             return source
-        self._host(source.node, "export", name, url)
-        self._host(node, "import_", url, name)
+        self._host(source.node, "export", name, url, allow_less=allow_less)
+        self._host(node, "import_", url, name, allow_less=allow_less)
         source.remove()
         return PooledBox(self._actors[node], name, node)
 
-    def notice(self, node: str, seconds: float) -> dict[str, str]:
+    def notice(self, node: str, seconds: float) -> dict[str, Saved]:
         """A node will be taken: checkpoint all that runs there."""
         return dict(self._host(node, "notice", seconds))
 
@@ -140,10 +143,10 @@ class Pool:
         for actor in self._actors.values():
             ray.kill(actor)
 
-    def _host(self, node: str, method: str, *arguments: Any) -> Any:
+    def _host(self, node: str, method: str, *arguments: Any, **options: Any) -> Any:
         """A method of a node's host, and its answer."""
         self._known(node)
-        return _got(self._actors[node].call.remote(None, method, *arguments))
+        return _got(self._actors[node].call.remote(None, method, *arguments, **options))
 
     def _known(self, node: str) -> None:
         if node not in self._actors:
@@ -175,13 +178,21 @@ class PooledBox:
         """End the turn; its checkpoint goes on while the model thinks."""
         self.call("end_turn", request)
 
-    def checkpoint(self, label: str = "", *, full: bool = False) -> Manifest:
-        made: Manifest = self.call("checkpoint", label, full=full)
+    def checkpoint(self, label: str = "", *, full: bool = False, allow_less: bool = False) -> Manifest:
+        made: Manifest = self.call("checkpoint", label, full=full, allow_less=allow_less)
         return made
 
-    def fork(self, count: int = 1, *, names: list[str] | None = None, lazy: bool = False) -> list[PooledBox]:
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        names: list[str] | None = None,
+        lazy: bool = False,
+        allow_less: bool = False,
+    ) -> list[PooledBox]:
         """Sandboxes that go on from its state now, on the same node."""
-        made = _got(self._actor.call.remote(None, "fork", self.name, count, names=names, lazy=lazy))
+        options = {"names": names, "lazy": lazy, "allow_less": allow_less}
+        made = _got(self._actor.call.remote(None, "fork", self.name, count, **options))
         return [PooledBox(self._actor, name, self.node) for name in made]
 
     def remove(self) -> None:

@@ -157,7 +157,7 @@ def without_shell(semantic: Sequence[Session], full: Sequence[Session]) -> int:
     """Bytes of the semantic policy if a turn of class shell needed a process image."""
     total = 0
     for one, other in zip(semantic, full, strict=True):
-        shell = {line.number for line in one.played.turns if line.turn_class is TurnClass.SHELL}
+        shell = {line.number for line in one.played.turns if line.wanted is TurnClass.SHELL}
         for turn, amount in one.bytes.items():
             total += (other.bytes[turn] if turn in shell else amount).with_store
     return total
@@ -170,7 +170,7 @@ def shares_rows(quick: bool) -> Iterator[Row]:
     own = {trace.name for trace in shipped()}
     for words, generated in (("shipped sessions", False), ("generated sessions", True)):
         chosen = [one for one in found if (one.trace.name not in own) is generated]
-        decided = [line.turn_class for one in chosen for line in one.turns]
+        decided = [line.wanted for one in chosen for line in one.turns]
         true = [turn.true_class for one in chosen for turn in one.trace.turns if turn.true_class is not None]
         yield from class_rows(words, decided, true, published=not generated)
 
@@ -208,7 +208,7 @@ class Judged:
         truth = self.turn.true_class.word if self.turn.true_class is not None else "unknown"
         return (
             f"{self.trace} turn {self.turn.turn} ({self.turn.command.splitlines()[0][:60]!r}): "
-            f"{self.decided.turn_class.word}, in truth {truth}"
+            f"{self.decided.wanted.word}, in truth {truth}"
         )
 
 
@@ -222,8 +222,8 @@ def false_none_rows(quick: bool) -> Iterator[Row]:
 def judged_rows(turns: list[Judged]) -> Iterator[Row]:
     objected = [one for one in turns if one.objection]
     known = [one for one in turns if one.turn.true_class is not None]
-    weak = [one for one in known if one.decided.turn_class < (one.turn.true_class or TurnClass.NONE)]
-    strong = [one for one in known if one.decided.turn_class > (one.turn.true_class or TurnClass.NONE)]
+    weak = [one for one in known if one.decided.wanted < (one.turn.true_class or TurnClass.NONE)]
+    strong = [one for one in known if one.decided.wanted > (one.turn.true_class or TurnClass.NONE)]
     yield Row(
         "false-none",
         f"weaker than two full looks allow, of {len(turns)} turns",
@@ -258,7 +258,7 @@ def causes(strong: list[Judged]) -> str:
         truth = one.turn.true_class or TurnClass.NONE
         reason = one.decided.reasons[0] if one.decided.reasons else "no reason"
         cause = "wrote memory and received input" if "received input" in reason else reason
-        key = f"{truth.word} as {one.decided.turn_class.word}: {cause}"
+        key = f"{truth.word} as {one.decided.wanted.word}: {cause}"
         counts[key] = counts.get(key, 0) + 1
     order = sorted(counts.items(), key=lambda item: -item[1])
     return "; ".join(f"{number} × {cause}" for cause, number in order[:4])
@@ -280,7 +280,7 @@ def judged(host: Host, trace: Trace) -> list[Judged]:
     def end(turn: TraceTurn, _: Output) -> None:
         line = seat.end_turn()
         after = seat.watch()
-        found.append(Judged(trace.name, turn, line, weaker(line.turn_class, before.pop(), after)))
+        found.append(Judged(trace.name, turn, line, weaker(line.wanted, before.pop(), after)))
         before.append(after)
 
     try:

@@ -69,11 +69,18 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
 
     @request
     def fork(
-        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+        self,
+        checkpoint: str,
+        count: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        lazy: bool = False,
+        allow_less: bool = False,
     ) -> Call[list[BoxT]]:
         """``count`` new sandboxes from a checkpoint's id, its beginning, or a sandbox's name."""
         chosen = None if names is None else list(names)
         body = {"checkpoint": checkpoint, "count": count, "names": chosen, "lazy": lazy}
+        body["allow_less"] = allow_less
         return Call("POST", "/v1/fork", lambda answer: [self._made(one) for one in answer], body)
 
     @request
@@ -81,17 +88,19 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return Call("DELETE", of_box(name), _nothing)
 
     @request
-    def import_(self, url: str, name: str) -> Call[BoxT]:
-        return Call("POST", "/v1/import", self._made, {"url": url, "name": name})
+    def import_(self, url: str, name: str, *, allow_less: bool = False) -> Call[BoxT]:
+        body = {"url": url, "name": name, "allow_less": allow_less}
+        return Call("POST", "/v1/import", self._made, body)
 
     @request
-    def export(self, checkpoint: str, url: str) -> Call[Manifest]:
-        return Call("POST", "/v1/export", reads(Manifest), {"checkpoint": checkpoint, "url": url})
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Call[Manifest]:
+        body = {"checkpoint": checkpoint, "url": url, "allow_less": allow_less}
+        return Call("POST", "/v1/export", reads(Manifest), body)
 
     @request
-    def notice(self, seconds: float) -> Call[dict[str, str]]:
+    def notice(self, seconds: float) -> Call[dict[str, model.Saved]]:
         """The host will be taken in ``seconds``: checkpoint every sandbox that runs."""
-        return Call("POST", "/v1/notice", dict, {"seconds": seconds})
+        return Call("POST", "/v1/notice", reads(dict[str, model.Saved]), {"seconds": seconds})
 
     @request
     def gc(self, *, dry_run: bool = False) -> Call[model.GcReport]:
@@ -199,18 +208,24 @@ class BoxCalls(Linked[L], Generic[L, PendingT]):
         return Call("POST", self._path("turns", "begin"), _nothing, query=query)
 
     @request
-    def checkpoint(self, label: str = "", *, full: bool = False, pin: bool = False) -> Call[Manifest]:
-        body = {"label": label, "full": full, "pin": pin}
+    def checkpoint(
+        self, label: str = "", *, full: bool = False, pin: bool = False, allow_less: bool = False
+    ) -> Call[Manifest]:
+        body = {"label": label, "full": full, "pin": pin, "allow_less": allow_less}
         return Call("POST", self._path("checkpoint"), reads(Manifest), body)
 
     @request
-    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> Call[model.RestoreReport]:
-        body = {"checkpoint": checkpoint, "lazy": lazy}
+    def restore(
+        self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False
+    ) -> Call[model.RestoreReport]:
+        body = {"checkpoint": checkpoint, "lazy": lazy, "allow_less": allow_less}
         return Call("POST", self._path("restore"), reads(model.RestoreReport), body)
 
     @request
-    def rollback(self, checkpoint: str, *, lazy: bool = False) -> Call[model.RestoreReport]:
-        body = {"checkpoint": checkpoint, "lazy": lazy}
+    def rollback(
+        self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False
+    ) -> Call[model.RestoreReport]:
+        body = {"checkpoint": checkpoint, "lazy": lazy, "allow_less": allow_less}
         return Call("POST", self._path("rollback"), reads(model.RestoreReport), body)
 
     @request
@@ -254,7 +269,8 @@ class PendingCalls(Linked[L]):
     def wait(self, timeout: float | None = None) -> Steps[Turn]:
         """The turn's line of the log once its checkpoint is safe.
 
-        Raises TimeoutError when it is not in time, and SandboxError when the checkpoint failed.
+        Raises TimeoutError when it is not in time, LessError where it lacks something, and SandboxError when
+        it failed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         left = LONGEST_ASK

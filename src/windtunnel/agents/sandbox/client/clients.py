@@ -75,14 +75,14 @@ class RemoteBox(BoxCalls[Link, RemotePending]):
         cancel: threading.Event | None = None,
         on_output: OnOutput | None = None,
         request: str = "",
-    ) -> Steps[tuple[TurnResult, RemotePending | None, str]]:
+    ) -> Steps[tuple[TurnResult, RemotePending | None, Exception | None]]:
         """``run`` and ``end_turn`` in one request: the result, the checkpoint under way, and, where the turn
-        could not be ended, why."""
+        could not be ended, why: the command has run then, all the same."""
         asked = self._command(command, shell, timeout, on_output, cancel, turn=True, request=request)
         result, turn = yield from asked
         if "ticket" not in turn:
-            return result, None, str(turn.get("error", ""))
-        return result, self._started(turn), ""
+            return result, None, wire.raised(turn) if "error" in turn else None
+        return result, self._started(turn), None
 
     @contextlib.contextmanager
     def turn(self, request: str = "") -> Iterator[None]:

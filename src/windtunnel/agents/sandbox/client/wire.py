@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
-from windtunnel.agents.sandbox.model import Turn, TurnResult
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
+from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport, Turn, TurnResult
 from windtunnel.base.errors import UserError
-from windtunnel.base.plain import from_plain
+from windtunnel.base.plain import from_plain, to_plain
 
 T = TypeVar("T")
 TAIL = 64 * 2**10
@@ -49,11 +49,21 @@ STATUS = {
     "unknown": 404,
     "conflict": 409,
     "died": 410,
+    "less": 417,
     "late": 504,
     "fault": 500,
     "full": 507,
 }
 """Kinds of errors, and the HTTP status that each has."""
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What an error of kind ``less`` says beside its sentence."""
+
+    lacks: tuple[Lack, ...]
+    manifest: Manifest | None = None
+    report: RestoreReport | None = None
 
 
 def raised(answer: Any, status: int = 500) -> Exception:
@@ -65,6 +75,9 @@ def raised(answer: Any, status: int = 500) -> Exception:
         return UserError(sentence)
     if kind == "late":
         return TimeoutError(sentence)
+    if kind == "less":
+        found = read(Lacking, known)
+        return LessError(sentence, found.lacks, manifest=found.manifest, report=found.report)
     return SandboxDied(sentence) if kind == "died" else SandboxError(sentence)
 
 
@@ -78,6 +91,12 @@ def read(kind: type[T], plain: Any) -> T:
         return from_plain(kind, plain, foreign=True)
     except (TypeError, ValueError, KeyError) as error:
         raise SandboxError(f"sandbox: the daemon's answer cannot be read: {error}") from error
+
+
+def told_less(error: LessError) -> dict[str, Any]:
+    """The fields of `Lacking` as JSON data."""
+    plain: dict[str, Any] = to_plain(Lacking(error.lacks, error.manifest, error.report))
+    return plain
 
 
 def reads(kind: type[T]) -> Callable[[Any], T]:

@@ -6,8 +6,9 @@ thinks. The next command waits for it (the gate), so that a checkpoint never see
 follows.
 
 On each failure: a checkpoint that fails leaves the earlier ones and the running sandbox as they were, and
-makes the next turn full. A sandbox that dies says so at the next call; ``restore`` brings its newest
-checkpoint back.
+makes the next turn full. That it failed, or lacks something, is raised to whoever waits for it; where nobody
+does, to whoever calls next, once, and what was called for is not done. A sandbox that dies says so at the
+next call; ``restore`` brings its newest checkpoint back.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
-from windtunnel.agents.sandbox.errors import SandboxDied, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import new_id
+from windtunnel.agents.sandbox.live.lacks import hold, kinds
 from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.live.record import Record
-from windtunnel.agents.sandbox.live.restore import bring_back
+from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Diff,
@@ -36,6 +38,7 @@ from windtunnel.agents.sandbox.model import (
     Effects,
     Entry,
     Event,
+    Lack,
     Manifest,
     Part,
     References,
@@ -46,7 +49,7 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
     TurnResult,
 )
-from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Look, Observation, Occasion
+from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Less, Look, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -65,6 +68,9 @@ class Box:
         self._pending: Pending | None = None
         self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
         self._turn_began = 0.0
+        self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
+        self._allowed = -1
+        """The turn of which somebody has allowed less."""
 
     # --- what it is
 
@@ -105,6 +111,7 @@ class Box:
             created=record.created,
             processes=machine.commands() if machine is not None and alive else (),
             base=record.base,
+            lacks=self._lacks,
         )
 
     def shells(self) -> list[str]:
@@ -136,7 +143,9 @@ class Box:
         """Run ``command`` (shell text, or arguments) in a persistent shell and wait for its end.
 
         ``timeout`` in seconds. ``on_output`` gets the output's name and bytes as they come.
-        Raises SandboxDied when the sandbox does not run, UserError for a command that no shell can be given.
+        Raises SandboxDied when the sandbox does not run, UserError for a command that no shell can be given,
+        and what the last turn's checkpoint failed with, where nobody was told yet: LessError where it lacks
+        something. The command has not run then.
         """
         text = command if isinstance(command, str) else shlex.join(command)
         if "\0" in text:
@@ -198,24 +207,26 @@ class Box:
             began = self._turn_began or time.time()
             self._turn_began = 0.0
 
-            def line(manifest: Manifest | None, fault: str = "") -> Turn:
+            def line(manifest: Manifest | None, lacks: tuple[Lack, ...] = ()) -> Turn:
                 image, files = (manifest.image, manifest.files) if manifest else (None, None)
                 made = manifest.id if manifest else ""
                 added = sum(part.bytes_new for part in (image, files) if part and part.id == made)
                 turn = Turn(
                     number=number,
-                    turn_class=keep.turn_class,
-                    reasons=((fault,) if fault else ()) + keep.reasons[:20],
+                    turn_class=manifest.turn_class if manifest else TurnClass.NONE,
+                    wanted=keep.turn_class,
+                    reasons=keep.reasons[:20],
                     checkpoint=self.tip,
                     started=began,
                     seconds=time.time() - began,
                     decide_seconds=seconds,
                     bytes_new=added,
                     request=request,
+                    lacks=manifest.lacks if manifest else lacks,
                 )
                 self._log.turn(turn)
                 self._context.report(
-                    Event("turn", self.name, f"{number}: {keep.turn_class.word}", turn.seconds)
+                    Event("turn", self.name, f"{number}: {turn.turn_class.word}", turn.seconds)
                 )
                 return turn
 
@@ -224,10 +235,15 @@ class Box:
 
             def work() -> Turn:
                 try:
-                    return line(self._cover(number, look, keep, request=request))
+                    manifest = self._cover(number, look, keep, request=request)
                 except (SandboxError, *FAULTS) as error:
-                    line(None, f"checkpoint failed: {error}")
+                    turn = line(None, (Lack("files", f"turn {number}", f"its checkpoint failed: {error}"),))
+                    if self.passes():
+                        return turn
                     raise
+                turn = line(manifest)
+                self._held(manifest, allow_less=False)
+                return turn
 
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
             return self._pending
@@ -247,43 +263,58 @@ class Box:
         *,
         full: bool = False,
         pin: bool = False,
+        allow_less: bool = False,
     ) -> Manifest:
         """A checkpoint of the state now, safe on return.
 
         It costs what changed since the last one: where nothing did, the newest checkpoint is labelled anew.
-        ``full``: dump the processes in any case.
+        ``full``: dump the processes in any case. Raises LessError where it lacks something that was there: it
+        is kept all the same, and is the error's ``manifest``. ``allow_less``: that is no error, of this
+        checkpoint or of a reply of this turn that was held for it.
         """
-        return self._checkpoint(Occasion.ASKED, TurnClass.FULL, full, label, pin)
+        return self._checkpoint(Occasion.ASKED, TurnClass.FULL, full, label, pin, allow_less)
 
     def save(self, most: TurnClass) -> Manifest:
-        """A checkpoint because the host goes away. ``most``: the strongest class for which there is time."""
-        return self._checkpoint(Occasion.NOTICE, most, False, "notice", False)
+        """A checkpoint because the host goes away. ``most``: the strongest class for which there is time.
+        What it lacks is told by its manifest."""
+        return self._checkpoint(Occasion.NOTICE, most, False, "notice", False, True)
 
-    def _checkpoint(self, occasion: Occasion, most: TurnClass, full: bool, label: str, pin: bool) -> Manifest:
+    def _checkpoint(
+        self, occasion: Occasion, most: TurnClass, full: bool, label: str, pin: bool, allow_less: bool
+    ) -> Manifest:
         with self._lock:
-            self._gate()
-            look = self._look(self.machine(), occasion, full=full, named=bool(label) or pin, most=most)
+            with contextlib.suppress(SandboxError, *FAULTS):
+                self._gate()  # what the turn's own checkpoint lacks, this one may have
+            if allow_less and occasion is Occasion.ASKED:
+                self._allowed = self._record.turns
+            # where the newest one lacks something, whether that is still so is to be told
+            named = bool(label) or pin or bool(self._tip and self._tip.lacks)
+            look = self._look(self.machine(), occasion, full=full, named=named, most=most)
             keep = self._log.decide(look)
 
             def work() -> Turn:
                 number = self._record.turns
                 manifest = self._tip
                 if keep.made > TurnClass.NONE:
-                    manifest = self._cover(number, look, keep, label=label, pin=pin)
-                made = manifest.id if manifest else ""
-                return Turn(number, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
+                    manifest = self._cover(number, look, keep, label=label, pin=pin, allow_less=allow_less)
+                assert manifest is not None
+                kept, made = manifest.turn_class, manifest.id
+                return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
 
             self._context.engine.submit(self.name, work, urgent=True).wait()
             assert self._tip is not None
+            self._held(self._tip, allow_less=allow_less)
             return self._tip
 
-    def restore(self, checkpoint: str = "", *, lazy: bool = False) -> RestoreReport:
+    def restore(self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
 
         Whatever runs of the sandbox is killed. ``lazy``: memory comes page by page while it already runs.
         What an agent inside asks the model again, because it is set back, is answered from the record.
+        Raises LessError where something would not come back, unless ``allow_less``: what runs is left alone
+        where that is known beforehand, and the sandbox is stopped where it turned out.
         """
-        return self._back(checkpoint, lazy=lazy, on_purpose=False)
+        return self._back(checkpoint, lazy=lazy, on_purpose=False, allow_less=allow_less)
 
     def _instead(self, damaged: Manifest) -> str:
         """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
@@ -297,30 +328,38 @@ class Box:
             at = known.get(at.parent or "")
         return "no checkpoint before it is whole"
 
-    def rollback(self, checkpoint: str, *, lazy: bool = False) -> RestoreReport:
+    def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
 
-        An agent inside asks the model anew.
+        An agent inside asks the model anew. Raises LessError as `restore` does.
         """
-        return self._back(checkpoint, lazy=lazy, on_purpose=True)
+        return self._back(checkpoint, lazy=lazy, on_purpose=True, allow_less=allow_less)
 
-    def _back(self, checkpoint: str, *, lazy: bool, on_purpose: bool) -> RestoreReport:
+    def _back(self, checkpoint: str, *, lazy: bool, on_purpose: bool, allow_less: bool) -> RestoreReport:
         with self._lock:
             with contextlib.suppress(Exception):
                 self._gate()
             manifest = self._own(checkpoint) if checkpoint else self._tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
+            allow_less = allow_less or self.spec.allow_less
+            refuse_less(self._context, self._log, manifest, allow_less=allow_less)
             self.halt()
             self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
-                machine, report = bring_back(self._context, self._log, self.spec, manifest, lazy=lazy)
+                machine, report = bring_back(
+                    self._context, self._log, self.spec, manifest, lazy=lazy, allow_less=allow_less
+                )
+            except LessError:
+                self.halt()
+                self._save(status="stopped", pid=0, started=0)
+                raise
             except SandboxError as error:
                 self._save(status="dead", pid=0, started=0)
                 raise SandboxError(f"{error}; {self._instead(manifest)}") from error
             if manifest.box != self.name:
                 machine.freshen(self.spec.hostname or self.name)
-            self.adopt(machine, manifest)
+            self.adopt(machine, manifest, lacks=report.lacks)
             self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report
 
@@ -383,12 +422,15 @@ class Box:
         Machine.clear(self._context.home, self.name)
         self._context.pool.unmount(self.name)
 
-    def adopt(self, machine: Machine, manifest: Manifest | None, *, doubt: str = "") -> None:
-        """Go on with ``machine``, which is in the state of ``manifest``."""
+    def adopt(
+        self, machine: Machine, manifest: Manifest | None, *, doubt: str = "", lacks: tuple[Lack, ...] = ()
+    ) -> None:
+        """Go on with ``machine``, which is in the state of ``manifest`` but for ``lacks``."""
         others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
         if manifest is not None and others and not doubt:
             doubt = "processes ran before they were watched"
-        self._machine, self._tip, self._doubt = machine, manifest, doubt
+        self._machine, self._tip, self._doubt, self._lacks = machine, manifest, doubt, lacks
+        self._allowed = -1
         self._pending = None
         self._save(
             status="running",
@@ -428,11 +470,34 @@ class Box:
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        told = pending.told
         pending.promote()
         try:
             pending.wait()
         except (SandboxError, *FAULTS) as error:
             self._context.report(Event("failed", self.name, str(error)))
+            if not told:
+                raise
+
+    def passes(self) -> bool:
+        """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
+        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._allows())
+        return self._log.decide(asked).answer == "deliver"
+
+    def _allows(self) -> bool:
+        return self.spec.allow_less or self._allowed == self._record.turns
+
+    def _held(self, manifest: Manifest, *, allow_less: bool) -> None:
+        """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
+        hold(
+            self._log,
+            f"checkpoint {manifest.id} of sandbox {self.name}",
+            manifest.lacks,
+            wanted=manifest.wanted,
+            kept=manifest.turn_class,
+            allow_less=allow_less or self._allows(),
+            manifest=manifest,
+        )
 
     def _begin(self) -> None:
         if not self._turn_began:
@@ -502,7 +567,15 @@ class Box:
         return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
 
     def _cover(
-        self, number: int, look: Look, keep: Keep, *, request: str = "", label: str = "", pin: bool = False
+        self,
+        number: int,
+        look: Look,
+        keep: Keep,
+        *,
+        request: str = "",
+        label: str = "",
+        pin: bool = False,
+        allow_less: bool = False,
     ) -> Manifest:
         machine, decide = self.machine(), self._log.decide
         order = Order(
@@ -514,6 +587,16 @@ class Box:
             again=lambda: decide(self._look(machine, Occasion.FROZEN, most=look.most)),
             undumped=lambda why: decide(
                 replace(look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
+            ),
+            refused=lambda tries, lacks: decide(
+                Less(
+                    keep.turn_class,
+                    TurnClass.FILES,
+                    kinds(lacks),
+                    tries,
+                    again=True,
+                    allow_less=allow_less or self._allows(),
+                )
             ),
             request=request,
             label=label,
@@ -528,7 +611,7 @@ class Box:
         finally:
             self._context.in_use.remove(order.id)
         self._doubt = ""
-        self._tip = manifest
+        self._tip, self._lacks = manifest, manifest.lacks
         self._save(tip=manifest.id)
         self._context.report(
             Event(

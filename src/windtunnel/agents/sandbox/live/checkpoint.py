@@ -21,35 +21,32 @@ import contextlib
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
-from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
+from windtunnel.agents.sandbox.live.lacks import alone, because, processes_alone
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,
     ImagePart,
+    Lack,
     Manifest,
     References,
     SandboxSpec,
     ShellState,
     TurnClass,
 )
-from windtunnel.agents.sandbox.policy import Keep
+from windtunnel.agents.sandbox.policy import Keep, Settle
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
 """Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
-OUTSIDE = (
-    "connections to other machines",
-    "what was done outside the sandbox (the journal of effects has it)",
-)
 FAULTS = (PartError, ObjectError, OSError)
 """What an operation on a sandbox may meet in its parts."""
 AFTERMATH = 0.1
@@ -71,6 +68,8 @@ class Order:
     """Decides anew, of the sandbox as it stands frozen."""
     undumped: Callable[[str], Keep]
     """Decides anew where the processes cannot be dumped, for a reason in words."""
+    refused: Callable[[int, tuple[Lack, ...]], Settle]
+    """What is done about it, after so many tries; what would be lacking."""
     request: str = ""
     label: str = ""
     pinned: bool = False
@@ -79,6 +78,15 @@ class Order:
 @dataclass
 class _Freeze:
     seconds: float = 0.0
+
+
+@dataclass
+class _Stood:
+    """The processes of a sandbox at its dump, by host pid: ``all`` in words, and which of them only the image
+    would bring back."""
+
+    all: dict[int, str] = field(default_factory=dict)
+    alone: dict[int, Lack] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -98,7 +106,7 @@ def take(context: Context, machine: Machine, order: Order) -> Manifest:
     """Make the checkpoint that ``order`` asks for.
 
     A process that CRIU cannot dump does not stop the rest: files and shells are kept, and the manifest says
-    what is not. Raises SandboxError when not even that was possible; nothing is left of the attempt then.
+    what it lacks. Raises SandboxError when not even that was possible; nothing is left of the attempt then.
     """
     try:
         return _take(context, machine, order)
@@ -115,27 +123,39 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     keep, parent = order.keep, order.parent
     files, image = (parent.files, parent.image) if parent else (None, None)
     freeze = 0.0
+    ended: tuple[Lack, ...] = ()
+    left: tuple[Lack, ...] | None = None
     if keep.made is TurnClass.FILES:
-        keep, files, freeze = _files(context, machine, order)
-    if keep.made is TurnClass.FULL:
-        seen: dict[int, str] = {}
+        keep, files, freeze, left = _files(context, machine, order, shells)
+    tries = 0
+    while keep.made is TurnClass.FULL:
+        tries += 1
+        stood = _Stood()
         try:
-            files, image, freeze = _full(context, machine, order, seen)
+            files, image, freeze = _full(context, machine, order, shells, stood)
+            break
         except CriuError as error:
-            context.report(Event("failed", name, f"no image of the processes: {error}"))
-            gone = _ended(machine, seen)
+            why = str(error)
+            context.report(Event("failed", name, f"no image of the processes: {why}"))
+            gone = _ended(machine, stood.all)
             if gone:
-                context.report(Event("failed", name, f"ended by the failed dump: {', '.join(gone)}"))
-            keep = order.undumped(str(error))
-            keep, files, freeze = _files(context, machine, replace(order, keep=keep))
+                words = ", ".join(stood.all[pid] for pid in gone)
+                context.report(Event("failed", name, f"ended by the failed dump: {words}"))
+            killed = [stood.alone[pid] for pid in gone if pid in stood.alone]
+            ended += because(killed, f"a dump that failed ended it: {why}")
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
-    lost: tuple[str, ...] = OUTSIDE
+            settle = order.refused(tries, (*ended, *because(alone(machine, shells), why)))
+            if settle.answer == "retry":
+                time.sleep(settle.pause)
+                continue
+            keep = order.undumped(why)
+            keep, files, freeze, left = _files(context, machine, replace(order, keep=keep), shells)
+    lacks = ended
     if not keep.image:
-        image, lost = None, (f"processes and their memory: {keep.lost}", *OUTSIDE)
-    elif keep.made < TurnClass.FULL and parent is not None:
-        lost = parent.not_covered
+        image = None
+        lacks += because(alone(machine, shells) if left is None else left, keep.lost)
     manifest = Manifest(
         id=order.id,
         box=name,
@@ -149,8 +169,8 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
         image=image,
         shells=shells,
         spec=order.spec,
-        covered=covered(files, image, shells),
-        not_covered=lost,
+        kept=in_words(files, image, shells),
+        lacks=lacks,
         freeze_seconds=freeze,
         total_seconds=time.monotonic() - begin,
         request=order.request,
@@ -161,10 +181,10 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     return manifest
 
 
-def covered(
+def in_words(
     files: FilesPart | None, image: ImagePart | None, shells: tuple[ShellState, ...]
 ) -> tuple[str, ...]:
-    """In words, what a restore brings back."""
+    """What a restore brings back."""
     words = ["files"] if files else []
     if image:
         words.append(f"{len(image.processes)} processes with memory and open files")
@@ -186,8 +206,11 @@ def drop_made(context: Context, checkpoint: str) -> None:
     shutil.rmtree(context.home.dump(checkpoint), ignore_errors=True)
 
 
-def _files(context: Context, machine: Machine, order: Order) -> tuple[Keep, FilesPart | None, float]:
-    """What is to be kept after all; where that is everything, nothing was made yet."""
+def _files(
+    context: Context, machine: Machine, order: Order, shells: tuple[ShellState, ...]
+) -> tuple[Keep, FilesPart | None, float, tuple[Lack, ...]]:
+    """What is to be kept after all (where that is everything, nothing was made yet), the files, the seconds
+    that the sandbox stood still, and what stood there that only an image would bring back."""
     name, keep = order.spec.name, order.keep
     # what is written already goes to the disk now, so that the snapshot has little left to write
     context.pool.generation(name)
@@ -197,18 +220,23 @@ def _files(context: Context, machine: Machine, order: Order) -> tuple[Keep, File
         if keep.again and (now := order.again()).turn_class > keep.turn_class:
             keep = now
             if keep.made is TurnClass.FULL:
-                return keep, None, 0.0
+                return keep, None, 0.0, ()
         context.pool.snapshot(name, order.id)
+        left = () if keep.image else alone(machine, shells)
         if context.inspector is not None:
             context.inspector.rebase(name, files=True, processes=False)
-    return keep, _synced(context, order), freeze.seconds
+    return keep, _synced(context, order), freeze.seconds, left
 
 
 def _full(
-    context: Context, machine: Machine, order: Order, seen: dict[int, str]
+    context: Context,
+    machine: Machine,
+    order: Order,
+    shells: tuple[ShellState, ...],
+    stood: _Stood,
 ) -> tuple[FilesPart, ImagePart, float]:
     """Raises CriuError when the processes cannot be dumped; nothing is left of the attempt then, and
-    ``seen`` holds the processes that there were (host pid to words)."""
+    ``stood`` tells what there was."""
     name, folder = order.spec.name, context.home.dump(order.id)
     criu, inspector = context.criu, context.inspector
     assert criu is not None
@@ -225,15 +253,15 @@ def _full(
 
     try:
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
-            before = machine.cgroup.pids()
-            stood = standing.inventory(before, machine.pid)
+            processes, before = machine.commands(), machine.cgroup.pids()
+            stood.alone, only = processes_alone(machine), alone(machine, shells)
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)
             try:
                 try:
                     criu.dump(machine.pid, folder, machine.externals)
                 except CriuError:
-                    seen.update({pid: who(pid) for pid in before})
+                    stood.all = {pid: who(pid) for pid in before}
                     raise
             finally:
                 # before the thaw, whatever happened: what it reads must stand still
@@ -252,22 +280,22 @@ def _full(
     image = ImagePart(
         id=order.id,
         pid=machine.pid,
-        processes=tuple(each.command for each in stood.processes if each.command),
+        processes=processes,
         references=tuple(sorted(references.paths)),
         mapped=tuple(sorted(references.mapped)),
         bytes_raw=kept.bytes_raw,
         bytes_new=kept.bytes_new,
-        inventory=stood,
+        alone=only,
     )
     return files, image, freeze.seconds
 
 
-def _ended(machine: Machine, seen: Mapping[int, str]) -> list[str]:
+def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:
     """Which of the processes ``seen`` are gone: a CRIU that is killed may leave one unable to go on, and it
     dies as soon as it runs."""
     time.sleep(AFTERMATH)
     left = machine.cgroup.pids()
-    return [words for pid, words in sorted(seen.items()) if pid not in left]
+    return [pid for pid in sorted(seen) if pid not in left]
 
 
 def _synced(context: Context, order: Order) -> FilesPart:

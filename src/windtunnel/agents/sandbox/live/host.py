@@ -34,12 +34,13 @@ from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import LeftOut, open_pool
 from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.lacks import service_line
 from windtunnel.agents.sandbox.live.machine import Machine, launch
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
-from windtunnel.agents.sandbox.live.restore import bring_back
+from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Event,
@@ -47,6 +48,7 @@ from windtunnel.agents.sandbox.model import (
     GcReport,
     Manifest,
     SandboxSpec,
+    Saved,
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import (
@@ -170,7 +172,7 @@ class Host:
                 box.adopt(machine, None)
                 box.checkpoint()
                 for service, command in spec.services.items():
-                    started = box.run(f"{command} </dev/null >/dev/null 2>&1 &", timeout=30)
+                    started = box.run(service_line(service, command), timeout=30)
                     if started.exit_code != 0:
                         raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
                 told = [*left_out, *machine.limits_missed] if self._rootless else []
@@ -201,14 +203,21 @@ class Host:
         return [box.info() for box in boxes]
 
     def fork(
-        self, checkpoint: str, count: int = 1, *, names: Sequence[str] | None = None, lazy: bool = False
+        self,
+        checkpoint: str,
+        count: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        lazy: bool = False,
+        allow_less: bool = False,
     ) -> list[Box]:
         """``count`` new running sandboxes that go on from one checkpoint.
 
         ``checkpoint``: an id, a prefix of one that is unique, or the name of a sandbox (its state now: a
         checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
+        Raises LessError, and none is left, where one would lack something, unless ``allow_less``.
         """
-        manifest = self._checkpoint_of(checkpoint)
+        manifest = self._checkpoint_of(checkpoint, allow_less)
         if count < 1:
             raise UserError(f"fork: count {count} is not accepted; at least 1")
         wanted = list(names) if names else self._free_names(manifest.box, count)
@@ -219,7 +228,7 @@ class Host:
         made: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
-                jobs = [pool.submit(self._fork_one, manifest, name, lazy) for name in wanted]
+                jobs = [pool.submit(self._fork_one, manifest, name, lazy, allow_less) for name in wanted]
                 failed = None
                 for job in jobs:
                     try:
@@ -245,28 +254,32 @@ class Host:
         self._drop_forgettable()
         self.context.report(Event("removed", name))
 
-    def import_(self, url: str, name: str) -> Box:
-        """A sandbox from a checkpoint that was exported to ``url``, here or on another host."""
+    def import_(self, url: str, name: str, *, allow_less: bool = False) -> Box:
+        """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises LessError
+        where it would lack something, unless ``allow_less``."""
         checked_name(name)
         context = self.context
         with self._claimed(name):
             manifest = import_checkpoint(
                 url, pool=context.pool, pages=context.pages, manifests=context.manifests, name=name
             )
-            return self._from(manifest, replace(manifest.spec, name=name), lazy=False, fresh=False)
+            spec = replace(manifest.spec, name=name)
+            return self._from(manifest, spec, lazy=False, fresh=False, allow_less=allow_less)
 
-    def export(self, checkpoint: str, url: str) -> Manifest:
-        """Write a checkpoint, complete in itself, to a directory or an fsspec URL."""
-        manifest = self._checkpoint_of(checkpoint)
+    def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:
+        """Write a checkpoint, complete in itself, to a directory or an fsspec URL.
+
+        Of a sandbox that is named, its state now; raises LessError as `Box.checkpoint` does.
+        """
+        manifest = self._checkpoint_of(checkpoint, allow_less)
         export_checkpoint(manifest, pool=self.context.pool, pages=self.context.pages, url=url)
         return manifest
 
-    def notice(self, seconds: float) -> dict[str, str]:
+    def notice(self, seconds: float) -> dict[str, Saved]:
         """The machine will be taken in ``seconds``: save what runs, in the order that saves most.
 
-        Returns for each sandbox the checkpoint that covers its state now, or why there is none, in words. Of
-        one that would need a whole image, and for which the time does not suffice, the files are saved; its
-        newest whole checkpoint stays.
+        Of a sandbox that would need a whole image, and for which the time does not suffice, the files are
+        saved; its newest whole checkpoint stays. Nothing is raised for what lacks: it is told of each.
         """
         begin = time.monotonic()
         with self._lock:
@@ -278,7 +291,7 @@ class Host:
             times = costs.estimate_files(), costs.estimate_full(memory, processes)
             # what it needs is seen when its turn comes: to look now would hold the first ones up
             endangered.append(Endangered(name, TurnClass.FULL, *times))
-        outcome: dict[str, str] = {}
+        outcome: dict[str, Saved] = {}
 
         def save(planned: Save) -> None:
             box = boxes[planned.name]
@@ -287,10 +300,10 @@ class Host:
                 if time.monotonic() - begin >= seconds:
                     raise SandboxError("no time is left")
                 made = box.save(planned.most)
-                without = made.image is None and made.id != before and self.context.criu is not None
-                outcome[box.name] = f"{made.id}, files only; with processes: {before}" if without else made.id
+                whole = before if made.lacks and made.id != before else ""
+                outcome[box.name] = Saved(made.id, made.lacks, whole)
             except Exception as error:
-                outcome[box.name] = f"{error}; its newest checkpoint is {box.tip}"
+                outcome[box.name] = Saved(box.tip, fault=str(error))
 
         workers = self.context.engine.workers
         order = self.context.log("").decide(Notice(float(seconds), workers, tuple(endangered)))
@@ -402,13 +415,13 @@ class Host:
             with self._lock:
                 self._claims.discard(name)
 
-    def _checkpoint_of(self, given: str) -> Manifest:
+    def _checkpoint_of(self, given: str, allow_less: bool) -> Manifest:
         with self._lock:
             box = self._boxes.get(given)
         if box is None:
             return self.context.manifests.find(given)
         if box.info().status == "running":
-            return box.checkpoint()
+            return box.checkpoint(allow_less=allow_less)
         if not box.tip:
             raise UserError(f"sandbox {given} has no checkpoint")
         return self.context.manifests.load(box.tip)
@@ -425,12 +438,14 @@ class Host:
                 names.append(name)
         return names
 
-    def _fork_one(self, manifest: Manifest, name: str, lazy: bool) -> Box:
+    def _fork_one(self, manifest: Manifest, name: str, lazy: bool, allow_less: bool) -> Box:
         with self._claimed(name):
             spec = replace(manifest.spec, name=name, hostname="")
-            return self._from(manifest, spec, lazy=lazy, fresh=True)
+            return self._from(manifest, spec, lazy=lazy, fresh=True, allow_less=allow_less)
 
-    def _from(self, manifest: Manifest, spec: SandboxSpec, *, lazy: bool, fresh: bool) -> Box:
+    def _from(
+        self, manifest: Manifest, spec: SandboxSpec, *, lazy: bool, fresh: bool, allow_less: bool
+    ) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
         name = spec.name
@@ -439,15 +454,18 @@ class Host:
         image = origin.info().image if origin is not None else manifest.spec.image
         record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
         records.write(self.home.box(name), record)
-        box = None
+        box, context, allow_less = None, self.context, allow_less or spec.allow_less
         try:
+            refuse_less(context, context.log(name), manifest, allow_less=allow_less)
             if fresh:
-                self.context.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, _ = bring_back(self.context, self.context.log(name), spec, manifest, lazy=lazy)
+                context.proxy.forked(manifest.box, spec, manifest.turn)
+            machine, report = bring_back(
+                context, context.log(name), spec, manifest, lazy=lazy, allow_less=allow_less
+            )
             if fresh:
                 machine.freshen(spec.hostname or name)
-            box = Box(self.context, record, None)
-            box.adopt(machine, manifest)
+            box = Box(context, record, None)
+            box.adopt(machine, manifest, lacks=report.lacks)
         except BaseException:
             self._forget(name, box)
             raise

@@ -22,6 +22,7 @@ from windtunnel.agents.sandbox.policy import (
     Decision,
     Forget,
     Keep,
+    Less,
     Look,
     Notice,
     Observation,
@@ -31,6 +32,7 @@ from windtunnel.agents.sandbox.policy import (
     Queued,
     Restore,
     SaveOrder,
+    Settle,
 )
 from windtunnel.base import atomic
 from windtunnel.base.plain import from_plain, to_plain
@@ -94,6 +96,8 @@ class SandboxLog:
     def decide(self, observation: Notice, *, write: bool = True) -> SaveOrder: ...
     @overload
     def decide(self, observation: Restore, *, write: bool = True) -> BringBack: ...
+    @overload
+    def decide(self, observation: Less, *, write: bool = True) -> Settle: ...
     @overload
     def decide(self, observation: Queued, *, write: bool = True) -> Pick: ...
     @overload

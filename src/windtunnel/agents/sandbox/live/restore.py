@@ -4,8 +4,9 @@ processes.
 Whatever still lives of the sandbox is killed first; its files are set aside and dropped later, so that
 nothing of the checkpoint depends on what is there. Where the process image is older than the files (a *mixed
 restore*), the policy has seen to it that nothing which the image refers to has changed. Where processes
-cannot come back, fresh shells take over the kept state and the declared services start again, and the report
-says what was lost.
+cannot come back, fresh shells take over the kept state and the declared services start again. What lacks
+then is an error, unless it is allowed: what is known to lack is told before anything is touched
+(`refuse_less`), what turns out to, afterwards; then nothing runs.
 """
 
 from __future__ import annotations
@@ -19,27 +20,48 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.agents.sandbox.errors import CriuError, MachineError, SandboxError
-from windtunnel.agents.sandbox.live import standing
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS, OUTSIDE
+from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
+from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec
+from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Restore
 
 
-def bring_back(
-    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, *, lazy: bool = False
-) -> tuple[Machine, RestoreReport]:
-    """A running machine for sandbox ``spec`` in the state of ``manifest``.
+def refuse_less(context: Context, log: SandboxLog, manifest: Manifest, *, allow_less: bool) -> None:
+    """Raises LessError where it is known beforehand that too much would lack; nothing was touched then."""
+    lacks = foreseen(context, manifest)
+    hold(
+        log,
+        f"checkpoint {manifest.id} of sandbox {manifest.box}",
+        lacks,
+        wanted=manifest.wanted,
+        kept=manifest.turn_class,
+        allow_less=allow_less,
+        report=RestoreReport(manifest.id, manifest.turn, (), lacks, 0.0),
+    )
 
-    The caller has stopped what ran before. Raises SandboxError when even the files cannot be brought back;
-    then nothing runs, and the checkpoint is untouched.
+
+def bring_back(
+    context: Context,
+    log: SandboxLog,
+    spec: SandboxSpec,
+    manifest: Manifest,
+    *,
+    lazy: bool = False,
+    allow_less: bool = False,
+) -> tuple[Machine, RestoreReport]:
+    """A running machine for sandbox ``spec`` in the state of ``manifest``, which `refuse_less` let through.
+
+    The caller has stopped what ran before. Raises LessError when something else turned out to lack, and
+    SandboxError when even the files cannot be brought back; then nothing runs, and the checkpoint is
+    untouched.
     """
     with _in_use(context, manifest.id):
-        return _bring_back(context, log, spec, manifest, lazy)
+        return _bring_back(context, log, spec, manifest, lazy, allow_less)
 
 
 @contextlib.contextmanager
@@ -52,7 +74,7 @@ def _in_use(context: Context, checkpoint: str) -> Iterator[None]:
 
 
 def _bring_back(
-    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, lazy: bool
+    context: Context, log: SandboxLog, spec: SandboxSpec, manifest: Manifest, lazy: bool, allow_less: bool
 ) -> tuple[Machine, RestoreReport]:
     begin = time.monotonic()
     name = spec.name
@@ -62,7 +84,6 @@ def _bring_back(
         has_image=image is not None,
         own_image=image is not None and image.id == manifest.id,
         images_possible=context.criu is not None,
-        no_images=context.no_images,
         image_bytes=image.bytes_raw if image else 0,
         processes=len(image.processes) if image else 0,
         lazy=lazy,
@@ -70,60 +91,63 @@ def _bring_back(
     back = log.decide(asked)
     if manifest.files is None or not back.files:
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
-    restored, lost = ["files"], list(OUTSIDE)
-    lacks: tuple[Lack, ...] = ()
+    restored, lacks = ["files"], list(foreseen(context, manifest))
+    told = len(lacks)
+
+    def stop_for_less(kept: TurnClass) -> None:
+        """Raises LessError where more lacks than was admitted, and that is too much."""
+        seconds = time.monotonic() - begin
+        report = RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
+        what = f"sandbox {name}, as restored from {manifest.id},"
+        more = lacks if len(lacks) > told else ()
+        wanted = max(manifest.wanted, kept)
+        hold(log, what, more, wanted=wanted, kept=kept, allow_less=allow_less, report=report)
+
     try:
         context.pool.clone(name, manifest.files.id)
         root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
             try:
-                machine, lacks = _processes(context, spec, image, manifest.id, lazy)
+                machine = _processes(context, spec, manifest, lazy)
                 restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
-                back = log.decide(replace(asked, images_possible=False, no_images=str(error)))
+                lacks += because(image.alone, str(error))
+                stop_for_less(TurnClass.FILES)
+                back = log.decide(replace(asked, images_possible=False))
                 context.pool.clone(name, manifest.files.id)
                 root = context.pool.mount(name)
-        if back.lost:
-            lost.insert(0, f"processes and their memory: {back.lost}")
-        elif image is None:
-            lost = list(manifest.not_covered)
         if machine is None:
             machine = Machine.start(context.home, spec, root)
         if back.shells:
-            _shells(machine, manifest, restored, lost)
+            _shells(machine, manifest, restored, lacks)
         if back.services:
-            _services(machine, spec, restored, lost)
+            _services(machine, spec, restored, lacks)
+        stop_for_less(TurnClass.FULL if back.processes else TurnClass.FILES)
+    except LessError:
+        with contextlib.suppress(*FAULTS):
+            Machine.clear(context.home, name)
+        raise
     except FAULTS as error:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, name)
         raise SandboxError(f"sandbox {name} could not be restored from {manifest.id}: {error}") from error
     seconds = time.monotonic() - begin
-    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lost), seconds, lacks)
+    return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
 
 
-def _processes(
-    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
-) -> tuple[Machine, tuple[Lack, ...]]:
-    """The processes run, and what of them is not as it was."""
-    assert context.criu is not None
-    folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
+def _processes(context: Context, spec: SandboxSpec, manifest: Manifest, lazy: bool) -> Machine:
+    assert manifest.image is not None and context.criu is not None
+    folder = context.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
-    lacks: list[Lack] = []
     pid = 0
-
-    def look(first: int) -> None:
-        """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
-        walls.seal(first)
-        if image.inventory is not None:
-            lacks.extend(standing.put_right(image.inventory, externals.freezer, first))
-
     try:
-        context.pages.materialise(image.id, folder)
+        context.pages.materialise(manifest.image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
-        pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
-        return Machine.adopt(context.home, spec, root, pid), tuple(lacks)
+        pid = context.criu.restore(folder, externals, lazy=lazy)
+        walls.seal(pid)
+        return Machine.adopt(context.home, spec, root, pid)
     except BaseException:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, spec.name)
@@ -142,19 +166,19 @@ def _drop_read(pid: int, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _shells(machine: Machine, manifest: Manifest, restored: list[str], lost: list[str]) -> None:
+def _shells(machine: Machine, manifest: Manifest, restored: list[str], lacks: list[Lack]) -> None:
     for state in manifest.shells:
         try:
             machine.replay(state)
             restored.append(f"state of shell {state.name}")
         except MachineError as error:
-            lost.append(f"part of the state of shell {state.name}: {error}")
+            lacks.append(Lack("shells", f"shell {state.name}: part of its state", str(error)))
 
 
-def _services(machine: Machine, spec: SandboxSpec, restored: list[str], lost: list[str]) -> None:
+def _services(machine: Machine, spec: SandboxSpec, restored: list[str], lacks: list[Lack]) -> None:
     for name, command in spec.services.items():
-        started = machine.run(f"{command} </dev/null >/dev/null 2>&1 &", timeout=30)
+        started = machine.run(service_line(name, command), timeout=30)
         if started.exit_code == 0:
             restored.append(f"service {name}, started anew without its memory")
         else:
-            lost.append(f"service {name}: {command!r} ended with {started.exit_code}")
+            lacks.append(Lack("services", f"service {name}: {command}", f"it ended with {started.exit_code}"))

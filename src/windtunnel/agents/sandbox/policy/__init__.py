@@ -1,10 +1,11 @@
 """What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
 
-Five questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
+Six questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
 hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
-checkpoint comes back? ``Queued``: which job does a free worker take? ``Past``: which checkpoints of a sandbox
-are forgotten? ``decide`` answers all; both worlds call it, or the rule of ``queues`` that it calls, and
-nothing in them decides beside it. The other ``POLICIES`` are what it is compared with.
+checkpoint comes back? ``Less``: something lacks: is that told, tried again, or an error? ``Queued``: which
+job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``decide`` answers all;
+both worlds call it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other
+``POLICIES`` are what it is compared with.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
 """
@@ -17,7 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Literal
 
-from windtunnel.agents.sandbox.model import Effects, References, TurnClass
+from windtunnel.agents.sandbox.model import Effects, LackKind, References, TurnClass
 from windtunnel.agents.sandbox.policy.effects import DEFAULT, Rules, class_of
 from windtunnel.agents.sandbox.policy.queues import (
     Forget,
@@ -33,12 +34,17 @@ from windtunnel.agents.sandbox.policy.queues import (
 
 __all__ = [
     "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "BringBack", "Decision", "Endangered", "Forget",
-    "Keep", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName", "Queued", "Queues",
-    "Restore", "Retention", "Rules", "Save", "SaveOrder", "decide", "forgettable", "forgotten", "picked",
+    "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName", "Queued",
+    "Queues", "Restore", "Retention", "Rules", "Save", "SaveOrder", "Settle", "decide", "forgettable",
+    "forgotten", "picked",
 ]  # fmt: skip
 
 CAPABILITY = "agents.sandbox"
 PolicyName = Literal["semantic", "full", "files", "conversation"]
+TRIES = 2
+"""How often processes that were refused are dumped."""
+PAUSE = 0.25
+"""Seconds until the next try: a state that CRIU refuses may pass (asynchronous I/O, a debugger's stop)."""
 
 
 class Occasion(Enum):
@@ -140,7 +146,6 @@ class Restore:
     has_image: bool
     own_image: bool
     images_possible: bool
-    no_images: str = ""
     image_bytes: int = 0
     processes: int = 0
     lazy: bool = False
@@ -149,18 +154,40 @@ class Restore:
 @dataclass(frozen=True)
 class BringBack:
     """``files``: without them nothing can come back. ``shells``: their kept states are replayed.
-    ``services``: those of the sandbox are started anew. ``lost``: why processes do not come back, in
-    words."""
+    ``services``: those of the sandbox are started anew."""
 
     files: bool
     processes: bool
     shells: bool
     services: bool
-    lost: str = ""
 
 
-Observation = Look | Notice | Restore | Queued | Past
-Decision = Keep | SaveOrder | BringBack | Pick | Forget
+@dataclass(frozen=True)
+class Less:
+    """A checkpoint or a restore has less than it should. ``wanted``: the class that would lack nothing;
+    ``kept``: the one reached. ``lacks``: the kinds of what is missing. ``tries``: how often it was tried;
+    ``again``: it can be tried once more. ``allow_less``: somebody has allowed it."""
+
+    wanted: TurnClass
+    kept: TurnClass
+    lacks: tuple[LackKind, ...]
+    tries: int = 1
+    again: bool = False
+    allow_less: bool = False
+
+
+@dataclass(frozen=True)
+class Settle:
+    """deliver: go on with what there is, and tell. retry: try once more, after ``pause`` seconds. hold: it is
+    an error; a checkpoint is kept all the same, its turn's reply is not handed over, and what was restored
+    does not run."""
+
+    answer: Literal["deliver", "retry", "hold"]
+    pause: float = 0.0
+
+
+Observation = Look | Notice | Restore | Less | Queued | Past
+Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget
 
 
 def decide(observation: Observation) -> Decision:
@@ -172,6 +199,8 @@ def decide(observation: Observation) -> Decision:
             return _saved(observation)
         case Restore():
             return _brought_back(observation)
+        case Less():
+            return _settled(observation)
         case Queued():
             return picked(observation)
         case Past():
@@ -199,8 +228,8 @@ def _made(look: Look, needed: TurnClass, reasons: tuple[str, ...]) -> Keep:
         made = max(made, TurnClass.FILES)
     if look.named:
         made = max(made, TurnClass.SHELL)
-    if made >= TurnClass.FILES and not look.images_possible:
-        made, lost = TurnClass.FILES, look.no_images
+    if not look.images_possible and (made >= TurnClass.FILES or not look.has_image):
+        made, lost = min(made, TurnClass.FILES), look.no_images
     elif made > look.most:
         # better the files without the processes than neither; the checkpoint before, which has both, stays
         made, lost = TurnClass.FILES, "there was no time for them"
@@ -246,8 +275,15 @@ def _brought_back(restore: Restore) -> BringBack:
         processes=processes,
         shells=not (processes and restore.own_image),
         services=not processes,
-        lost=restore.no_images if restore.has_image and not processes else "",
     )
+
+
+def _settled(less: Less) -> Settle:
+    if less.allow_less or not less.lacks:
+        return Settle("deliver")
+    if less.again and less.tries < TRIES:
+        return Settle("retry", PAUSE)
+    return Settle("hold")
 
 
 def _full(observation: Observation) -> Decision:
@@ -266,7 +302,12 @@ def _files(observation: Observation) -> Decision:
         case Notice():
             names = sorted(one.name for one in observation.sandboxes)
             return SaveOrder(tuple(Save(name, TurnClass.FILES) for name in names))
-    return decide(observation)
+    return _allowing(observation)
+
+
+def _allowing(observation: Observation) -> Decision:
+    """As `decide`, where less is what was chosen."""
+    return decide(replace(observation, allow_less=True) if isinstance(observation, Less) else observation)
 
 
 def _conversation(observation: Observation) -> Decision:
@@ -277,7 +318,7 @@ def _conversation(observation: Observation) -> Decision:
         and observation.occasion is not Occasion.NOTICE
     ):
         return _made(observation, TurnClass.NONE, ("nothing is kept",))
-    return decide(observation)
+    return _allowing(observation)
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = MappingProxyType(

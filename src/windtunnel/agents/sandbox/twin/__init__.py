@@ -17,6 +17,7 @@ from windtunnel.agents.sandbox.policy import (
     Decision,
     Forget,
     Keep,
+    Less,
     Look,
     Notice,
     Observation,
@@ -25,6 +26,7 @@ from windtunnel.agents.sandbox.policy import (
     Queued,
     Restore,
     SaveOrder,
+    Settle,
 )
 
 PAGE = 4096
@@ -51,6 +53,8 @@ def cost(observation: Observation, decision: Decision) -> dict[str, float]:
             memory = max(0.0, observation.image_bytes - costs.image_bytes(0, observation.processes))
             work = costs.bring_back(memory=memory, processes=observation.processes, lazy=observation.lazy)
             return {"seconds": work.seconds}
+        case Less(), Settle():
+            return {"seconds": decision.pause}
         case (Queued(), Pick()) | (Past(), Forget()):
             return {}
     raise TypeError(f"{type(decision).__name__} is no answer to {type(observation).__name__}")

@@ -21,9 +21,10 @@ from windtunnel.base.errors import WindtunnelError
 
 ABOUT = """Sandboxes that can be checkpointed, restored, forked and rolled back.
 
-Errors are `{"error": sentence, "kind": kind}`. The class of a turn is 0 none, 1 shell, 2 files, 3 full.
-A command's output is a stream of lines: `{"stdout": text}` or `{"stdout_base64": bytes}`, the same for
-stderr, and at last `{"result": …}` or `{"error": …}`."""
+Errors are `{"error": sentence, "kind": kind}`; of kind "less" also `lacks` (what was wanted and is not there:
+kind, what, why), and the `manifest` that is kept all the same, or the `report` of a restore. The class of a
+turn is 0 none, 1 shell, 2 files, 3 full. A command's output is a stream of lines: `{"stdout": text}` or
+`{"stdout_base64": bytes}`, the same for stderr, and at last `{"result": …}` or `{"error": …}`."""
 
 
 def build_app(service: Service) -> FastAPI:

@@ -50,10 +50,14 @@ class SpecBody(Body):
         default_factory=dict, description="Commands that a restore without processes starts again."
     )
     proxy_upstream: str = Field("", description="Base URL of the model API, for the network 'proxy'.")
+    allow_less: bool = Field(False, description="What cannot be kept or brought back stops nothing.")
 
     def spec(self) -> SandboxSpec:
         plain = self.model_dump()
         return SandboxSpec(**{**plain, "limits": Limits(**plain["limits"])})
+
+
+AllowLess = Field(False, description="That something lacks is no error of kind 'less'; it is told.")
 
 
 class TurnEnd(Body):
@@ -65,11 +69,13 @@ class CheckpointBody(Body):
     label: str = ""
     full: bool = Field(False, description="Dump the processes in any case.")
     pin: bool = Field(False, description="Never dropped by the retention.")
+    allow_less: bool = AllowLess
 
 
 class RestoreBody(Body):
     checkpoint: str = Field("", description="Id, or the beginning of one; empty: the newest.")
     lazy: bool = Field(False, description="Bring memory page by page while it already runs.")
+    allow_less: bool = AllowLess
 
 
 class ForkBody(Body):
@@ -77,6 +83,7 @@ class ForkBody(Body):
     count: int = Field(1, ge=1, le=4096)
     names: list[str] | None = None
     lazy: bool = False
+    allow_less: bool = AllowLess
 
 
 class GcBody(Body):
@@ -86,11 +93,13 @@ class GcBody(Body):
 class ExportBody(Body):
     checkpoint: str
     url: str = Field(description="A directory of the daemon's host, or a URL that fsspec knows.")
+    allow_less: bool = AllowLess
 
 
 class ImportBody(Body):
     url: str
     name: str
+    allow_less: bool = AllowLess
 
 
 class NoticeBody(Body):
@@ -132,7 +141,9 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/fork", summary="Start sandboxes from one checkpoint")
     async def fork(body: ForkBody) -> list[model.BoxInfo]:
         def work() -> list[model.BoxInfo]:
-            made = host.fork(body.checkpoint, body.count, names=body.names, lazy=body.lazy)
+            made = host.fork(
+                body.checkpoint, body.count, names=body.names, lazy=body.lazy, allow_less=body.allow_less
+            )
             return [box.info() for box in made]
 
         return await threads.call(work)
@@ -143,14 +154,16 @@ def host_routes(service: Service) -> APIRouter:
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
     async def export(body: ExportBody) -> Manifest:
-        return await threads.call(lambda: host.export(body.checkpoint, body.url))
+        allow = body.allow_less
+        return await threads.call(lambda: host.export(body.checkpoint, body.url, allow_less=allow))
 
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
     async def import_(body: ImportBody) -> model.BoxInfo:
-        return await threads.call(lambda: host.import_(body.url, body.name).info())
+        allow = body.allow_less
+        return await threads.call(lambda: host.import_(body.url, body.name, allow_less=allow).info())
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
-    async def notice(body: NoticeBody) -> dict[str, str]:
+    async def notice(body: NoticeBody) -> dict[str, model.Saved]:
         return await threads.call(lambda: host.notice(body.seconds))
 
     @routes.get("/events", summary="What happens, as lines of JSON, from now on")
@@ -268,13 +281,16 @@ def checkpoint_routes(service: Service) -> APIRouter:
     @routes.post("/{name}/checkpoint", summary="A checkpoint of the state now")
     async def checkpoint(name: str, body: CheckpointBody) -> Manifest:
         return await service.change(
-            name, lambda box: box.checkpoint(body.label, full=body.full, pin=body.pin)
+            name,
+            lambda box: box.checkpoint(body.label, full=body.full, pin=body.pin, allow_less=body.allow_less),
         )
 
     @routes.post("/{name}/restore", summary="Bring a checkpoint back; what runs is killed")
     async def restore(name: str, body: RestoreBody) -> model.RestoreReport:
         return await service.change(
-            name, lambda box: box.restore(body.checkpoint, lazy=body.lazy), cancel=True
+            name,
+            lambda box: box.restore(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            cancel=True,
         )
 
     @routes.post("/{name}/rollback", summary="Go back to an earlier checkpoint")
@@ -282,7 +298,9 @@ def checkpoint_routes(service: Service) -> APIRouter:
         if not body.checkpoint:
             raise Refused("user", "rollback: which checkpoint is missing; 'log' lists them")
         return await service.change(
-            name, lambda box: box.rollback(body.checkpoint, lazy=body.lazy), cancel=True
+            name,
+            lambda box: box.rollback(body.checkpoint, lazy=body.lazy, allow_less=body.allow_less),
+            cancel=True,
         )
 
     @routes.get("/{name}/log", summary="Its checkpoints and turns")

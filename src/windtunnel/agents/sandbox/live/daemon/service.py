@@ -27,7 +27,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field
 
 from windtunnel.agents.sandbox.client import wire
-from windtunnel.agents.sandbox.errors import SandboxDied
+from windtunnel.agents.sandbox.errors import LessError, SandboxDied
 from windtunnel.agents.sandbox.live.place import checked_name
 from windtunnel.agents.sandbox.model import Event, Facility, TurnResult
 from windtunnel.agents.sandbox.protocol import AnyHost, AnySandbox, PendingTurn
@@ -70,14 +70,16 @@ class Refused(Exception):
         self.kind = kind
 
 
-def told(error: BaseException) -> dict[str, str]:
-    """The body of the answer for ``error``, never a traceback: its sentence, and its kind as in
-    ``wire.STATUS``."""
+def told(error: BaseException) -> dict[str, Any]:
+    """The body of the answer for ``error``, never a traceback: its sentence, its kind as in ``wire.STATUS``,
+    and what lacks."""
     kind, sentence = "fault", str(error) or type(error).__name__
     if isinstance(error, Refused):
         kind = error.kind
     elif isinstance(error, UserError):
         kind = "user"
+    elif isinstance(error, LessError):
+        return {"error": sentence, "kind": "less", **wire.told_less(error)}
     elif isinstance(error, SandboxDied):
         kind = "died"
     elif isinstance(error, TimeoutError):
@@ -153,7 +155,8 @@ class Tickets:
         settled = [name for name, one in self._pending.items() if one.done]
         for name in settled[: max(0, len(self._pending) - KEPT_TICKETS)]:
             del self._pending[name]
-        return self.answer(ticket)
+        # how it ended is told to who asks for it: a fault told now would pass for one of ending the turn
+        return wire.TurnAnswer(ticket, False)
 
     def get(self, ticket: str) -> PendingTurn:
         if ticket not in self._pending:
