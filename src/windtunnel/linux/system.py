@@ -77,6 +77,26 @@ def copied_descriptor(pidfd: int, number: int) -> int:
     return checked(libc.syscall(_PIDFD_GETFD, pidfd, number, 0), f"descriptor {number}")
 
 
+@contextmanager
+def copied(pidfd: int, number: int) -> Iterator[int]:
+    """`copied_descriptor`, closed at the end."""
+    copy = copied_descriptor(pidfd, number)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
+@contextmanager
+def process_handle(pid: int) -> Iterator[int]:
+    """A pidfd, closed at the end. Raises OSError when there is no such process."""
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
 def file_system(path: Path | str) -> int:
     """The magic number of the file system on which ``path`` lies (statfs(2)); 0 where there is nothing."""
     fields = (ctypes.c_long * 32)()

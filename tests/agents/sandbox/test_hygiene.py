@@ -360,7 +360,7 @@ class Life:
     def restore(self, name: str) -> None:
         box = self.host.get(name)
         report = box.restore()
-        assert not any("memory" in words or "shell" in words for words in report.lost), report
+        assert report.lacks == (), report
         self.now[name] = self.kept[box.tip]
         self.look(name)
 

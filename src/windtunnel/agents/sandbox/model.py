@@ -197,7 +197,7 @@ class ShellState:
 
 LackKind = Literal[
     "processes", "threads", "descriptors", "timers", "locks", "sockets", "mounts", "limits", "directories",
-    "environment", "shells", "services", "files",
+    "environment", "shells", "services", "files", "ipc",
 ]  # fmt: skip
 
 
@@ -219,18 +219,51 @@ class Lack:
 
 
 @dataclass(frozen=True)
+class TimerStood:
+    """A timer behind a descriptor. ``clock`` and ``flags`` as for timerfd_settime(2); ``ticks``: expirations
+    that nobody has read; ``value`` and ``interval`` in nanoseconds."""
+
+    descriptor: int
+    clock: int
+    flags: int
+    ticks: int
+    value: int
+    """Until it next expires; 0 when it does not."""
+    interval: int
+
+
+@dataclass(frozen=True)
+class LockStood:
+    """A lock that a process holds through a descriptor. ``kind``: the kernel's word, as in /proc/locks."""
+
+    descriptor: int
+    kind: str
+    write: bool
+    start: int
+    end: int | None
+    """The last byte; None: to the end of the file, however it grows."""
+
+
+@dataclass(frozen=True)
 class ProcessStood:
-    """A process as it stood when its image was taken. ``pid``: as seen inside."""
+    """A process as it stood when its image was taken. ``pid``: as seen inside. ``facts``: a line for each,
+    with tabs between its kind (`LackKind`), what it is, and its value."""
 
     pid: int
     command: str
+    facts: str = ""
+    timers: tuple[TimerStood, ...] = ()
+    locks: tuple[LockStood, ...] = ()
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What stood when a process image was taken, so that a restore of it can be held against it."""
+    """What stood when a process image was taken, so that a restore of it can be held against it. ``facts``:
+    of the sandbox as a whole. ``taken``: when, in seconds since the epoch."""
 
     processes: tuple[ProcessStood, ...] = ()
+    facts: str = ""
+    taken: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.agents.sandbox.bench.matrix import judge
 from windtunnel.agents.sandbox.bench.matrix.arena import Answer, Told
 from windtunnel.agents.sandbox.bench.matrix.judge import judged
-from windtunnel.agents.sandbox.bench.matrix.row import INSIDE, MatrixRow, Outcome, Verdict, folders
+from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow, Outcome, Verdict, folders
 from windtunnel.agents.sandbox.bench.matrix.run import ROWS, counted, image_of, missing
 from windtunnel.agents.sandbox.bench.matrix.table import BEGIN, END, table, write
 from windtunnel.base.errors import UserError
@@ -140,7 +140,7 @@ def test_rows_are_sound() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert row.asks and row.check and row.seconds <= 120, row.name
-        assert all((INSIDE / file).is_file() for file in row.files), row.name
+        assert all((row.inside / file).is_file() for file in row.files), row.name
 
 
 def test_what_a_row_needs_and_is_not_here_is_named() -> None:

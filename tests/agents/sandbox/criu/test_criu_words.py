@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
+from windtunnel.agents.sandbox.live.criu.connections import Connection, orphans
 from windtunnel.agents.sandbox.live.criu.doctor import LADDER
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, real_errors
 from windtunnel.agents.sandbox.live.criu.find import default_prefix
-from windtunnel.agents.sandbox.live.criu.run import End, orphans, read_stats
+from windtunnel.agents.sandbox.live.criu.run import read_stats
 from windtunnel.agents.sandbox.model import Facility
 
 RLIMIT = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
@@ -122,8 +123,8 @@ def test_statistics_are_read_as_written(
 def test_only_ends_without_their_mirror_are_orphans() -> None:
     here, there = bytes([127, 0, 0, 1]), bytes([10, 0, 0, 9])
     mapped = bytes(10) + b"\xff\xff" + here
-    inside: list[tuple[int, End, End]] = [(2, (here, 5), (here, 6)), (10, (mapped, 6), (mapped, 5))]
-    outside: list[tuple[int, End, End]] = [(2, (here, 7), (there, 443)), (2, (here, 8), (here, 9))]
+    inside = [Connection(2, (here, 5), (here, 6)), Connection(10, (mapped, 6), (mapped, 5))]
+    outside = [Connection(2, (here, 7), (there, 443)), Connection(2, (here, 8), (here, 9))]
     assert orphans(inside) == []
     assert orphans(inside + outside) == outside
 

@@ -242,10 +242,11 @@ def test_a_process_goes_on_as_if_nothing_had_been(victim: subprocess.Popen[bytes
 KILLED = """
 import os, sys, time
 from windtunnel.agents.sandbox.live.inspect import memory
-real = memory._Stopped.registers
+from windtunnel.linux import inject
+real = inject.Stopped.registers
 def stuck(self):
     print("stopped", flush=True); time.sleep(1000)
-memory._Stopped.registers = stuck
+inject.Stopped.registers = stuck
 memory.userfaultfd_of(int(sys.argv[1]))
 """
 

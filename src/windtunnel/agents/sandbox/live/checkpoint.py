@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
+from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.lacks import alone, because, processes_alone
@@ -253,7 +254,8 @@ def _full(
 
     try:
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
-            processes, before = machine.commands(), machine.cgroup.pids()
+            before = machine.cgroup.pids()
+            found = standing.inventory(before, machine.pid)
             stood.alone, only = processes_alone(machine), alone(machine, shells)
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)
@@ -280,12 +282,13 @@ def _full(
     image = ImagePart(
         id=order.id,
         pid=machine.pid,
-        processes=processes,
+        processes=tuple(each.command for each in found.processes if each.command),
         references=tuple(sorted(references.paths)),
         mapped=tuple(sorted(references.mapped)),
         bytes_raw=kept.bytes_raw,
         bytes_new=kept.bytes_new,
         alone=only,
+        inventory=found,
     )
     return files, image, freeze.seconds
 

@@ -21,13 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
+from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Restore
 
 
@@ -109,7 +110,8 @@ def _bring_back(
         machine = None
         if back.processes and image is not None:
             try:
-                machine = _processes(context, spec, manifest, lazy)
+                machine, differs = _processes(context, spec, image, manifest.id, lazy)
+                lacks += differs
                 restored.append(f"{len(image.processes)} processes with memory and open files")
             except CriuError as error:
                 lacks += because(image.alone, str(error))
@@ -136,18 +138,28 @@ def _bring_back(
     return machine, RestoreReport(manifest.id, manifest.turn, tuple(restored), tuple(lacks), seconds)
 
 
-def _processes(context: Context, spec: SandboxSpec, manifest: Manifest, lazy: bool) -> Machine:
-    assert manifest.image is not None and context.criu is not None
-    folder = context.home.dump(f"{manifest.id}.{spec.name}.{secrets.token_hex(4)}.restore")
+def _processes(
+    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
+) -> tuple[Machine, tuple[Lack, ...]]:
+    """The processes run, and what of them is not as it was."""
+    assert context.criu is not None
+    folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
+    lacks: list[Lack] = []
     pid = 0
+
+    def look(first: int) -> None:
+        """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
+        walls.seal(first)
+        if image.inventory is not None:
+            lacks.extend(standing.put_right(image.inventory, externals.freezer, first))
+
     try:
-        context.pages.materialise(manifest.image.id, folder)
+        context.pages.materialise(image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
-        pid = context.criu.restore(folder, externals, lazy=lazy)
-        walls.seal(pid)
-        return Machine.adopt(context.home, spec, root, pid)
+        pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
+        return Machine.adopt(context.home, spec, root, pid), tuple(lacks)
     except BaseException:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, spec.name)

@@ -15,18 +15,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from windtunnel.agents.sandbox.bench.harness import new_name
-from windtunnel.agents.sandbox.bench.matrix.arena import Arena, Told
-from windtunnel.agents.sandbox.bench.matrix.row import INSIDE, MatrixRow, Outcome, Verdict
+from windtunnel.agents.sandbox.bench.matrix.arena import Answer, Arena, Told
+from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow, Outcome, Verdict
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 
 EVERY = 0.1
 """Seconds between two questions whether the work is in its middle."""
 FORKS = 2
+REFUSES = 77
+"""Exit status of a setup that was refused."""
 
 
 class WrongRow(Exception):
     """A command of a row did not end as it must, in words."""
+
+
+class RefusedInside(WrongRow):
+    """The sandbox refuses its programs what the row is about, in words."""
 
 
 def judged(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str, str]) -> Outcome:
@@ -46,6 +52,8 @@ def _outcome(arena: Arena, row: MatrixRow, image: str, environment: Mapping[str,
     try:
         try:
             start(arena, row, name, image, environment)
+        except RefusedInside as refusal:
+            return Outcome(row, Verdict.REFUSED, str(refusal))
         except (WrongRow, SandboxError, *FAULTS) as error:
             return Outcome(row, Verdict.BROKEN, str(error))
         kept = arena.checkpoint(name)
@@ -100,10 +108,13 @@ def start(arena: Arena, row: MatrixRow, name: str, image: str, environment: Mapp
     """The row's work is in its middle on return. Raises WrongRow or SandboxError in words."""
     arena.create(name, image, row.network, environment)
     for file in row.files:
-        arena.put(name, f"/row/{file}", (INSIDE / file).read_bytes())
+        arena.put(name, f"/row/{file}", (row.inside / file).read_bytes())
     ask(arena, row, name, "mkdir -p /row && cd /row", "at the start")
     if row.setup:
-        ask(arena, row, name, row.setup, "in the setup")
+        answer = arena.run(name, row.setup, row.seconds)
+        if answer.status == REFUSES and row.refused and re.search(row.refused, answer.text):
+            raise RefusedInside(_last(answer.text))
+        _demand(answer, "in the setup")
     if row.start:
         ask(arena, row, name, f"{{\n{row.start}\n}} </dev/null >/row/out 2>&1 &", "at the start")
     deadline = time.monotonic() + row.seconds
@@ -122,7 +133,10 @@ def go_on(arena: Arena, row: MatrixRow, name: str) -> None:
 
 
 def ask(arena: Arena, row: MatrixRow, name: str, command: str, when: str) -> None:
-    answer = arena.run(name, command, row.seconds)
+    _demand(arena.run(name, command, row.seconds), when)
+
+
+def _demand(answer: Answer, when: str) -> None:
     if answer.status != 0:
         raise WrongRow(f"{when}: exit status {answer.status}: {_last(answer.text)}")
 

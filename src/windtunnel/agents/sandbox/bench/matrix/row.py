@@ -42,15 +42,19 @@ class MatrixRow:
     go_on: str = ""
     end: str = ""
     setup: str = ""
-    """Run in the foreground before ``start``."""
+    """Run in the foreground before ``start``. Exit status 77: the sandbox refuses its programs what the row
+    is about, which is as good as promised where ``refused`` fits the words."""
     files: tuple[str, ...] = ()
-    """Files of ``inside/`` that are put into ``/row``."""
+    """Files that are put into ``/row``."""
+    inside: Path = INSIDE
+    """The folder from which they come."""
     packages: tuple[str, ...] = ()
     """Debian packages that must be installed on the host; they are part of the image then."""
     distributions: tuple[str, ...] = ()
     """Python distributions of the environment that runs this, with all that they need, in $ROW_PYTHON."""
     refused: str = ""
-    """A pattern of the words with which a checkpoint refuses; empty: nothing of the row should be refused."""
+    """A pattern of the words with which a checkpoint or the ``setup`` refuses; empty: nothing of the row
+    should be refused."""
     network: Network = "off"
     by_command: bool = False
     """Through the command line and its daemon, so that what is told is exit statuses."""

@@ -111,6 +111,19 @@ DUMP: tuple[tuple[str, str], ...] = (
         "runs in a {0} namespace of its own inside the sandbox; stop it first",
     ),
     (
+        "packetized mode for pipes",
+        "holds a pipe of packets (O_DIRECT), which CRIU cannot keep; let it close that first",
+    ),
+    (
+        "ctty inheritance detected",
+        "holds /dev/tty open while another process has the same terminal open, which CRIU cannot keep; "
+        "let it close that first",
+    ),
+    (
+        "Non-empty write queue on an in-flight socket",
+        "has sent something on a unix socket that the other side has not accepted yet; try again when it has",
+    ),
+    (
         "External socket is used|Can't dump half of stream unix connection",
         "is connected by a unix socket to a process outside the sandbox; let it close that first",
     ),

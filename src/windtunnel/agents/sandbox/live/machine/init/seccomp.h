@@ -2,7 +2,9 @@
  * without CAP_SYS_ADMIN; io_uring, which would pass under an inspector that watches system calls; and what btrfs
  * offers to the owner of a folder: a subvolume of his own would lie outside of the root's limit and its snapshots.
  * Refused calls fail with EPERM; clone3 fails with ENOSYS, because its flags lie in memory that a filter cannot
- * read, and C libraries then take clone, whose flags it can. */
+ * read, and C libraries then take clone, whose flags it can. Landlock and secret memory fail with ENOSYS, as on
+ * kernels without them: no process image holds them, and what a process has given up by Landlock cannot be seen
+ * from outside, so a restore would give it back in silence. */
 #ifndef WINDTUNNEL_SECCOMP_H
 #define WINDTUNNEL_SECCOMP_H
 
@@ -39,7 +41,7 @@ static const uint16_t refused[] = {
 #endif
 };
 #define REFUSED (sizeof refused / sizeof *refused)
-#define PROGRAM_ROOM (REFUSED + 32)
+#define PROGRAM_ROOM (REFUSED + 48)
 
 #define STATEMENT(code, value) ((struct sock_filter){(code), 0, 0, (value)})
 #define JUMP(code, value, yes, no) ((struct sock_filter){(code), (yes), (no), (value)})
@@ -65,6 +67,10 @@ static unsigned filter_program(struct sock_filter *program) {
     program[at++] = ANSWER(REFUSE(NOT_PERMITTED));
     program[at++] = ANSWER(SECCOMP_RET_ALLOW);
     program[at++] = EQUALS(435, 1); /* clone3 */
+    program[at++] = ANSWER(REFUSE(NO_SUCH_CALL));
+    program[at++] = EQUALS(444, 1); /* landlock_create_ruleset */
+    program[at++] = ANSWER(REFUSE(NO_SUCH_CALL));
+    program[at++] = EQUALS(447, 1); /* memfd_secret */
     program[at++] = ANSWER(REFUSE(NO_SUCH_CALL));
     program[at++] = EQUALS(__NR_socket, 5);
     program[at++] = LOAD(args[0]);

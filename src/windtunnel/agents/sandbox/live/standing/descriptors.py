@@ -1,0 +1,146 @@
+"""What the descriptors of a process are, as /proc tells it, in words that are the same after a restore.
+
+A line of ``fdinfo`` that holds an inode, a mount or a pid of the host says nothing of the sandbox and is left
+out. Pipes and sockets have numbers that change; what stays is who shares them, so each is named by the first
+descriptor of the sandbox that it stands behind.
+
+Source: proc(5); Linux, Documentation/filesystems/proc.rst, section 3.8 (fdinfo).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+from dataclasses import dataclass, field, replace
+
+from windtunnel.agents.sandbox.model import LockStood, TimerStood
+from windtunnel.linux.system import checked, copied, libc, process_handle
+
+GHOST = re.compile(r"\.cr\.[0-9a-f]+\.ghost(?= \(deleted\)$)")
+"""What CRIU adds to the name of a deleted file when it brings it back."""
+Times = ctypes.c_long * 4
+"""``struct itimerspec``: seconds and nanoseconds of the interval, and until it expires."""
+SECOND = 10**9
+ANONYMOUS = ("pipe:[", "socket:[")
+
+
+@dataclass
+class Opened:
+    """The descriptors of one process: link and further words of each, by number."""
+
+    links: dict[int, str] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
+    timers: list[TimerStood] = field(default_factory=list)
+    locks: list[LockStood] = field(default_factory=list)
+
+
+def content(path: str) -> bytes:
+    """A whole file of /proc; empty when it, or the process, is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        found = os.read(descriptor, 1 << 16)
+        while found and (more := os.read(descriptor, 1 << 20)):
+            found += more
+        return found
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def opened(pid: int) -> Opened:
+    """All that a process has open; nothing of one that is gone."""
+    found = Opened()
+    folder = f"/proc/{pid}/fd"
+    try:
+        numbers = sorted(map(int, os.listdir(folder)))
+    except OSError:
+        return found
+    for number in numbers:
+        try:
+            link = os.readlink(f"{folder}/{number}")
+        except OSError:
+            continue
+        found.links[number] = GHOST.sub("", link)
+        _add(found, number, link, content(f"/proc/{pid}/fdinfo/{number}").decode())
+    waiting = [timer for timer in found.timers if timer.interval and timer.ticks and not timer.value]
+    if waiting:
+        _look_again(pid, found, waiting)
+    return found
+
+
+def _look_again(pid: int, found: Opened, waiting: list[TimerStood]) -> None:
+    """A periodic timer that expired waits to be read, or to be asked, before it goes on: asked, it tells
+    whether it does."""
+    with contextlib.suppress(OSError), process_handle(pid) as handle:
+        for timer in waiting:
+            with contextlib.suppress(OSError), copied(handle, timer.descriptor) as copy:
+                both = Times()
+                checked(libc.timerfd_gettime(copy, both), "timerfd_gettime")
+                value = both[2] * SECOND + both[3]
+                found.timers[found.timers.index(timer)] = replace(timer, value=value)
+
+
+def _add(found: Opened, number: int, link: str, info: str) -> None:
+    words: list[str] = []
+    timer: dict[str, str] = {}
+    for line in info.splitlines():
+        name, _, value = line.partition(":")
+        value = value.strip()
+        match name:
+            case "flags":
+                words.append(f"flags {value}")
+            case "pos":
+                if link.startswith("/") and not link.startswith(("/dev/", "/proc/")):
+                    words.append(f"at {value}")
+            case "eventfd-count" | "eventfd-semaphore" | "sigmask" | "tty-index" | "scm_fds":
+                words.append(f"{name} {value}")
+            case "clockid" | "ticks" | "settime flags" | "it_value" | "it_interval":
+                timer[name] = value
+            case "tfd":
+                target, _, events, _, data, *_ = value.split()
+                words.append(f"waits for {target} ({events} {data})")
+            case "inotify wd":
+                watch, *rest = value.split()
+                mask = next((word for word in rest if word.startswith("mask:")), "")
+                words.append(f"watch {watch} {mask}")
+            case "NSpid":
+                words.append(f"of process {value.split()[-1]}")
+            case "lock":
+                if (lock := _lock(number, value)) is not None:
+                    found.locks.append(lock)
+    if timer:
+        found.timers.append(_timer(number, timer))
+    # what an epoll or an inotify descriptor waits for comes in no order
+    found.words[number] = ", ".join(sorted(words))
+
+
+def _lock(number: int, value: str) -> LockStood | None:
+    """``1: POSIX  ADVISORY  WRITE 26 00:2c:6222 0 9``."""
+    fields = value.split()
+    if len(fields) < 8 or fields[1] == "->":
+        return None
+    _, kind, _, mode, _, _, start, end, *_ = fields
+    return LockStood(number, kind, mode == "WRITE", int(start), None if end == "EOF" else int(end))
+
+
+def _timer(number: int, of: dict[str, str]) -> TimerStood:
+    return TimerStood(
+        number,
+        int(of.get("clockid", "0")),
+        int(of.get("settime flags", "0"), 8),
+        int(of.get("ticks", "0")),
+        _nanoseconds(of.get("it_value", "")),
+        _nanoseconds(of.get("it_interval", "")),
+    )
+
+
+def _nanoseconds(words: str) -> int:
+    """``(1, 500000000)``: seconds and nanoseconds."""
+    seconds, _, rest = words.strip("()").partition(",")
+    return int(seconds) * SECOND + int(rest) if rest else 0

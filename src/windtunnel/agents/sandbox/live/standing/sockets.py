@@ -1,0 +1,81 @@
+"""The sockets of a sandbox in words: what kind, in which state, where."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Mapping
+
+from windtunnel.agents.sandbox.live.criu import connections
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE
+
+FAMILIES = {
+    socket.AF_UNIX: "Unix",
+    socket.AF_INET: "IPv4",
+    socket.AF_INET6: "IPv6",
+    socket.AF_NETLINK: "netlink",
+    socket.AF_PACKET: "packet",
+}
+KINDS = {
+    socket.SOCK_STREAM: "stream",
+    socket.SOCK_DGRAM: "datagram",
+    socket.SOCK_SEQPACKET: "sequenced",
+    socket.SOCK_RAW: "raw",
+}
+_CLOSED = 7
+_WAITING = struct.Struct("<24xI")
+"""Where TCP_INFO has, for a socket that listens, the number of connections that nobody has accepted."""
+
+
+def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
+    """Words for each socket of processes, by its link in /proc; ``have``: the links of each process's
+    descriptors, by number."""
+    words: dict[str, str] = {}
+    ends: dict[str, connections.Connection] = {}
+    for pid, links in have.items():
+        fresh = {
+            link: number
+            for number, link in links.items()
+            if link.startswith("socket:[") and link not in words
+        }
+        for link, plug in connections.copies(pid, fresh):
+            family = FAMILIES.get(plug.family, f"family {int(plug.family)}")
+            kind = f"{family} {KINDS.get(plug.type, f'type {int(plug.type)}')} socket"
+            words[link] = " ".join([kind, *_state(plug)])
+            if (found := connections.connection(plug)) is not None:
+                ends[link] = found
+    for link in ends.keys() - _inside(ends):
+        words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
+    return words
+
+
+def _inside(ends: dict[str, connections.Connection]) -> set[str]:
+    alone = set(connections.orphans(list(ends.values())))
+    return {link for link, one in ends.items() if one not in alone}
+
+
+def _state(plug: socket.socket) -> list[str]:
+    if plug.family not in FAMILIES:
+        return []
+    words = []
+    if plug.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        words.append("listening")
+        if plug.family in (socket.AF_INET, socket.AF_INET6):
+            (waiting,) = _WAITING.unpack(plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))
+            words += [f"({waiting} not accepted)"] if waiting else []
+    with contextlib.suppress(OSError):
+        words += ["at", _address(plug.getsockname())]
+    with contextlib.suppress(OSError):
+        words += ["connected to", _address(plug.getpeername())]
+    return words
+
+
+def _address(address: object) -> str:
+    match address:
+        case (str() as host, int() as port, *_):
+            return f"{host}:{port}"
+        case bytes():
+            return "@" + address[1:].decode(errors="replace")
+        case _:
+            return str(address) or "no name"

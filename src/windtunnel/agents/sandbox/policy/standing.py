@@ -1,0 +1,105 @@
+"""What of a restored sandbox is not as it stood when its image was taken.
+
+An inventory is held against another one of the same processes. What legitimately differs is left out where it
+is read (numbers of inodes, pids of the host, moments) or allowed here:
+
+- a timer that stood armed may have expired meanwhile: what counts is whether it goes on, or wakes somebody;
+- a connection to the outside comes back closed (it is told of every checkpoint beforehand);
+- what is there beside what stood is nobody's loss.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from windtunnel.agents.sandbox.model import (
+    Inventory,
+    Lack,
+    LackKind,
+    LockStood,
+    ProcessStood,
+    TimerStood,
+)
+
+OUTSIDE = "to the outside"
+"""What the value of a connection ends with whose other end is not in the sandbox."""
+GONE = "it is gone"
+_COMMAND = 60
+_KINDS_OF_LOCK = {"POSIX": "POSIX lock", "OFDLCK": "OFD lock", "FLOCK": "flock", "LEASE": "lease"}
+
+
+def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
+    """What stood before and is not there, or is not the same."""
+    found = list(_facts("the sandbox", before.facts, after.facts))
+    now = {process.pid: process for process in after.processes}
+    for stood in before.processes:
+        current = now.get(stood.pid)
+        if current is None:
+            found.append(Lack("processes", who(stood), GONE))
+            continue
+        found += _facts(who(stood), stood.facts, current.facts)
+        found += _timers(stood, current)
+        found += [
+            Lack("locks", f"{who(stood)}: {words(lock)}", GONE)
+            for lock in stood.locks
+            if lock not in current.locks
+        ]
+    return tuple(found)
+
+
+def who(stood: ProcessStood) -> str:
+    command = stood.command if len(stood.command) <= _COMMAND else f"{stood.command[: _COMMAND - 1]}…"
+    return f"{command} (process {stood.pid} inside)"
+
+
+def goes_on(timer: TimerStood) -> bool:
+    """Whether somebody who waits for it is woken."""
+    return timer.value > 0 or (timer.ticks > 0 and not timer.interval)
+
+
+def words(lock: LockStood) -> str:
+    """A lock in words."""
+    kind = _KINDS_OF_LOCK.get(lock.kind, lock.kind)
+    span = "" if lock.start == 0 and lock.end is None else f", bytes {lock.start} to {lock.end or 'the end'}"
+    return f"{'exclusive' if lock.write else 'shared'} {kind} on descriptor {lock.descriptor}{span}"
+
+
+def table(facts: str) -> dict[tuple[str, str], str]:
+    """Kind and name of each fact, and its value."""
+    found = {}
+    for line in filter(None, facts.split("\n")):
+        kind, name, value = line.split("\t")
+        found[kind, name] = value
+    return found
+
+
+def _facts(whose: str, before: str, after: str) -> list[Lack]:
+    if before == after:
+        return []
+    now = table(after)
+    found = []
+    for (kind, name), value in table(before).items():
+        current = now.get((kind, name))
+        if current == value or (current is not None and value.endswith(OUTSIDE)):
+            continue
+        what = f"{whose}: {name}, {value}" if value else f"{whose}: {name}"
+        found.append(Lack(cast(LackKind, kind), what, GONE if current is None else f"it is {current} now"))
+    return found
+
+
+def _timers(stood: ProcessStood, current: ProcessStood) -> list[Lack]:
+    now = {timer.descriptor: timer for timer in current.timers}
+    found = []
+    for timer in stood.timers:
+        kept = now.get(timer.descriptor)
+        kind = "periodic timerfd" if timer.interval else "timerfd"
+        what = f"{who(stood)}: {kind} {timer.descriptor}"
+        if kept is None:
+            found.append(Lack("timers", what, GONE))
+        elif (kept.clock, kept.interval) != (timer.clock, timer.interval):
+            found.append(Lack("timers", what, "it has another clock or interval"))
+        elif goes_on(kept) != goes_on(timer):
+            found.append(
+                Lack("timers", what, "it does not go on" if goes_on(timer) else "it had stopped, and goes on")
+            )
+    return found
