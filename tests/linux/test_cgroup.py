@@ -54,3 +54,32 @@ def test_a_group_is_made_frozen_killed_and_removed() -> None:
     assert not group.path.parent.exists()
     group.kill()
     group.remove()
+
+
+@pytest.mark.root
+def test_a_group_that_goes_first_is_as_others_again_afterwards() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    one, two = (Cgroup(Path(f"windtunnel-first-{os.getpid()}") / name) for name in ("one", "two"))
+
+    def weights() -> list[int]:
+        folders = (group.v1.get("cpu", group.path) for group in (one, two))
+        files = ((folder / "cpu.shares", folder / "cpu.weight") for folder in folders)
+        return [int(next(file for file in pair if file.exists()).read_text()) for pair in files]
+
+    try:
+        for group in (one, two):
+            assert group.make(None, None, None) == []
+        usual = weights()
+        with one.first():
+            assert weights()[0] > 50 * usual[0] and weights()[1] == usual[1]
+            one.make(None, None, None)  # as at the start of a host, after a crash in such a block
+            assert weights() == usual
+        with pytest.raises(KeyError), one.first():
+            raise KeyError
+        assert weights() == usual
+    finally:
+        for group in (one, two):
+            group.remove()
+    with one.first():  # what is gone weighs nothing
+        pass

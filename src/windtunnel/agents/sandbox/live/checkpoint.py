@@ -95,12 +95,13 @@ def frozen(cgroup: Cgroup | Group) -> Iterator[_Freeze]:
     """The sandbox stands still within the block, and always runs again after it."""
     freeze = _Freeze()
     begin = time.monotonic()
-    try:
-        cgroup.freeze(FREEZE_TIMEOUT)
-        yield freeze
-    finally:
-        cgroup.thaw()
-        freeze.seconds = time.monotonic() - begin
+    with cgroup.first():
+        try:
+            cgroup.freeze(FREEZE_TIMEOUT)
+            yield freeze
+        finally:
+            cgroup.thaw()
+            freeze.seconds = time.monotonic() - begin
 
 
 def take(context: Context, machine: Machine, order: Order) -> Manifest:

@@ -26,7 +26,7 @@ from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
-from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, walls
+from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, launch, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.model import ImagePart, Lack, Manifest, RestoreReport, SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Restore
@@ -158,7 +158,8 @@ def _processes(
         context.pages.materialise(image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
-        pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
+        with launch.group(context.home, spec.name).first():
+            pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
         return Machine.adopt(context.home, spec, root, pid), tuple(lacks)
     except BaseException:
         with contextlib.suppress(*FAULTS):

@@ -107,6 +107,9 @@ def start(
     command = [str(program), *arguments]
     kept = kernel_cache(program) if own_mounts else None
     lines = [f"echo $$ > {shlex.quote(str(file))}" for file in procs]
+    if processes.SESSION_WEIGHT.exists():
+        # the sandbox stands still while it works; what it restores is in a control group, and not weighed so
+        lines.insert(0, f"echo {processes.SESSION_FIRST} 2>/dev/null > {processes.SESSION_WEIGHT} || :")
     if kept is not None:
         lines.append(f"mount --bind {shlex.quote(str(kept))} /run")
     if lines:

@@ -38,6 +38,7 @@ from windtunnel.agents.sandbox.live.daemon.service import LOG, Events, Service
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
+from windtunnel.linux.processes import session_first
 
 TAKEOVER_SECONDS = 30.0
 """How long a daemon that is just ending is waited for."""
@@ -318,6 +319,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--idle", type=float, default=300.0, help="end after so many seconds unused")
     given = parser.parse_args()
+    session_first()  # its threads store what agents wait for
     try:
         run(given.home.absolute(), idle_seconds=given.idle)
     except UserError as error:

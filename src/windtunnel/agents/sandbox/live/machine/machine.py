@@ -82,9 +82,10 @@ class Machine:
         machine: Machine | None = None
         try:
             externals, missed = launch.prepare(home, spec, root)
-            machine = cls(home, spec, externals, launch.start(spec, externals))
-            machine.limits_missed = missed
-            machine._shell("main")
+            with launch.group(home, spec.name).first():
+                machine = cls(home, spec, externals, launch.start(spec, externals))
+                machine.limits_missed = missed
+                machine._shell("main")
             return machine
         except BaseException:
             if machine is not None:
