@@ -29,7 +29,8 @@ END
 (ulimit -n 100; ulimit -Sc 0; ulimit -u 50; setpriv --reuid=1002 --regid=100 --clear-groups sh answer b &)
 (ulimit -Sn 64; setpriv --reuid=1003 --regid=1003 --clear-groups sh -c 'ulimit -Sn 90; . ./answer' sh c &)
 (echo 500 > /proc/self/oom_score_adj
- setpriv --ruid=1004 --regid=6 --clear-groups --bounding-set=-kill nice -n 7 sh answer d &)
+ setpriv --ruid=1004 --regid=6 --clear-groups --bounding-set=-kill \\
+    nice -n 7 ionice -c 2 -n 6 taskset 1 sh answer d &)
 for one in a b c d; do until [ -s $one.is ]; do sleep 0.01; done; done"""
 ASK = "for one in a b c d; do echo go > $one.in; read -r said < $one.out; echo $(cat $one.is) = $said; done"
 STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
@@ -47,6 +48,8 @@ def standing(box: Any) -> dict[int, list[object]]:
             (folder / "limits").read_text(),
             (folder / "oom_score_adj").read_text(),
             os.getpriority(os.PRIO_PROCESS, pid),
+            os.sched_getaffinity(pid),
+            subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True).stdout,
         ]
     return found
 

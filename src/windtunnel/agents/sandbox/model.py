@@ -245,6 +245,17 @@ class LockStood:
 
 
 @dataclass(frozen=True)
+class ScheduledStood:
+    """A thread that may use other CPUs, or has another priority of disk access (as ioprio_set(2) has it) or
+    slack of timers (nanoseconds) than the sandbox's first process. ``thread``: its id inside."""
+
+    thread: int
+    cpus: tuple[int, ...]
+    disk: int
+    slack: int
+
+
+@dataclass(frozen=True)
 class ProcessStood:
     """A process as it stood when its image was taken. ``pid``: as seen inside. ``facts``: a line for each,
     with tabs between its kind (`LackKind`), what it is, and its value."""
@@ -254,6 +265,7 @@ class ProcessStood:
     facts: str = ""
     timers: tuple[TimerStood, ...] = ()
     locks: tuple[LockStood, ...] = ()
+    scheduled: tuple[ScheduledStood, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from windtunnel.agents.sandbox.model import (
 OUTSIDE = "to the outside"
 """What the value of a connection ends with whose other end is not in the sandbox."""
 GONE = "it is gone"
+OTHER = "they are not what they were"
+UNREAD = "bytes not read"
+"""In the value of a descriptor that holds some which a restore does not bring back."""
 _COMMAND = 60
 _KINDS_OF_LOCK = {"POSIX": "POSIX lock", "OFDLCK": "OFD lock", "FLOCK": "flock", "LEASE": "lease"}
 
@@ -43,6 +46,13 @@ def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
             Lack("locks", f"{who(stood)}: {words(lock)}", GONE)
             for lock in stood.locks
             if lock not in current.locks
+        ]
+        found += [
+            Lack(
+                "threads", f"{who(stood)}: CPUs, disk priority and timer slack of thread {one.thread}", OTHER
+            )
+            for one in stood.scheduled
+            if one not in current.scheduled
         ]
     return tuple(found)
 

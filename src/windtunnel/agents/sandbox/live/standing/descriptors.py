@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import re
+import struct
+import termios
 from dataclasses import dataclass, field, replace
 
 from windtunnel.agents.sandbox.model import LockStood, TimerStood
+from windtunnel.agents.sandbox.policy.standing import UNREAD
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
 GHOST = re.compile(r"\.cr\.[0-9a-f]+\.ghost(?= \(deleted\)$)")
@@ -68,10 +72,22 @@ def opened(pid: int) -> Opened:
             continue
         found.links[number] = GHOST.sub("", link)
         _add(found, number, link, content(f"/proc/{pid}/fdinfo/{number}").decode())
+    watches = [number for number, link in found.links.items() if link == "anon_inode:inotify"]
+    if watches:
+        _unread_events(pid, found, watches)
     waiting = [timer for timer in found.timers if timer.interval and timer.ticks and not timer.value]
     if waiting:
         _look_again(pid, found, waiting)
     return found
+
+
+def _unread_events(pid: int, found: Opened, watches: list[int]) -> None:
+    """How much an inotify descriptor has told that nobody has read."""
+    with contextlib.suppress(OSError), process_handle(pid) as handle:
+        for number in watches:
+            with contextlib.suppress(OSError), copied(handle, number) as copy:
+                if unread := struct.unpack("i", fcntl.ioctl(copy, termios.FIONREAD, bytes(4)))[0]:
+                    found.words[number] += f", {unread} {UNREAD}"
 
 
 def _look_again(pid: int, found: Opened, waiting: list[TimerStood]) -> None:

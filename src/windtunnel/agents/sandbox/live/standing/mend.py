@@ -10,6 +10,8 @@ one by which it maps a file after it has set the locks. They belong to the proce
 again itself: every thread is stopped by ptrace, the freezer lets go, the process is made to lock, and the
 freezer holds again before any thread does. The other locks belong to open files and are taken through a copy.
 
+**Scheduling.** CRIU keeps neither the CPUs of a thread nor two more of its settings (see ``scheduling``).
+
 Source: timerfd_create(2), fcntl_locking(2), flock(2); Linux, fs/timerfd.c, fs/locks.c.
 """
 
@@ -24,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.standing.descriptors import SECOND, Times, opened
+from windtunnel.agents.sandbox.live.standing.scheduling import schedule
 from windtunnel.agents.sandbox.model import Inventory, LockStood, TimerStood
 from windtunnel.linux import cgroup, inject, namespaces, processes
 from windtunnel.linux.system import checked, copied, libc, process_handle
@@ -45,7 +48,11 @@ def mend(before: Inventory, freezer: Path) -> None:
     missing: dict[int, list[LockStood]] = {}
     for stood in before.processes:
         pid = inside.get(stood.pid)
-        if pid is None or not (stood.timers or stood.locks):
+        if pid is None:
+            continue
+        if stood.scheduled:
+            schedule(pid, stood.scheduled)
+        if not (stood.timers or stood.locks):
             continue
         with contextlib.suppress(OSError), process_handle(pid) as handle:
             for timer in stood.timers:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.standing.descriptors import ANONYMOUS, GHOST, Opened, content, opened
+from windtunnel.agents.sandbox.live.standing.scheduling import of_thread, scheduled
 from windtunnel.agents.sandbox.live.standing.sockets import sockets
-from windtunnel.agents.sandbox.model import Inventory, ProcessStood
+from windtunnel.agents.sandbox.model import Inventory, ProcessStood, ScheduledStood
 from windtunnel.agents.sandbox.policy.standing import OUTSIDE
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
@@ -49,7 +50,8 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
     have = {pid: opened(pid) for pid in ordered}
     shared = _shared(have, inside)
     names = sockets({pid: of.links for pid, of in have.items()})
-    stood = tuple(_process(pid, inside, have[pid], shared, names) for pid in ordered)
+    usual = of_thread(init, thread=0)
+    stood = tuple(_process(pid, inside, have[pid], shared, names, usual) for pid in ordered)
     return Inventory(stood, _lines(list(_whole(init))), time.time())
 
 
@@ -78,7 +80,12 @@ def _shared(have: dict[int, Opened], inside: dict[int, int]) -> dict[str, str]:
 
 
 def _process(
-    pid: int, inside: dict[int, int], have: Opened, shared: dict[str, str], names: dict[str, str]
+    pid: int,
+    inside: dict[int, int],
+    have: Opened,
+    shared: dict[str, str],
+    names: dict[str, str],
+    usual: ScheduledStood | None,
 ) -> ProcessStood:
     status = dict(_pairs(content(f"/proc/{pid}/status").decode(errors="replace")))
     facts = [
@@ -88,7 +95,12 @@ def _process(
         *_descriptors(inside[pid], have, shared, names),
     ]
     return ProcessStood(
-        inside[pid], processes.command_line(pid), _lines(facts), tuple(have.timers), tuple(have.locks)
+        inside[pid],
+        processes.command_line(pid),
+        _lines(facts),
+        tuple(have.timers),
+        tuple(have.locks),
+        scheduled(pid, usual),
     )
 
 

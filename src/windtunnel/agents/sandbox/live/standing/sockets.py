@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Mapping
 
 from windtunnel.agents.sandbox.live.criu import connections
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, UNREAD
 
 FAMILIES = {
     socket.AF_UNIX: "Unix",
@@ -64,6 +66,9 @@ def _state(plug: socket.socket) -> list[str]:
         if plug.family in (socket.AF_INET, socket.AF_INET6):
             (waiting,) = _WAITING.unpack(plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))
             words += [f"({waiting} not accepted)"] if waiting else []
+    if plug.type == socket.SOCK_DGRAM and plug.family in (socket.AF_INET, socket.AF_INET6):
+        (unread,) = struct.unpack("i", fcntl.ioctl(plug, termios.FIONREAD, bytes(4)))
+        words += [f"({unread} {UNREAD})"] if unread else []
     with contextlib.suppress(OSError):
         words += ["at", _address(plug.getsockname())]
     with contextlib.suppress(OSError):
