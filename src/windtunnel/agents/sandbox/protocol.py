@@ -23,6 +23,7 @@ from windtunnel.agents.sandbox.model import (
     Saved,
     Turn,
     TurnResult,
+    VerifyReport,
 )
 
 
@@ -158,5 +159,8 @@ class AnyHost(Protocol):
         """The host will be taken in ``seconds``: checkpoint every sandbox that runs. What lacks is told."""
 
     def gc(self, *, dry_run: bool = False) -> GcReport: ...
+
+    def verify(self, what: str = "") -> VerifyReport:
+        """Read a checkpoint, all of a sandbox, or all there are from the disk, and check every byte."""
 
     def close(self) -> None: ...

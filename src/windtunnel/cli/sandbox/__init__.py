@@ -40,6 +40,7 @@ class Verbs(Lazy):
         "import": CHECKPOINTS + "import_",
         "notice": CHECKPOINTS + "notice",
         "gc": CHECKPOINTS + "gc",
+        "verify": CHECKPOINTS + "verify",
         "log": CHECKPOINTS + "log",
         "diff": CHECKPOINTS + "diff",
         "emulate": "sandbox.emulate:emulate",

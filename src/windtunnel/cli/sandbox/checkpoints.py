@@ -1,4 +1,4 @@
-"""Checkpoints and what is done with them: `checkpoint` to `import`, `notice`, `gc`, `log` and `diff`."""
+"""What is done with checkpoints: `checkpoint` to `import`, `notice`, `gc`, `verify`, `log` and `diff`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel.base.errors import UserError
 from windtunnel.cli.sandbox.common import (
     AllowLess,
     AsJson,
@@ -236,6 +237,37 @@ def gc(
         typer.echo(f"{size(report.bytes_freed)} freed")
     elif not (report.checkpoints or report.leftovers):
         typer.echo("nothing to drop")
+
+
+def verify(
+    context: typer.Context,
+    source: Annotated[
+        str, typer.Argument(metavar="[CHECKPOINT|NAME]", help="A checkpoint, or all of a sandbox.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All checkpoints, as without a name.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read checkpoints from the disk and check every byte. Exit status 3 when one is damaged.
+
+    Example: windtunnel sandbox verify demo
+    """
+    if everything and source:
+        raise UserError(f"sandbox verify: --all and {source!r} do not go together")
+    with client(context) as daemon:
+        report = daemon.verify(source)
+    if as_json:
+        print_json(report)
+    else:
+        for one in report.damaged:
+            of = f"of {one.box}, turn {one.turn}" if one.box else "whose manifest cannot be read"
+            typer.echo(f"{one.checkpoint} {of}: DAMAGED: {'; '.join(one.what)}")
+            typer.echo(f"  whole before it: {one.instead or 'none'}")
+        typer.echo(
+            f"{len(report.checkpoints)} checkpoints read, {len(report.damaged)} damaged; "
+            f"{size(report.bytes_read)} in {report.seconds:.1f} s; files: {report.files}"
+        )
+    if report.damaged:
+        raise typer.Exit(3)
 
 
 def _told(report: RestoreReport, as_json: bool) -> None:

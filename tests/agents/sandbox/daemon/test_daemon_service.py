@@ -218,6 +218,7 @@ def test_checkpoints_travel_with_all_fields(client: Client) -> None:
     assert client.get("x").info().base == made.id
     assert set(client.notice(30)) == {"a", "x", "y"}
     assert client.gc(dry_run=True).bytes_freed == 0
+    assert client.verify("a").damaged[0].instead == "c8" and not client.verify().damaged
     assert client.export("a", "/tmp/x").box == "a"
     assert client.import_("/tmp/x", "z").info().image == "/tmp/x"
     assert {one.name: one.present for one in client.doctor()} == {"root": True, "criu": False}

@@ -107,6 +107,11 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return Call("POST", "/v1/gc", reads(model.GcReport), {"dry_run": dry_run})
 
     @request
+    def verify(self, what: str = "") -> Call[model.VerifyReport]:
+        """Read a checkpoint, all of a sandbox, or all there are from the disk, and check every byte."""
+        return Call("POST", "/v1/verify", reads(model.VerifyReport), {"what": what})
+
+    @request
     def doctor(self) -> Call[list[Facility]]:
         return Call("GET", "/v1/doctor", reads(list[Facility]))
 

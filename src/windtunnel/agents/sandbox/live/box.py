@@ -31,6 +31,7 @@ from windtunnel.agents.sandbox.live.lacks import hold, kinds
 from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.live.verify import whole_before
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Diff,
@@ -319,14 +320,10 @@ class Box:
     def _instead(self, damaged: Manifest) -> str:
         """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
         known = {manifest.id: manifest for manifest in self._checkpoints()}
-        snapshots = set(self._context.pool.snapshots())
-        at = known.get(damaged.parent or "")
-        while at is not None:
-            whole = at.files is not None and at.files.id in snapshots
-            if whole and (at.image is None or not self._context.pages.verify(at.image.id)):
-                return f"checkpoint {at.id}, from turn {at.turn}, is whole"
-            at = known.get(at.parent or "")
-        return "no checkpoint before it is whole"
+        whole = known.get(whole_before(self._context, damaged, known))
+        if whole is None:
+            return "no checkpoint before it is whole"
+        return f"checkpoint {whole.id}, from turn {whole.turn}, is whole"
 
     def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.

@@ -41,6 +41,7 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_ad
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.live.verify import verify
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Event,
@@ -50,6 +51,7 @@ from windtunnel.agents.sandbox.model import (
     SandboxSpec,
     Saved,
     TurnClass,
+    VerifyReport,
 )
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
@@ -312,6 +314,25 @@ class Host:
         return outcome
 
     # --- the past
+
+    def verify(self, what: str = "") -> VerifyReport:
+        """Read a checkpoint (an id or a prefix), all of a sandbox (its name), or all there are (empty)
+        from the disk, and check every byte that has a checksum.
+
+        A damaged checkpoint can no longer be restored, and later ones rest on nothing of it.
+        """
+        with self._lock:
+            box = self._boxes.get(what)
+        if not what:
+            ids = self.context.manifests.ids()
+        elif box is not None:
+            ids = [manifest.id for manifest in box.log().checkpoints]
+        else:
+            ids = [self.context.manifests.named(what)]
+        report = verify(self.context, ids)
+        for damage in report.damaged:
+            self.context.report(Event("failed", damage.box, f"{damage.checkpoint}: {'; '.join(damage.what)}"))
+        return report
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""

@@ -25,6 +25,7 @@ from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.criu import wait_lazy
+from windtunnel.agents.sandbox.live.images import StaleCopy
 from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Machine, launch, walls
 from windtunnel.agents.sandbox.live.record import SandboxLog
@@ -142,6 +143,17 @@ def _processes(
     context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
 ) -> tuple[Machine, tuple[Lack, ...]]:
     """The processes run, and what of them is not as it was."""
+    try:
+        return _restored(context, spec, image, checkpoint, lazy)
+    except StaleCopy:
+        # nothing has run on it, and it is dropped: now the image comes from the store
+        return _restored(context, spec, image, checkpoint, lazy)
+
+
+def _restored(
+    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
+) -> tuple[Machine, tuple[Lack, ...]]:
+    """Raises StaleCopy when the image was a copy of the cache that turned out to be wrong."""
     assert context.criu is not None
     folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
@@ -153,9 +165,10 @@ def _processes(
         walls.seal(first)
         if image.inventory is not None:
             lacks.extend(standing.put_right(image.inventory, externals.freezer, first))
+        confirm()
 
     try:
-        context.pages.materialise(image.id, folder)
+        confirm = context.pages.begin(image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         with launch.group(context.home, spec.name).first():

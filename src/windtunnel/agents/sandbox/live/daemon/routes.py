@@ -90,6 +90,10 @@ class GcBody(Body):
     dry_run: bool = False
 
 
+class VerifyBody(Body):
+    what: str = Field("", description="A checkpoint's id, its beginning, or a sandbox; empty: all.")
+
+
 class ExportBody(Body):
     checkpoint: str
     url: str = Field(description="A directory of the daemon's host, or a URL that fsspec knows.")
@@ -151,6 +155,10 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/gc", summary="Drop what nothing needs any more")
     async def gc(body: GcBody) -> model.GcReport:
         return await threads.call(lambda: host.gc(dry_run=body.dry_run))
+
+    @routes.post("/verify", summary="Read checkpoints from the disk and check every byte")
+    async def verify(body: VerifyBody) -> model.VerifyReport:
+        return await threads.call(lambda: host.verify(body.what))
 
     @routes.post("/export", summary="Write a checkpoint, complete in itself, to a URL")
     async def export(body: ExportBody) -> Manifest:

@@ -37,6 +37,7 @@ class BtrfsPool(Pool):
     """``own``: the file system is a loop file of the pool, unmounted by ``close(unmount=True)``."""
 
     kind = "btrfs"
+    vouched = "checksums of btrfs"
 
     def __init__(self, folder: Path, *, own: bool) -> None:
         super().__init__(folder)
@@ -205,6 +206,16 @@ class BtrfsPool(Pool):
             with faults(f"the pool {self._folder} cannot be unmounted"):
                 # the loop device clears itself with its last user
                 mounts.unmount(self._folder)
+
+    def scrubbed(self) -> tuple[bool, int]:
+        if not self._own:
+            return False, 0
+        try:
+            btrfs.forgotten(btrfs.image_of(self._folder))
+            read, errors = btrfs.scrub(self._folder)
+        except OSError:
+            return False, 0
+        return errors == 0, read
 
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"

@@ -10,9 +10,10 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
@@ -189,6 +190,32 @@ class Pool(ABC):
     def sync(self, snapshot: str) -> None:
         """The snapshot is on the disk when this returns."""
 
+    vouched = "only that all can be read: this file system keeps no checksums"
+    """What `scrubbed` and `verify` can say of files, in words."""
+
+    def scrubbed(self) -> tuple[bool, int]:
+        """Whether all files of the pool are right on the disk, and bytes read; False where that cannot be
+        told of all at once, or something is damaged: then `verify` says what."""
+        return False, 0
+
+    def verify(self, snapshots: Iterable[str]) -> tuple[dict[str, list[str]], int]:
+        """What of each snapshot is damaged, in words (at most ten a snapshot), and bytes read from the disk,
+        past what the kernel remembers of it."""
+        damage: dict[str, list[str]] = {}
+        seen: dict[tuple[int, int], str] = {}
+        read = 0
+        for snapshot in snapshots:
+            damage[snapshot] = []
+            try:
+                with self._whole(self._snap(snapshot)) as tree:
+                    for wrong, count in _unreadable(tree, seen):
+                        read += count
+                        if wrong and len(damage[snapshot]) < 10:
+                            damage[snapshot].append(wrong)
+            except (PoolError, OSError) as error:
+                damage[snapshot].append(str(error))
+        return damage, read
+
     def leftovers(self, boxes: set[str], snapshots: set[str]) -> list[str]:
         """In words: what none of these sandboxes and snapshots, and no process that runs, refers to."""
         with faults("leftovers of the pool cannot be listed"):
@@ -358,6 +385,41 @@ class Pool(ABC):
         for path in self._abandoned():
             found.append((f"half-made or discarded {path.name}", path, self._remove))
         return found
+
+
+def _unreadable(tree: Path, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, int]]:
+    """Of each file of a tree: what is wrong with it (nothing: empty), and bytes read. ``seen`` holds what was
+    found of inodes that were read before."""
+    failures: list[OSError] = []
+    for folder, _, names in os.walk(tree, onerror=failures.append):
+        for name in names:
+            path = Path(folder, name)
+            inside = "/" + str(path.relative_to(tree))
+            try:
+                about = path.lstat()
+                if not stat.S_ISREG(about.st_mode):
+                    continue
+                key = about.st_dev, about.st_ino
+                if key not in seen:
+                    seen[key] = ""
+                    yield "", _read_cold(path)
+                if seen[key]:
+                    yield f"{inside}: {seen[key]}", 0
+            except OSError as error:
+                seen[key] = error.strerror or str(error)
+                yield f"{inside}: {seen[key]}", 0
+    for failure in failures:
+        yield f"/{os.path.relpath(failure.filename, tree)}: {failure.strerror}", 0
+
+
+def _read_cold(path: Path) -> int:
+    """Read a file from the disk to its end; the bytes read."""
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        count = 0
+        while piece := os.read(file, 1 << 20):
+            count += len(piece)
+        return count
 
 
 def _is_mounted(point: Path) -> bool:

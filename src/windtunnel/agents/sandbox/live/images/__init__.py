@@ -2,11 +2,12 @@
 
 from windtunnel.agents.sandbox.live.images.export import export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
-from windtunnel.agents.sandbox.live.images.store import PageStore
+from windtunnel.agents.sandbox.live.images.store import PageStore, StaleCopy
 
 __all__ = [
     "Manifests",
     "PageStore",
+    "StaleCopy",
     "export_checkpoint",
     "import_checkpoint",
     "new_id",

@@ -16,6 +16,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.model import Manifest
 from windtunnel.base.atomic import sync_folder, write_new
 from windtunnel.base.errors import UserError
+from windtunnel.linux.system import opened
 from windtunnel.store.objects.files import ObjectError, checked, told
 from windtunnel.store.objects.manifest import seal, unseal
 
@@ -52,10 +53,14 @@ class Manifests:
                 path.parent.rmdir()
             raise ObjectError(f"manifest {path} cannot be written: {error}") from error
 
-    def load(self, id: str) -> Manifest:
+    def load(self, id: str, *, cold: bool = False) -> Manifest:
+        """The manifest of a checkpoint; ``cold``: as the disk has it, whatever the kernel remembers."""
         path = self._path(id)
         with told(f"manifest {path} cannot be read"):
             try:
+                if cold:
+                    with opened(path) as given:
+                        os.posix_fadvise(given, 0, 0, os.POSIX_FADV_DONTNEED)
                 data = path.read_bytes()
             except FileNotFoundError:
                 raise ObjectError(f"checkpoint {id} is not there: {path} is missing") from None
@@ -66,7 +71,11 @@ class Manifests:
 
     def find(self, prefix: str) -> Manifest:
         """The checkpoint whose id is ``prefix``, or the only one whose id begins with it."""
-        ids = self._ids()
+        return self.load(self.named(prefix))
+
+    def named(self, prefix: str) -> str:
+        """The id that is ``prefix``, or the only one that begins with it; readable or not."""
+        ids = self.ids()
         found = [prefix] if prefix in ids else [id for id in ids if prefix and id.startswith(prefix)]
         if not found:
             known = f"the newest are {', '.join(ids[-3:])}" if ids else "there is none yet"
@@ -74,12 +83,12 @@ class Manifests:
         if len(found) > 1:
             more = f" and {len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(f"checkpoint {prefix!r} is ambiguous: {', '.join(found[:5])}{more}")
-        return self.load(found[0])
+        return found[0]
 
     def all(self) -> tuple[list[Manifest], list[str]]:
         """Those that can be read, in the order of their ids, and what is wrong with each of the others."""
         good, problems = [], []
-        for id in self._ids():
+        for id in self.ids():
             try:
                 good.append(self.load(id))
             except ObjectError as error:
@@ -97,7 +106,8 @@ class Manifests:
     def _path(self, id: str) -> Path:
         return self._folder / checked(id) / NAME
 
-    def _ids(self) -> list[str]:
+    def ids(self) -> list[str]:
+        """Of all that there are, readable or not, sorted."""
         return sorted(
             entry.name for entry in os.scandir(self._folder) if os.path.exists(os.path.join(entry.path, NAME))
         )

@@ -194,12 +194,14 @@ class Pack:
         return self._bytes(at, length)
 
 
-def opened(path: Path) -> Pack:
-    """A pack on this machine."""
+def opened(path: Path, *, cold: bool = False) -> Pack:
+    """A pack on this machine. ``cold``: read from the disk, not from what the kernel remembers of it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ObjectError(f"pack {path} is missing") from None
+    if cold:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read(at: int, length: int) -> bytes:
         data = bytearray(length)

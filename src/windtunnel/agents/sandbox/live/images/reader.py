@@ -28,7 +28,6 @@ from windtunnel.agents.sandbox.live.images.packs import (
     zeros,
 )
 from windtunnel.base.atomic import write_all
-from windtunnel.store.objects.files import ObjectError
 
 _TOGETHER = 1024
 """Pages that are put together in memory before they are written."""
@@ -82,26 +81,6 @@ def materialise(folder: Path, recipe: Recipe, into: Path, jobs: Executor) -> Non
     finally:
         # the caller removes the folder after a failure; nothing may write to it then
         wait(written)
-
-
-def problems(folder: Path, recipe: Recipe, jobs: Executor) -> list[str]:
-    """What of an image cannot be read, in words; every page is looked at."""
-    found = []
-    with contextlib.ExitStack() as stack:
-        packs = _Packs(folder, recipe, stack)
-        for one in range(len(recipe.packs)):
-            places = recipe.places[recipe.places >> np.uint64(32) == one]
-            try:
-                todo = list(packs.jobs(places))
-            except (ObjectError, OSError) as error:
-                found.append(str(error))
-                continue
-            for pack, index, frame, _, rows in todo:
-                try:
-                    pack.pages(index, frame, rows)
-                except (ObjectError, OSError) as error:
-                    found.append(str(error))
-    return found
 
 
 def matches(folder: Path, recipe: Recipe, images: Path) -> bool:

@@ -6,7 +6,9 @@ which ``collect`` removes. Readers and writers of new images share a file lock; 
 removes and rewrites packs, holds it alone.
 
 A page that equals the one in the same place of the image before (``like``) is not even hashed. The newest
-images also stay as they were written (see `RawImages`), within ``keep_raw`` bytes.
+images also stay as they were written (see `RawImages`), within ``keep_raw`` bytes; what is restored from them
+is hashed all the same. Damage that was found is remembered (see ``scrub``): such pages are stored anew with
+the next image that has them.
 
 Source: Crab (arXiv 2604.28138), section 5, keeps whole dumps; pages addressed by content are ours.
 """
@@ -16,25 +18,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.images import reader, writer
 from windtunnel.agents.sandbox.live.images.packs import Recipe, opened
+from windtunnel.agents.sandbox.live.images.raw import RawImages
+from windtunnel.agents.sandbox.live.images.scrub import Damaged, Found, Unchanged, scrub
 from windtunnel.agents.sandbox.live.images.writer import Known
-from windtunnel.base.atomic import PART
 from windtunnel.store.objects.files import ObjectError, checked, told
 
 IMAGE = ".image"
-
-Marks = dict[str, tuple[int, int]]
-"""Size and time of change (ns) of each file of an image."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,18 @@ class StoredImage:
 
     bytes_raw: int
     bytes_new: int
+
+
+class StaleCopy(ObjectError):
+    """The copy of an image in the cache was not what was kept, and is dropped; the store has the image."""
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """Bytes that were read from the disk, and what is damaged of each image, in words."""
+
+    bytes: int
+    damage: dict[str, list[str]]
 
 
 class PageStore:
@@ -64,6 +75,8 @@ class PageStore:
         self._young: set[str] = set()
         self._known: Known | None = None
         self._loading = threading.Lock()
+        self._damaged = Damaged(folder / "damaged.json")
+        self._unchanged = Unchanged(self._folder)
 
     def keep(self, id: str, images: Path, *, like: str = "") -> StoredImage:
         """Store the folder ``images`` under ``id``; on the disk on return. The folder stays the caller's.
@@ -75,11 +88,14 @@ class PageStore:
             raise ObjectError(f"there is an image {id} already, and an image is never replaced")
         with self._held(fcntl.LOCK_SH):
             known = self._load()
+            self._look_at(known.packs)
+            known = self._load()
             base = None
             folder = self._raw.trusted(like) if like else None
             if folder is not None:
                 with contextlib.suppress(ObjectError), opened(self._path(like)) as pack:
-                    base = (folder, pack.recipe())
+                    recipe = pack.recipe()
+                    base = None if self._damaged.hit(recipe) else (folder, recipe)
             with told(f"image {id} cannot be kept"):
                 kept = writer.keep(self._folder, id, images, known, base, self._jobs)
             self._young.add(id)
@@ -93,30 +109,52 @@ class PageStore:
         Every byte is one that was kept, or ObjectError names what is damaged and nothing is left in ``into``.
         The files may share their bytes with a cache, so they must not be written to.
         """
+        try:
+            self.begin(id, into)()
+        except StaleCopy:
+            for file in into.iterdir():
+                file.unlink()
+            self.begin(id, into)()
+
+    def begin(self, id: str, into: Path) -> Callable[[], None]:
+        """`materialise`, of which the check of bytes that come from the cache may still be under way.
+
+        What is returned waits for it, and raises StaleCopy when they are not those that were kept.
+        """
         with self._held(fcntl.LOCK_SH), told(f"image {id} cannot be written to {into}"):
             recipe = self.recipe(id)
+            self._look_at(recipe.packs)
+            wrong = self._damaged.hit(recipe)
+            if wrong:
+                raise ObjectError(f"image {id} is damaged: {'; '.join(wrong)}")
             made = not into.exists()
             into.mkdir(parents=True, exist_ok=True)
             if any(into.iterdir()):
                 raise ObjectError(f"the folder {into} for image {id} is not empty")
             try:
-                self._recheck(recipe)
-                if not self._raw.give(id, into):
-                    reader.materialise(self._folder, recipe, into, self._jobs)
-                    self._raw.put(id, into)
-            except (OSError, ObjectError):
+                checked = self._recheck(recipe)
+                if self._raw.give(id, into):
+                    if checked:
+                        return lambda: None
+                    return self._jobs.submit(self._confirm, recipe, into).result
+                reader.materialise(self._folder, recipe, into, self._jobs)
+                self._raw.put(id, into)
+            except (OSError, ObjectError) as error:
                 for file in into.iterdir():
                     file.unlink()
                 if made:
                     into.rmdir()
+                if isinstance(error, ObjectError):
+                    self._scrub(recipe.packs)
                 raise
+        return lambda: None
 
-    def recipe(self, id: str) -> Recipe:
-        """How an image is put together."""
+    def recipe(self, id: str, *, cold: bool = False) -> Recipe:
+        """How an image is put together; ``cold``: as the disk has it."""
         path = self._path(checked(id))
         if not path.exists():
             raise ObjectError(f"there is no image {id}")
-        with opened(path) as pack:
+        with opened(path, cold=cold) as pack:
             return pack.recipe()
 
     def ids(self) -> list[str]:
@@ -143,16 +181,55 @@ class PageStore:
             with told("the page store cannot be collected"):
                 self._advance()
                 freed = writer.sweep(self._folder)
+                self._unchanged.forget()
             self._raw.forget_all_but(set(self.ids()))
             return freed
 
     def verify(self, id: str) -> list[str]:
-        """Read every page of an image from its pack; what is damaged, in words."""
-        with self._held(fcntl.LOCK_SH):
-            try:
-                return reader.problems(self._folder, self.recipe(id), self._jobs)
-            except ObjectError as error:
-                return [str(error)]
+        """Read every page of an image from the disk; what is damaged, in words."""
+        return self.scrub([id]).damage[id]
+
+    def scrub(self, ids: Iterable[str]) -> Scrubbed:
+        """Read all that some images need from the disk, each pack once, and check every page.
+
+        What is damaged serves no restore from now on, and later images store it anew.
+        """
+        damage: dict[str, list[str]] = {}
+        recipes: dict[str, Recipe] = {}
+        with self._held(fcntl.LOCK_SH), told("the page store cannot be scrubbed"):
+            for id in ids:
+                try:
+                    recipes[id] = self.recipe(id, cold=True)
+                except ObjectError as error:
+                    damage[id] = [str(error)]
+            found = self._scrub(sorted({pack for recipe in recipes.values() for pack in recipe.packs}))
+            for id, recipe in recipes.items():
+                damage[id] = self._damaged.hit(recipe)
+        return Scrubbed(sum(one.bytes for one in found.values()), damage)
+
+    def _scrub(self, packs: Sequence[str]) -> dict[str, Found]:
+        """Look at packs and remember what is damaged; other processes then learn of it, too."""
+        found = {}
+        for pack in packs:
+            found[pack] = scrub(self._folder / f"{pack}.pack", self._jobs)
+            self._unchanged.see([pack])
+            # on a full disk this process remembers it all the same
+            with contextlib.suppress(OSError):
+                if self._damaged.note(pack, found[pack]):
+                    self._advance()
+        return found
+
+    def _look_at(self, packs: Sequence[str]) -> None:
+        """Check those packs that somebody else has changed."""
+        self._scrub(self._unchanged.suspects(packs))
+
+    def _confirm(self, recipe: Recipe, images: Path) -> None:
+        """Raises StaleCopy when the files of an image that came from the cache are not those kept."""
+        with self._held(fcntl.LOCK_SH), contextlib.suppress(ObjectError, OSError):
+            if reader.matches(self._folder, recipe, images):
+                return
+        self._raw.forget(recipe.id)
+        raise StaleCopy(f"the copy of image {recipe.id} in the cache is damaged")
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -167,16 +244,17 @@ class PageStore:
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}{IMAGE}"
 
-    def _recheck(self, recipe: Recipe) -> None:
-        """Check a raw image that was here before this process; a wrong one is removed."""
+    def _recheck(self, recipe: Recipe) -> bool:
+        """Whether there is a raw image from before this process, and it is right; a wrong one is removed."""
         folder = self._raw.untrusted(recipe.id)
         if folder is None:
-            return
+            return False
         with contextlib.suppress(ObjectError, OSError):
             if reader.matches(self._folder, recipe, folder):
                 self._raw.trust(recipe.id)
-                return
+                return True
         self._raw.forget(recipe.id)
+        return False
 
     @contextlib.contextmanager
     def _held(self, kind: int) -> Iterator[None]:
@@ -200,114 +278,5 @@ class PageStore:
         with self._loading:
             epoch = self._epoch()
             if self._known is None or self._known.epoch != epoch:
-                self._known = writer.load(self._folder, epoch)
+                self._known = writer.load(self._folder, epoch, self._damaged)
             return self._known
-
-
-class RawImages:
-    """The newest images as CRIU wrote them, so that a restore or a fork soon after costs links, not reads.
-
-    An image is taken in, and given out, by hard links. What this process has put here it trusts as long as
-    size and time of change of every file stay the same; what it finds from before has to be checked by the
-    store first, since after a crash of the host files that were never synced may hold anything. The cache may
-    be deleted at any time; its oldest images go when they hold more than ``limit`` bytes.
-    """
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder = folder
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._known: dict[str, Marks] = {}
-        self._sizes: dict[str, int] = {}
-        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
-            if path.name.endswith(PART):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                self._sizes[path.name] = sum(file.stat().st_size for file in path.iterdir())
-
-    def put(self, id: str, images: Path) -> None:
-        """Take the files of ``images`` in; silently not, when links cannot be made there."""
-        marks = _marks(images)
-        size = sum(length for length, _ in marks.values())
-        if size > self._limit:
-            return
-        temporary = self._folder / f"{id}.{secrets.token_hex(4)}{PART}"
-        try:
-            temporary.mkdir(mode=0o700)
-            for name in marks:
-                os.link(images / name, temporary / name)
-            temporary.rename(self._folder / id)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            return
-        with self._lock:
-            self._known[id] = marks
-            self._sizes[id] = size
-            over = sum(self._sizes.values()) - self._limit
-            old = []
-            for name, held in self._sizes.items():
-                if over <= 0:
-                    break
-                old.append(name)
-                over -= held
-        for name in old:
-            self.forget(name)
-
-    def trust(self, id: str) -> None:
-        """The store has checked this image."""
-        with contextlib.suppress(OSError):
-            marks = _marks(self._folder / id)
-            with self._lock:
-                self._known[id] = marks
-
-    def trusted(self, id: str) -> Path | None:
-        """The folder of an image that is known to be right; one that somebody changed is removed."""
-        folder, known = self._folder / id, self._known.get(id)
-        if known is None:
-            return None
-        with contextlib.suppress(OSError):
-            if _marks(folder) == known:
-                return folder
-        self.forget(id)
-        return None
-
-    def untrusted(self, id: str) -> Path | None:
-        """The folder of an image that was found here and not checked yet."""
-        folder = self._folder / id
-        return folder if id not in self._known and folder.is_dir() else None
-
-    def forget(self, id: str) -> None:
-        with self._lock:
-            self._known.pop(id, None)
-            self._sizes.pop(id, None)
-        shutil.rmtree(self._folder / id, ignore_errors=True)
-
-    def forget_all_but(self, ids: set[str]) -> None:
-        for path in list(self._folder.iterdir()):
-            if path.name not in ids and not path.name.endswith(PART):
-                self.forget(path.name)
-
-    def give(self, id: str, into: Path) -> bool:
-        """Link the files of an image into ``into``; False, with nothing left, when it is not to be had."""
-        folder = self.trusted(id)
-        if folder is None:
-            return False
-        names = sorted(self._known.get(id, ()))
-        try:
-            for name in names:
-                os.link(folder / name, into / name)
-        except OSError:
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    (into / name).unlink()
-            return False
-        return True
-
-
-def _marks(folder: Path) -> Marks:
-    marks: Marks = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            found = entry.stat(follow_symlinks=False)
-            marks[entry.name] = (found.st_size, found.st_mtime_ns)
-    return marks

@@ -36,6 +36,7 @@ from windtunnel.agents.sandbox.live.images.packs import (
     windows,
     zeros,
 )
+from windtunnel.agents.sandbox.live.images.scrub import Damaged
 from windtunnel.base.atomic import PART, sync_folder, write_all
 from windtunnel.store.objects.chunks import compress
 from windtunnel.store.objects.files import ObjectError
@@ -66,13 +67,16 @@ class Known:
         self.places.update(zip(rows, [base | number for number in numbers], strict=True))
 
 
-def load(folder: Path, epoch: int) -> Known:
-    """Read the indexes of all packs. A damaged one is left out: its pages will be stored again."""
+def load(folder: Path, epoch: int, damaged: Damaged) -> Known:
+    """Read the indexes of all packs. Damaged pages are left out: they will be stored again."""
     known = Known(epoch)
     for path in sorted(folder.glob("*.pack")):
+        bad = damaged.pages(path.stem)
         with contextlib.suppress(ObjectError), opened(path) as pack:
             index = pack.index()
-            known.add(path.stem, index.digests.tobytes(), index.numbers.tolist())
+            if bad is not None:
+                whole = np.isin(index.numbers, np.array(bad, np.uint32), invert=True)
+                known.add(path.stem, index.digests[whole].tobytes(), index.numbers[whole].tolist())
     return known
 
 

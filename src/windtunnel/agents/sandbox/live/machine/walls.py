@@ -57,6 +57,7 @@ FLAGS = {
 }
 WALLS = {
     "/": {"nodev"},
+    "/.windtunnel": {"nosuid", "nodev"},
     "/proc": {"nosuid", "nodev", "noexec"},
     f"/{CHANNEL}": {"nosuid", "nodev"},
     "/dev": {"ro", "nosuid", "noexec"},

@@ -1,0 +1,93 @@
+"""Bytes are flipped on the disk, from outside, below a host that runs: it is found, named, not built on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.base.errors import UserError
+
+pytestmark = pytest.mark.root
+
+HOLDS = 'python3 -c \'import os, time; x = os.urandom({}); open("/tmp/ready", "w"); time.sleep(1000)\' &'
+READY = " until [ -e /tmp/ready ]; do sleep 0.01; done; rm /tmp/ready"
+
+
+def data_of(file: Path) -> Iterator[tuple[int, bytes]]:
+    """The parts of a sparse file that hold anything: offset and bytes."""
+    with file.open("rb") as opened:
+        at = 0
+        while True:
+            try:
+                at = os.lseek(opened.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                return
+            end = os.lseek(opened.fileno(), at, os.SEEK_HOLE)
+            yield at, os.pread(opened.fileno(), end - at, at)
+            at = end
+
+
+def write(file: Path, at: int, data: bytes) -> None:
+    """As ``dd conv=notrunc`` does it."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(data)
+
+
+def test_flipped_bytes_are_found_told_and_not_built_upon(host: Any, make: Callable[..., Any]) -> None:
+    box = make()
+    box.run(HOLDS.format(3_000_000) + READY)
+    whole = box.checkpoint(full=True)
+    box.run(HOLDS.format(1_000_000) + READY)
+    flipped = box.checkpoint(full=True)
+    (pack,) = (host.home.pages / "images").glob(f"{flipped.image.id}.*.pack")
+    assert pack.stat().st_size > 1_000_000, (flipped, whole)
+    write(pack, 20_000, bytes(8))
+
+    report = host.verify(box.name)
+    assert {whole.id, flipped.id} <= set(report.checkpoints)
+    (damage,) = report.damaged
+    assert (damage.checkpoint, damage.box, damage.instead) == (flipped.id, box.name, whole.id)
+    assert pack.name in damage.what[0] and report.files == "checksums of btrfs"
+    assert host.verify(whole.id[:-2]).damaged == ()
+    with pytest.raises(SandboxError, match=rf"{flipped.id}.* damaged.*{whole.id}, .* is whole"):
+        box.restore()
+
+    box.restore(whole.id)
+    box.run(HOLDS.format(500_000) + READY)
+    after = box.checkpoint(full=True)
+    assert [one.checkpoint for one in host.verify(box.name).damaged] == [flipped.id]
+    assert box.restore().checkpoint == after.id
+    with pytest.raises(UserError, match="'nothing' is not known"):
+        host.verify("nothing")
+
+
+def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callable[..., Any]) -> None:
+    box = make()
+    before = box.checkpoint()
+    word = os.urandom(8).hex()
+    box.run(f"for i in $(seq 500); do echo {word} $i; done > /workspace/file")
+    made = box.checkpoint()
+    files = host.home.path / "pool.img"
+    found = [
+        at + part.index(f"{word} 300".encode())
+        for at, part in data_of(files)
+        if f"{word} 300".encode() in part
+    ]
+    assert found
+    for at in found:
+        write(files, at, b"!")
+    (damage,) = host.verify(box.name).damaged
+    assert (damage.checkpoint, damage.instead) == (made.id, before.id)
+    assert damage.what == ("/workspace/file: Input/output error",)
+
+    host.home.checkpoints.joinpath(made.id, "manifest.json").write_bytes(b"{}")
+    (damage,) = host.verify(made.id).damaged
+    assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")
+    assert "manifest.json" in damage.what[0]
+    assert made.id in {one.checkpoint for one in host.verify().damaged}
