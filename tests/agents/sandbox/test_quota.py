@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.model import Limits
+from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.live import context
+from windtunnel.agents.sandbox.live.context import disk_limit_of
+from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.model import Limits, SandboxSpec
+from windtunnel.agents.sandbox.policy import disk_limit
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -39,7 +46,7 @@ clone of a file 8192
 """
 
 
-def test_a_full_disk_stops_who_fills_it_and_nobody_else(make: Callable[..., Any]) -> None:
+def test_a_full_disk_stops_who_fills_it_and_nobody_else(host: Any, make: Callable[..., Any]) -> None:
     box = make(limits=Limits(disk=LIMIT))
     box.run("(while :; do echo tick; sleep 0.05; done) & x=kept")
     filled = box.run("echo before; dd if=/dev/zero of=/workspace/big bs=1M; echo $?; echo after >&2")
@@ -53,9 +60,13 @@ def test_a_full_disk_stops_who_fills_it_and_nobody_else(make: Callable[..., Any]
     made = box.checkpoint(full=True)
     box.restore(made.id)
     assert box.run("echo $x; kill %1 && echo ran").text == "kept\nran\n"
-    assert box.run("rm /workspace/big").exit_code == 0
-    box.checkpoint()
-    assert box.run("echo fine >/workspace/small; cat /workspace/small").text == "fine\n"
+    (fork,) = host.fork(made.id)
+    for each in (box, fork):
+        assert each.run("cp /bin/bash /workspace/more").exit_code == 1, "a restore is no new disk"
+        assert each.run("rm /workspace/big").exit_code == 0
+        each.checkpoint()
+        assert each.run("echo fine >/workspace/small; cat /workspace/small").text == "fine\n"
+    assert fork.run("cat /etc/hostname").text == f"{fork.name}\n"
 
 
 def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., Any]) -> None:
@@ -64,3 +75,42 @@ def test_subvolumes_are_refused_before_and_after_a_restore(make: Callable[..., A
     box.restore(box.checkpoint(full=True).id)
     assert box.run(OWN_SUBVOLUME).text == REFUSED
     assert box.run("ls -A /workspace").text == ""
+
+
+def test_what_nobody_asked_for_is_bounded_by_the_pool(host: Any, make: Callable[..., Any]) -> None:
+    size = host.context.pool.usage()[1]
+    asked = {
+        limit: disk_limit_of(host.context, SandboxSpec("x", limits=Limits(disk=limit)))
+        for limit in (0, None, 9)
+    }
+    assert asked == {0: int(size * 0.8), None: None, 9: 9}
+    assert disk_limit(0, 1 << 40, bounded=True) == 10 << 30
+    assert disk_limit(0, 1 << 40, bounded=False) is None
+
+
+def test_a_limit_that_cannot_be_held_is_refused(own_home: Path) -> None:
+    with Host(own_home, pool_kind="copy") as host:
+        with pytest.raises(UserError, match="of 64 MiB of disk cannot be held here: that needs a btrfs pool"):
+            host.create(SandboxSpec("one", limits=Limits(disk=64 << 20)))
+        assert host.boxes() == []
+
+
+def test_below_the_hosts_reserve_nothing_is_made(
+    host: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = make()
+    box.run("echo kept >/workspace/file")
+    kept = box.checkpoint()
+    box.run("echo more >>/workspace/file")
+    disk = SimpleNamespace(total=100 << 30, free=(5 << 30) - 1)
+    monkeypatch.setattr(context, "disk_usage", lambda path: disk)
+    for attempt in (box.checkpoint, make, lambda: host.fork(kept.id)):
+        with pytest.raises(
+            SandboxError, match=r"refused, because 5119 MiB .* are free and 5120 are its reserve"
+        ):
+            attempt()
+    box.restore(kept.id)
+    assert box.run("cat /workspace/file").text == "kept\n", "what there is comes back all the same"
+    disk.free += 1
+    box.run("echo more >>/workspace/file")
+    assert box.checkpoint().id != kept.id

@@ -135,7 +135,8 @@ class Limits:
     memory: int | None = 2 * 2**30
     cpus: float | None = None
     pids: int | None = 512
-    disk: int | None = None
+    disk: int | None = 0
+    """What it may use beyond its image; 0: what the host gives, which is bounded where the host can."""
 
 
 @dataclass(frozen=True)

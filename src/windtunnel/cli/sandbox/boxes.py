@@ -47,7 +47,14 @@ def create(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Such as 512M or 2G, or 'none'.")] = "2G",
     cpus: Annotated[str, typer.Option(metavar="N", help="Such as 1.5, or 'none'.")] = "none",
     pids: Annotated[str, typer.Option(metavar="N", help="Processes and threads, or 'none'.")] = "512",
-    disk: Annotated[str, typer.Option(metavar="SIZE", help="Such as 10G, or 'none'.")] = "none",
+    disk: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Beyond the image: such as 20G, or 'none'. 'auto': 10G, less in a small pool, and none "
+            "where a limit cannot be held.",
+        ),
+    ] = "auto",
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="KEY=VALUE", help="Environment of its shells.")
     ] = None,
@@ -82,7 +89,7 @@ def create(
             memory=bytes_of(memory, "--memory"),
             cpus=amount(cpus, "--cpus", "above 0", float),
             pids=None if pid_limit is None else int(pid_limit),
-            disk=bytes_of(disk, "--disk"),
+            disk=0 if disk == "auto" else bytes_of(disk, "--disk"),
         ),
         environment=pairs(env or [], "--env"),
         services=pairs(service or [], "--service"),

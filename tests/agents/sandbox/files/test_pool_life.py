@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -213,7 +214,7 @@ def test_a_file_of_ten_gigabytes_that_is_mostly_holes(pool: Pool, image: Path) -
     ]
     sent = io.BytesIO()
     pool.send("s", sent)
-    assert sent.tell() < 4 << 20
+    assert sent.tell() < 2 << 20
     sent.seek(0)
     pool.receive("r", sent)
     assert pool.changed("s", "r") == []
@@ -319,25 +320,76 @@ def test_generation_moves_with_writes_only(opened: Opener, image: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_limit_holds_and_outlives_a_rollback(opened: Opener, image: Path) -> None:
+def fill(path: Path) -> int:
+    """Write until nothing more fits; how many bytes did."""
+    with path.open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(os.urandom(1 << 18))
+        return file.tell()
+
+
+def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None:
+    most = 8 << 20
     pool = opened("btrfs")
-    pool.create("box", pool.import_image(str(image)))
-    root = pool.mount("box")
-    reason = pool.set_limit("box", 8 << 20)
-    if reason:
+    if reason := pool.unbounded(asked=True):
         pytest.skip(reason)
-    pool.snapshot("box", "s")
-    for _ in range(2):
-        with pytest.raises(OSError), (root / "workspace/fill").open("wb") as file:
-            for _ in range(64):
-                file.write(os.urandom(1 << 20))
-                file.flush()
-                os.fsync(file.fileno())
-        pool.clone("box", "s")
-        root = pool.mount("box")
-    assert pool.set_limit("box", None) == ""
-    (root / "workspace/fill").write_bytes(os.urandom(16 << 20))
-    pool.sync("s")
+    pool.create("box", pool.import_image(str(image)), most)
+    half = os.urandom(most // 2)
+    (pool.mount("box") / "workspace/half").write_bytes(half)
+    pool.snapshot("box", "half")
+    pool.settle("box", "half")
+    for box in ("box", "fork", "box"):
+        pool.clone(box, "half", most)
+        left = fill(pool.mount(box) / "workspace/rest")
+        assert most * 0.4 < left <= most * 1.01 - len(half)
+    pool.snapshot("box", "full")
+    pool.settle("box", "full")
+    pool.clone("box", "full", most)
+    root = pool.mount("box")
+    with pytest.raises(OSError):
+        (root / "workspace/more").write_bytes(bytes(1 << 16))
+    with pool.relaxed("box"):
+        (root / "etc/hostname").write_text("mine")
+    with pytest.raises(OSError):
+        (root / "workspace/again").write_bytes(bytes(1 << 20))
+    # what is deleted may be written again, though older snapshots have it still
+    (root / "workspace/rest").unlink()
+    pool.snapshot("box", "less")
+    pool.settle("box", "less")
+    assert most * 0.4 < fill(root / "workspace/rest") <= most * 1.01 - len(half)
+    pool.clone("box", "full", None)
+    assert (pool.mount("box") / "workspace/free").write_bytes(bytes(2 * most)) == 2 * most
+
+
+def test_a_limit_counts_files_without_bytes(opened: Opener, image: Path) -> None:
+    most = 2 << 20
+    pool = opened("btrfs")
+    if reason := pool.unbounded(asked=True):
+        pytest.skip(reason)
+    pool.create("box", pool.import_image(str(image)), most)
+
+    def empty_files(folder: Path, count: int) -> int:
+        folder.mkdir()
+        for number in range(count):
+            try:
+                (folder / str(number)).touch()
+            except OSError:
+                return number
+        return count
+
+    many = empty_files(pool.mount("box") / "workspace/many", most)
+    assert 500 < many < most // 256
+    pool.snapshot("box", "full")
+    pool.settle("box", "full")
+    pool.clone("fork", "full", most)
+    root = pool.mount("fork")
+    with pytest.raises(OSError):
+        (root / "workspace/more").mkdir()
+    shutil.rmtree(root / "workspace/many")
+    pool.snapshot("fork", "empty")
+    pool.settle("fork", "empty")
+    assert empty_files(root / "workspace/more", many // 2) == many // 2
 
 
 def test_without_root_folders_are_copied(image: Path) -> None:

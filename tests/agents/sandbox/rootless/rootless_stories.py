@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,16 @@ def forks(home: Path) -> None:
     """Forks go their own ways; what bounds them, and what is said not to."""
     events: list[Event] = []
     with Host(home, on_event=events.append) as host:
-        limits = Limits(memory=2**30, pids=20, cpus=1.0, disk=2**30)
+        limits = Limits(memory=2**30, pids=20, cpus=1.0)
+        try:
+            host.create(spec("one", limits=replace(limits, disk=2**30)))
+        except UserError as error:
+            assert "of 1024 MiB of disk cannot be held here" in str(error)
+        else:
+            raise AssertionError("a limit that nobody holds was taken")
         box = host.create(spec("one", limits=limits))
         told = " ".join(event.detail for event in events if event.kind == "created")
-        for words in ("memory holds for each process", "CPUs", "disk"):
+        for words in ("memory holds for each process", "CPUs"):
             assert words in told, told
         box.run("export COLOUR=red; echo common >/workspace/file")
         first, second = host.fork("one", 2)

@@ -355,7 +355,8 @@ class Box:
                 self._save(status="dead", pid=0, started=0)
                 raise SandboxError(f"{error}; {self._instead(manifest)}") from error
             if manifest.box != self.name:
-                machine.freshen(self.spec.hostname or self.name)
+                with self._context.pool.relaxed(self.name):
+                    machine.freshen(self.spec.hostname or self.name)
             self.adopt(machine, manifest, lacks=report.lacks)
             self._context.report(Event("restored", self.name, manifest.id, report.seconds))
             return report

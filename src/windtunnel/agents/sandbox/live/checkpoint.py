@@ -28,7 +28,7 @@ from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError, SandboxError
 from windtunnel.agents.sandbox.live import standing
-from windtunnel.agents.sandbox.live.context import Context
+from windtunnel.agents.sandbox.live.context import Context, room_for
 from windtunnel.agents.sandbox.live.criu.failure import who
 from windtunnel.agents.sandbox.live.lacks import alone, because, processes_alone
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Group, Machine
@@ -110,6 +110,7 @@ def take(context: Context, machine: Machine, order: Order) -> Manifest:
     A process that CRIU cannot dump does not stop the rest: files and shells are kept, and the manifest says
     what it lacks. Raises SandboxError when not even that was possible; nothing is left of the attempt then.
     """
+    room_for(context, order.spec.name, f"a checkpoint of sandbox {order.spec.name}")
     try:
         return _take(context, machine, order)
     except FAULTS as error:
@@ -303,8 +304,9 @@ def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:
 
 
 def _synced(context: Context, order: Order) -> FilesPart:
-    """The snapshot is on the disk, and what it added is known."""
+    """The snapshot is on the disk, what it added is known, and what it no longer has is given back."""
     context.pool.sync(order.id)
+    context.pool.settle(order.spec.name, order.id)
     before = order.parent.files.id if order.parent and order.parent.files else ""
     return FilesPart(order.id, context.pool.kind, context.pool.bytes_new(order.id, before))
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from shutil import disk_usage
 
+from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.criu import Criu
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.engine import Engine
@@ -21,8 +23,8 @@ from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Event
-from windtunnel.agents.sandbox.policy import PolicyName, Retention, Rules
+from windtunnel.agents.sandbox.model import Event, SandboxSpec
+from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.base.errors import UserError
 
 NO_IMAGES = "they are not kept without root"
@@ -65,6 +67,30 @@ def inspector_for(kind: str, pool: Pool) -> Inspector:
     return found
 
 
+def room_for(context: Context, box: str, what: str) -> None:
+    """Raises SandboxError where the host's disk has no room for ``what`` of sandbox ``box``."""
+    disk = disk_usage(context.home.path)
+    room = Room(what, disk.free, disk.total)
+    log = context.log(box)
+    admission = log.decide(room, write=False)
+    if admission.refused:  # that there is room is no news
+        log.decided(room, admission)
+        raise SandboxError(admission.refused)
+
+
+def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:
+    """Bytes that the sandbox's root may use beyond its image. Raises UserError where it names a limit that
+    cannot be held here."""
+    asked, pool = spec.limits.disk, context.pool
+    why = pool.unbounded(asked=bool(asked))
+    if asked and why:
+        raise UserError(
+            f"sandbox {spec.name}: a limit of {asked >> 20} MiB of disk cannot be held here: {why}; "
+            "leave '--disk' away, or say '--disk none'"
+        )
+    return disk_limit(asked, pool.usage()[1], bounded=not why)
+
+
 def lacking(
     home: Home, pool: Pool, criu: Criu | None, inspector: Inspector | None, *, asked: tuple[bool, bool, bool]
 ) -> list[str]:
@@ -74,7 +100,7 @@ def lacking(
     words = []
     if best_pool and pool.kind == "copy":
         why = btrfs.usable(home.pool) or "the pool was made so"
-        words.append(f"files are kept by copies instead of snapshots: {why}")
+        words.append(f"files are kept by copies instead of snapshots, and no disk limit holds: {why}")
     if images and criu is None:
         words.append(
             "processes and their memory are not kept: CRIU is missing; 'windtunnel sandbox setup' installs it"

@@ -26,7 +26,15 @@ from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import NO_IMAGES, Context, admit, inspector_for, lacking
+from windtunnel.agents.sandbox.live.context import (
+    NO_IMAGES,
+    Context,
+    admit,
+    disk_limit_of,
+    inspector_for,
+    lacking,
+    room_for,
+)
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
@@ -160,6 +168,8 @@ class Host:
         if self._rootless:
             launch.check(spec)
         context, name = self.context, spec.name
+        limit = disk_limit_of(context, spec)
+        room_for(context, "", f"sandbox {name}")
         left_out: list[str] = []
         image = context.pool.import_image(spec.image, lambda text: _note(left_out, text))
         with self._claimed(name):
@@ -167,8 +177,7 @@ class Host:
             records.write(self.home.box(name), record)
             box = None
             try:
-                context.pool.create(name, image)
-                refused = context.pool.set_limit(name, spec.limits.disk) if spec.limits.disk else ""
+                context.pool.create(name, image, limit)
                 machine = Machine.start(self.home, spec, context.pool.mount(name))
                 box = Box(context, record, None)
                 box.adopt(machine, None)
@@ -178,7 +187,6 @@ class Host:
                     if started.exit_code != 0:
                         raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
                 told = [*left_out, *machine.limits_missed] if self._rootless else []
-                told += [f"disk limit is not enforced: {refused}"] if refused else []
                 for words in told:
                     context.report(Event("created", name, words))
             except BaseException as error:
@@ -261,6 +269,7 @@ class Host:
         where it would lack something, unless ``allow_less``."""
         checked_name(name)
         context = self.context
+        room_for(context, "", f"the import of sandbox {name}")
         with self._claimed(name):
             manifest = import_checkpoint(
                 url, pool=context.pool, pages=context.pages, manifests=context.manifests, name=name
@@ -470,6 +479,7 @@ class Host:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
         name = spec.name
+        room_for(self.context, "", f"sandbox {name}")
         with self._lock:
             origin = self._boxes.get(manifest.box)
         image = origin.info().image if origin is not None else manifest.spec.image
@@ -484,7 +494,8 @@ class Host:
                 context, context.log(name), spec, manifest, lazy=lazy, allow_less=allow_less
             )
             if fresh:
-                machine.freshen(spec.hostname or name)
+                with context.pool.relaxed(name):
+                    machine.freshen(spec.hostname or name)
             box = Box(context, record, None)
             box.adopt(machine, manifest, lacks=report.lacks)
         except BaseException:

@@ -18,6 +18,7 @@ from windtunnel.agents.sandbox.model import Event, Limits, SandboxSpec, Turn
 from windtunnel.agents.sandbox.policy import (
     CAPABILITY,
     POLICIES,
+    Admission,
     BringBack,
     Decision,
     Forget,
@@ -31,6 +32,7 @@ from windtunnel.agents.sandbox.policy import (
     PolicyName,
     Queued,
     Restore,
+    Room,
     SaveOrder,
     Settle,
 )
@@ -102,6 +104,8 @@ class SandboxLog:
     def decide(self, observation: Queued, *, write: bool = True) -> Pick: ...
     @overload
     def decide(self, observation: Past, *, write: bool = True) -> Forget: ...
+    @overload
+    def decide(self, observation: Room, *, write: bool = True) -> Admission: ...
     def decide(self, observation: Observation, *, write: bool = True) -> Decision:
         """Ask the policy. ``write``: at once; otherwise the caller does (`decided`), or it never mattered."""
         decision = POLICIES[self._policy](observation)

@@ -23,7 +23,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.errors import CriuError, LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.context import Context
+from windtunnel.agents.sandbox.live.context import Context, disk_limit_of
 from windtunnel.agents.sandbox.live.criu import wait_lazy
 from windtunnel.agents.sandbox.live.images import StaleCopy
 from windtunnel.agents.sandbox.live.lacks import because, foreseen, hold, service_line
@@ -93,6 +93,7 @@ def _bring_back(
     back = log.decide(asked)
     if manifest.files is None or not back.files:
         raise SandboxError(f"checkpoint {manifest.id} holds no files, so nothing can be restored from it")
+    limit = disk_limit_of(context, spec)
     restored, lacks = ["files"], list(foreseen(context, manifest))
     told = len(lacks)
 
@@ -106,7 +107,7 @@ def _bring_back(
         hold(log, what, more, wanted=wanted, kept=kept, allow_less=allow_less, report=report)
 
     try:
-        context.pool.clone(name, manifest.files.id)
+        context.pool.clone(name, manifest.files.id, limit)
         root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
@@ -118,7 +119,7 @@ def _bring_back(
                 lacks += because(image.alone, str(error))
                 stop_for_less(TurnClass.FILES)
                 back = log.decide(replace(asked, images_possible=False))
-                context.pool.clone(name, manifest.files.id)
+                context.pool.clone(name, manifest.files.id, limit)
                 root = context.pool.mount(name)
         if machine is None:
             machine = Machine.start(context.home, spec, root)

@@ -31,7 +31,11 @@ class LimitsBody(Body):
         default=Limits.cpus, gt=0, description="1.5 is one and a half CPUs; null: unbounded."
     )
     pids: int | None = Field(default=Limits.pids, ge=1, description="Processes and threads; null: unbounded.")
-    disk: int | None = Field(default=Limits.disk, ge=1, description="Bytes; null: unbounded.")
+    disk: int | None = Field(
+        default=Limits.disk,
+        ge=0,
+        description="Bytes beyond the image; 0: the host's choice; null: none.",
+    )
 
 
 class SpecBody(Body):

@@ -23,10 +23,12 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import PoolError
+from windtunnel.agents.sandbox.policy.room import reserve
 from windtunnel.linux import mounts
 from windtunnel.linux.system import BTRFS, file_system, has_file_system, in_sbin, ioctl, locked, opened
 
@@ -34,6 +36,9 @@ SMALLEST = 128 << 20
 LARGEST_DEFAULT = 64 << 30
 ROOT_INODE = 256
 INODE_ITEM, EXTENT_DATA, ROOT_ITEM = 1, 108, 132
+_QUOTA_TREE, _QGROUP_INFO = 8, 242
+_ITEM = 25
+"""Bytes of an item's key and place in a leaf."""
 LAST = 2**64 - 1
 
 _READ_ONLY = 1 << 1
@@ -102,8 +107,10 @@ def _make(image: Path, size: int | None) -> None:
     if program is None:
         raise PoolError("mkfs.btrfs is missing; install btrfs-progs, or use a pool of kind 'copy'")
     if size is None:
-        # the file is sparse: were it larger than the disk beneath, a full disk would look like a broken one
-        size = min(LARGEST_DEFAULT, shutil.disk_usage(image.parent).free * 9 // 10)
+        size = LARGEST_DEFAULT
+    # the file is sparse: were it larger than the disk beneath, a full disk would look like a broken one
+    disk = shutil.disk_usage(image.parent)
+    size = min(size, disk.free - reserve(disk.total))
     if size < SMALLEST:
         raise PoolError(
             f"a btrfs pool needs at least {SMALLEST >> 20} MiB; {size >> 20} MiB are given or free"
@@ -283,6 +290,30 @@ def bytes_written(given: int, newer: int) -> int:
     return inline + sum(seen.values())
 
 
+def newer(given: int, since: int) -> tuple[int, int]:
+    """Of the subvolume that is open: bytes on disk of its extents that came in generation ``since`` or later,
+    and bytes of the items in leaves of its tree that did."""
+    seen: dict[int, int] = {}
+    items = 0
+    for _, item, _, body in search(given, 0, (0, 0), (LAST, 255), since):
+        items += _ITEM + len(body)
+        if item == EXTENT_DATA and body[20] != 0 and struct.unpack_from("=Q", body)[0] >= since:
+            start, size = struct.unpack_from("=QQ", body, 21)
+            if start:
+                seen[start] = size
+    return sum(seen.values()), items
+
+
+def counted(path: Path) -> int:
+    """Bytes that the kernel counts for a subvolume, as of the last transaction; 0 where quotas are off."""
+    number = subvolume(path).id
+    with opened(path) as given, suppress(FileNotFoundError):
+        for _, item, offset, body in search(given, _QUOTA_TREE, (0, _QGROUP_INFO), (0, _QGROUP_INFO), 0):
+            if item == _QGROUP_INFO and offset == number:
+                return int(struct.unpack_from("=Q", body, 8)[0])
+    return 0
+
+
 def paths(given: int, inode: int) -> list[str]:
     """All paths, below the root of the subvolume, of an inode; none when it has no name any more."""
     if inode == ROOT_INODE:
@@ -315,7 +346,8 @@ def enable_simple_quotas(path: Path) -> None:
 def limit(path: Path, most: int | None) -> None:
     """Bound what the subvolume may own; None: no bound. Quotas must be on."""
     number = subvolume(path).id
-    with opened(path) as given:
+    # not through the subvolume itself: one that is full has no room for the change
+    with opened(path.parent) as given:
         bound = LAST if most is None else most
         ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, bound, 0, 0, 0)))
 

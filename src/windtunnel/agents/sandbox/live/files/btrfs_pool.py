@@ -16,18 +16,24 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, stream
 from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faults
+from windtunnel.agents.sandbox.live.files.quota import FRESHENED, Account, Statement, account_in
 from windtunnel.agents.sandbox.live.files.tree import Comparison
 from windtunnel.agents.sandbox.model import FileChange
+from windtunnel.base import atomic
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
 
 LONGEST = 64
+CHANNEL_MOST = 1 << 30
+"""Bytes of a channel: the outputs that the host has not read yet."""
+FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
 
 Chain = list[tuple[str, int]]
 """A subvolume's own identity, then its origins, nearest first."""
@@ -42,6 +48,7 @@ class BtrfsPool(Pool):
     def __init__(self, folder: Path, *, own: bool) -> None:
         super().__init__(folder)
         self._own = own
+        self._unbounded = self._quotas() if own else FOREIGN
 
     def _make(self, path: Path) -> None:
         btrfs.create(path)
@@ -53,13 +60,18 @@ class BtrfsPool(Pool):
     def _remove(self, path: Path) -> None:
         btrfs.destroy(path)
 
-    def create(self, box: str, image: str) -> None:
-        self._begin(box, self._image(image))
+    def create(self, box: str, image: str, limit: int | None = None) -> None:
+        origin = self._image(image)
+        self._begin(box, origin, Account(btrfs.subvolume(origin).born, limit=limit))
 
-    def clone(self, box: str, snapshot: str) -> None:
+    def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
+        stated = self._statement(origin)
+        account = Account(stated.since, stated.used, limit)
+        if account.near(stated.used):
+            account = replace(account, offset=stated.looked_at(origin))
         try:
-            self._begin(box, origin)
+            self._begin(box, origin, account)
         except PoolError as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
@@ -68,9 +80,9 @@ class BtrfsPool(Pool):
             # the root that is given up anyway may hold the room that is missing; its limit is remembered
             super().drop_box(box)
             btrfs.waited_for_room(self._folder)
-            self._begin(box, origin)
+            self._begin(box, origin, account)
 
-    def _begin(self, box: str, origin: Path) -> None:
+    def _begin(self, box: str, origin: Path, account: Account) -> None:
         """The live root of ``box`` is a writable snapshot of ``origin``, in place of what it was."""
         live = self._lives / checked(box)
         with (
@@ -78,14 +90,15 @@ class BtrfsPool(Pool):
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
             self._note(made, live, self._chain(origin))
-            limit = self._notes / f"limit-{box}"
-            if limit.exists():
-                btrfs.limit(made, int(limit.read_text(encoding="ascii")))
+            account.hold(made)
+            account.write(self._account(box))
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
             self._discard(self._channels / box)
             btrfs.create(self._channels / box)
+            if not self._unbounded:
+                btrfs.limit(self._channels / box, CHANNEL_MOST)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -108,9 +121,12 @@ class BtrfsPool(Pool):
     def snapshot(self, box: str, snapshot: str) -> int:
         live, made = self._live(box), self._unused(snapshot)
         with faults(f"no snapshot of sandbox {box!r}"):
-            chain = self._chain(live)
+            chain, account = self._chain(live), self._accounted(box)
             btrfs.snapshot(live, made, read_only=True)
-            self._note(made, made, chain)
+            # what was written was counted when the snapshot was made, and the sandbox stands still
+            counted = btrfs.counted(live)
+            stated = Statement(account.since, account.offset + counted, counted, chain[0][0])
+            self._note(made, made, chain, stated)
         return 0
 
     def bytes_new(self, snapshot: str, older: str = "") -> int:
@@ -130,7 +146,7 @@ class BtrfsPool(Pool):
         super().drop_box(box)
         with faults(f"the root of sandbox {box!r} cannot be removed"):
             self._note_of(self._lives / box).unlink(missing_ok=True)
-            (self._notes / f"limit-{box}").unlink(missing_ok=True)
+            self._account(box).unlink(missing_ok=True)
 
     def drop_snapshot(self, snapshot: str) -> None:
         path = self._snaps / checked(snapshot)
@@ -162,21 +178,59 @@ class BtrfsPool(Pool):
             btrfs.sync(live)
             return sorted(f"/{path}" for path in _paths(live, btrfs.written_in(live, generation + 1)))
 
-    def set_limit(self, box: str, bytes: int | None) -> str:
-        live, file = self._live(box), self._notes / f"limit-{checked(box)}"
-        if bytes is None and not file.exists():
-            return ""
+    def unbounded(self, *, asked: bool) -> str:
+        if asked and self._unbounded == FOREIGN:
+            self._unbounded = self._quotas()
+        return self._unbounded
+
+    def _quotas(self) -> str:
+        """Turn simple quotas on; why that cannot be, or nothing."""
         try:
-            btrfs.enable_simple_quotas(live)
-            btrfs.limit(live, bytes)
+            btrfs.enable_simple_quotas(self._folder)
         except OSError as error:
-            reason = "this kernel has no simple quotas" if error.errno == errno.EINVAL else error.strerror
-            return f"the size of the root is not bounded: {reason}"
-        if bytes is None:
-            file.unlink()
-        else:
-            file.write_text(str(bytes), encoding="ascii")
+            return "this kernel has no simple quotas" if error.errno == errno.EINVAL else str(error.strerror)
         return ""
+
+    def settle(self, box: str, snapshot: str) -> None:
+        live, made, account = self._live(box), self._snap(snapshot), self._accounted(box)
+        stated = self._statement(made)
+        if not account.near(stated.used) or stated.of != self._chain(live)[0][0]:
+            return
+        with faults(f"what sandbox {box!r} uses cannot be read"):
+            used = stated.looked_at(made)
+            if used < stated.used:
+                account = replace(account, offset=used - stated.counted)
+                account.write(self._account(box))
+                account.hold(live)
+                self._state(made, replace(stated, used=used))
+
+    @contextmanager
+    def relaxed(self, box: str) -> Iterator[None]:
+        live, account = self._live(box), self._accounted(box)
+        with faults(f"the limit of sandbox {box!r} cannot be moved"):
+            account.hold(live, FRESHENED)
+            try:
+                yield
+            finally:
+                account.hold(live)
+
+    def _account(self, box: str) -> Path:
+        return self._notes / f"limit-{checked(box)}"
+
+    def _accounted(self, box: str) -> Account:
+        # a note that was lost is that of a root that begins now
+        return account_in(self._account(box)) or Account(btrfs.subvolume(self._live(box)).born)
+
+    def _statement(self, snapshot: Path) -> Statement:
+        found = self._noted(snapshot)
+        if "account" in found:
+            return Statement(**found["account"])
+        return Statement(btrfs.subvolume(snapshot).born)
+
+    def _state(self, snapshot: Path, stated: Statement) -> None:
+        with suppress(OSError):
+            text = json.dumps({**self._noted(snapshot), "account": asdict(stated)})
+            atomic.replace(self._note_of(snapshot), text.encode())
 
     @contextmanager
     def _whole(self, tree: Path) -> Iterator[Path]:
@@ -220,23 +274,29 @@ class BtrfsPool(Pool):
     def _note_of(self, path: Path) -> Path:
         return self._notes / f"{path.parent.name}-{path.name}"
 
-    def _note(self, made: Path, name: Path, origin: Chain) -> None:
+    def _note(self, made: Path, name: Path, origin: Chain, stated: Statement | None = None) -> None:
         """Remember that the subvolume ``made``, which ``name`` will be, was just snapshotted from one whose
-        chain is ``origin``. Where the disk is full, what was made is good without its note."""
+        chain is ``origin``, and what a snapshot uses. Where the disk is full, what was made is good without
+        its note."""
         with suppress(OSError):
             own = btrfs.subvolume(made)
             chain = [(identity, min(generation, own.born)) for identity, generation in origin][:LONGEST]
-            self._note_of(name).write_text(
-                json.dumps({"of": own.uuid.hex(), "chain": chain}), encoding="ascii"
-            )
+            note: dict[str, object] = {"of": own.uuid.hex(), "chain": chain}
+            if stated is not None:
+                note["account"] = asdict(stated)
+            self._note_of(name).write_text(json.dumps(note), encoding="ascii")
+
+    def _noted(self, path: Path) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._note_of(path).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return {}
+        return found
 
     def _chain(self, path: Path) -> Chain:
         own = btrfs.subvolume(path)
         start: Chain = [(own.uuid.hex(), 2**63)]
-        try:
-            found = json.loads(self._note_of(path).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            found = {}
+        found = self._noted(path)
         if found.get("of") == own.uuid.hex():
             return start + [(identity, generation) for identity, generation in found["chain"]]
         return [*start, (own.parent.hex(), own.born)] if any(own.parent) else start

@@ -85,14 +85,14 @@ class CopyPool(Pool):
     def _remove(self, path: Path) -> None:
         remove(path)
 
-    def create(self, box: str, image: str) -> None:
+    def create(self, box: str, image: str, limit: int | None = None) -> None:
         origin = self._image(image)
         if self._overlay:
             self._begin(box, None, image, "")
         else:
             self._begin(box, origin, "", f"images/{image}")
 
-    def clone(self, box: str, snapshot: str) -> None:
+    def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
         self._begin(box, origin / "layer", _image_of(origin), f"snaps/{snapshot}/layer")
 

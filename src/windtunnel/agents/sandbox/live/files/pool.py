@@ -105,12 +105,14 @@ class Pool(ABC):
         return sorted(os.listdir(self._images))
 
     @abstractmethod
-    def create(self, box: str, image: str) -> None:
-        """A live root like the image; a root that the sandbox has already is replaced."""
+    def create(self, box: str, image: str, limit: int | None = None) -> None:
+        """A live root like the image; a root that the sandbox has already is replaced. ``limit``: bytes that
+        it may use beyond the image, where `unbounded` has no objection."""
 
     @abstractmethod
-    def clone(self, box: str, snapshot: str) -> None:
-        """The live root becomes what the snapshot is. It has to be mounted (again) afterwards."""
+    def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
+        """The live root becomes what the snapshot is. It has to be mounted (again) afterwards. What the
+        snapshot uses beyond its image counts against the ``limit``."""
 
     @abstractmethod
     def mount(self, box: str) -> Path:
@@ -166,9 +168,19 @@ class Pool(ABC):
         """Paths written since (folders: an entry came or went); None: cannot tell."""
         return None
 
-    def set_limit(self, box: str, bytes: int | None) -> str:
-        """Bound the live root; empty when that is enforced, else why not."""
-        return "" if bytes is None else "the size of the root is not bounded: that needs a btrfs pool"
+    def unbounded(self, *, asked: bool) -> str:
+        """Why the live roots of this pool cannot be bounded; empty when they can. ``asked``: somebody wants
+        it by name."""
+        return "that needs a btrfs pool"
+
+    def settle(self, box: str, snapshot: str) -> None:
+        """After a snapshot of ``box``: what it deleted no longer counts against its limit."""
+        self._snap(snapshot)
+
+    @contextmanager
+    def relaxed(self, box: str) -> Iterator[None]:
+        """Within the block the host's own few files have room in a root that is full."""
+        yield
 
     def send(self, snapshot: str, out: IO[bytes], parent: str | None = None) -> None:
         """Write the snapshot as a tar stream, or what differs from ``parent``."""
