@@ -16,6 +16,7 @@ SECTIONS = {
     "peer": "latency.peer_rows",
     "recovery": "recovery.recovery_rows",
     "matrix": "matrix.run.matrix_rows",
+    "kills": "kills.kills_rows",
     "false-none": "volume.false_none_rows",
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",

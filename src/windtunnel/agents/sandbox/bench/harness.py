@@ -94,13 +94,16 @@ def new_name(stem: str) -> str:
     return f"{stem}-{next(_numbers)}"
 
 
-def processes_of(home: Home, box: str) -> list[psutil.Process]:
-    """CRIU programs that this process runs for one sandbox: they name its control group."""
-    mark = f"windtunnel-{home.tag}/{box}"
+def processes_of(home: Home, box: str, of: int | None = None) -> list[psutil.Process]:
+    """CRIU programs that this process (or the one with pid ``of``) runs for one sandbox: they name its
+    control group, or the folder of its restore."""
+    group, folder = f"windtunnel-{home.tag}/{box}", f".{box}."
     found = []
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process(of).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if child.name() == "criu" and any(word.endswith(mark) for word in child.cmdline()):
+            if child.name() == "criu" and any(
+                word.endswith(group) or folder in word for word in child.cmdline()
+            ):
                 found.append(child)
     return found
 

@@ -1,4 +1,4 @@
-"""The sandboxes that rows run in, as a row's judge sees them: in this process, or through the command line.
+"""The sandboxes that rows run in, as a row's judge sees them: of a host, or through the command line.
 
 What an operation told by its error or its exit status counts as told; a sentence in a report or a log of one
 that succeeded does not.
@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 from windtunnel.agents.sandbox.errors import LessError, SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
-from windtunnel.agents.sandbox.live.host import Host
+from windtunnel.agents.sandbox.live.machine import launch
+from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import Network, SandboxSpec
+from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
 
 LESS = 3
@@ -72,11 +74,12 @@ class Arena(Protocol):
     def remove(self, name: str) -> None: ...
 
 
-class InProcess:
-    """Sandboxes of a host in this process."""
+class OfHost:
+    """Sandboxes of a host: one in this process, or a daemon's client."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: AnyHost, home: Home) -> None:
         self._host = host
+        self._home = home
 
     def create(self, name: str, image: str, network: Network, environment: Mapping[str, str]) -> None:
         self._host.create(SandboxSpec(name=name, image=image, network=network, environment=dict(environment)))
@@ -93,7 +96,7 @@ class InProcess:
         return _asked(lambda: Told(self._host.get(name).checkpoint(full=True).id))
 
     def kill(self, name: str) -> None:
-        self._host.get(name).machine().cgroup.kill()
+        launch.group(self._home, name).kill()
 
     def restore(self, name: str) -> Told:
         return _asked(lambda: Told(self._host.get(name).restore().checkpoint))

@@ -6,8 +6,7 @@ from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow
 
 _GROWS = """
     told() { grep -o '[0-9]*$' /row/out | tail -n 1; }
-    old=$(told); for n in $(seq 100); do test $(told) -gt $old && break; sleep 0.1; done
-"""
+    old=$(told); for n in $(seq 100); do test $(told) -gt $old && break; sleep 0.1; done"""
 """The number at the end of the output is soon greater than it was."""
 _UNTIL_ENDED = "for n in $(seq 600); do grep -q ended /row/out && break; sleep 0.1; done"
 

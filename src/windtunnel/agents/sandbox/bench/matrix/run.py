@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 
 from windtunnel.agents.sandbox.bench.harness import opened, own_home
-from windtunnel.agents.sandbox.bench.matrix.arena import Arena, ByCommand, InProcess
+from windtunnel.agents.sandbox.bench.matrix.arena import Arena, ByCommand, OfHost
 from windtunnel.agents.sandbox.bench.matrix.features import FEATURES
 from windtunnel.agents.sandbox.bench.matrix.judge import judged
 from windtunnel.agents.sandbox.bench.matrix.languages import LANGUAGES
@@ -80,7 +80,7 @@ def outcomes_of(
         if usual:
             host = stack.enter_context(opened(stack.enter_context(own_home())))
             image = host.context.pool.import_image(image_of(usual))
-            jobs += [partial(one, InProcess(host), row, image) for row in usual]
+            jobs += [partial(one, OfHost(host, host.home), row, image) for row in usual]
         commanded = [row for row in here if row.by_command]
         if commanded:
             by_command = ByCommand(stack.enter_context(own_home()))

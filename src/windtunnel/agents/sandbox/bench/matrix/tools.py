@@ -32,10 +32,11 @@ TOOLS: tuple[MatrixRow, ...] = (
             for n in 1 2 3 4 5 6; do echo $n >> file; git add file; git commit -qm "commit $n"; done
         """,
         start="""
-            GIT_SEQUENCE_EDITOR=: exec git rebase -i --exec 'echo at >> /row/steps
-                test $(wc -l < /row/steps) -lt 3 || until test -e /row/go; do sleep 0.05; done' HEAD~5
+            echo 'echo at >> /row/steps
+                test $(wc -l < /row/steps) -lt 3 || until test -e /row/go; do sleep 0.05; done' > /row/step
+            GIT_SEQUENCE_EDITOR=: exec git rebase -i --exec 'sh /row/step' HEAD~5
         """,
-        ready="test $(wc -l < /row/steps) = 3",
+        ready="test -e /row/steps && test $(wc -l < /row/steps) = 3",
         check="git status | grep -q 'rebase in progress' && pgrep -f 'git rebase' && git diff --quiet",
         go_on="touch /row/go; until ! pgrep -f 'git rebase' >/dev/null; do sleep 0.05; done",
         end="""
@@ -102,7 +103,7 @@ END
             until tmux capture-pane -p | grep -q '~'; do sleep 0.05; done
             tmux send-keys 'ikept only here'
         """,
-        ready="tmux capture-pane -p | grep -q 'kept only here'",
+        ready="tmux capture-pane -p | grep -q 'kept only here' && test -s /row/beat",
         check="""
             tmux capture-pane -p | grep 'kept only here' && test ! -e /workspace/a.txt &&
             old=$(cat /row/beat) && sleep 0.5 && test "$old" != "$(cat /row/beat)" &&
