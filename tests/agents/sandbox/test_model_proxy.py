@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
+from windtunnel.agents.sandbox.policy import Less
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -86,6 +88,37 @@ def test_a_request_ends_a_turn_while_its_command_still_runs(make: Callable[..., 
     assert ask(box, "first") == "1", "the recorded answer"
     box.rollback(box.log().checkpoints[0].id)
     assert ask(box, "first") == "2", "a rollback asks anew"
+
+
+REFUSED = (
+    "head -c 65M /dev/zero > /workspace/big; sleep 4321 < /workspace/big >/dev/null 2>&1 & "
+    "until grep -q sleep /proc/$!/comm; do :; done; rm /workspace/big"
+)
+"""A process that CRIU refuses: it holds a deleted file of more than an image takes."""
+
+
+def test_a_reply_is_held_while_its_turn_cannot_be_kept(make: Callable[..., Any], model: Model) -> None:
+    box = make(network="proxy", proxy_upstream=f"http://127.0.0.1:{model.server_port}")
+    refused = box.run(f"{REFUSED}; {ASK % 'first'}", timeout=60)
+    assert refused.exit_code != 0 and b"503" in refused.stderr
+    line = box.log().turns[-1]
+    assert (line.number, line.turn_class, line.wanted) == (1, TurnClass.FILES, TurnClass.FULL)
+    lost, asking = line.lacks
+    assert "sleep 4321" in lost.what and "python3" in asking.what
+    # the policy was asked, and its answers are on record
+    settled = [answer.answer for seen, answer in box.decisions() if isinstance(seen, Less)]
+    assert settled == ["retry", "hold", "hold"]
+    assert b"503" in box.run(ASK % "first", timeout=60).stderr, "asked again, it is tried again"
+    with pytest.raises(LessError, match="sleep 4321"):
+        box.checkpoint()
+    assert box.checkpoint(allow_less=True).lacks == (lost,)
+    assert ask(box, "first") == "1", "the recorded answer"
+    # the next turn is held as well, until the process has gone
+    assert b"503" in box.run(ASK % "second", timeout=60).stderr
+    box.run("pkill sleep; wait", timeout=60)
+    assert ask(box, "second") == "2"
+    assert (model.asked, box.turns) == (2, 2)
+    assert box.log().checkpoints[-1].image is not None and box.info().lacks == ()
 
 
 def test_forks_have_a_proxy_of_their_own(host: Any, make: Callable[..., Any], model: Model) -> None:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+
+from windtunnel.agents.sandbox.model import Lack
 
 PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What a checkpoint has come to."""
+
+    lacks: tuple[Lack, ...] = ()
 
 
 class FakePending:
@@ -13,17 +23,18 @@ class FakePending:
         self.promoted = threading.Event()
         self._done = threading.Event()
         self._error: Exception | None = None
+        self.lacks: tuple[Lack, ...] = ()
 
     @property
     def done(self) -> bool:
         return self._done.is_set()
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float | None = None) -> Covered:
         if not self._done.wait(timeout):
             raise TimeoutError("not done")
         if self._error is not None:
             raise self._error
-        return self.turn
+        return Covered(self.lacks)
 
     def promote(self) -> None:
         self.promoted.set()
@@ -42,8 +53,9 @@ class FakeBox:
         self.turns = 0
         self.requests: list[str] = []
         self.pendings: list[FakePending] = []
-        self.full: list[bool] = []
-        self.full_error: Exception | None = None
+        self.checkpoints = 0
+        self.checkpoint_error: Exception | None = None
+        self.allows = False
         self.error: Exception | None = None
         self.unblocked = threading.Event()
         self.unblocked.set()
@@ -63,11 +75,14 @@ class FakeBox:
             self.changed.notify_all()
         return pending
 
-    def checkpoint(self, label: str = "", *, full: bool = False) -> str:
-        self.full.append(full)
-        if self.full_error is not None:
-            raise self.full_error
-        return "made"
+    def checkpoint(self) -> Covered:
+        self.checkpoints += 1
+        if self.checkpoint_error is not None:
+            raise self.checkpoint_error
+        return Covered()
+
+    def passes(self) -> bool:
+        return self.allows
 
     def pending(self, number: int) -> FakePending:
         """The n-th turn's checkpoint, once it has been started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from fake_turns import FakeBox
 from model_bench import Asked, Bench, chat
 
 from support.waiting import until
+from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.live.model_proxy import (
     Bounds,
     Classified,
@@ -17,6 +19,7 @@ from windtunnel.agents.sandbox.live.model_proxy import (
     ModelProxy,
     TurnServed,
 )
+from windtunnel.agents.sandbox.model import Lack
 
 
 def test_request_goes_out_at_once_and_reply_is_held_until_safe(bench: Bench, proxy: ModelProxy) -> None:
@@ -109,50 +112,64 @@ def asked_in_order(bench: Bench, box: FakeBox, count: int) -> list[Asked]:
     return asked
 
 
-def test_failed_checkpoint_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
+LACKS = (Lack("processes", "gdb (process 7 inside)", "it debugs"),)
+FAULTS = [OSError("the disk\nis full"), LessError("gdb is not kept", LACKS)]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reply_is_held_back_until_its_turn_is_kept(
+    bench: Bench, proxy: ModelProxy, fault: Exception
+) -> None:
+    box = bench.serve(proxy, FakeBox(instant=False))
+    box.checkpoint_error = fault
+    asked = bench.ask(box, chat("go"))
+    box.pending(1).finish(fault)
+    for attempt in range(3):
+        told = json.loads(asked.reply())["error"]["message"]
+        assert (asked.status, asked.headers["retry-after"]) == (503, "5")
+        assert "held back" in told and str(fault) in told, told
+        assert box.checkpoints == attempt, "whoever asks again has it tried again"
+        if attempt == 2:
+            box.checkpoint_error = None
+        asked = bench.ask(box, chat("go"))
+    assert asked.reply() == answer(1, "/v1/chat/completions"), "the recorded reply"
+    assert "x-windtunnel-checkpoint" not in asked.headers
+    assert (len(bench.model.calls), box.turns, box.checkpoints) == (1, 1, 3)
+    assert [served.turn for served in bench.told(TurnServed)] == [1]
+
+
+def test_what_lacks_and_is_allowed_is_told_in_a_header(bench: Bench, proxy: ModelProxy) -> None:
     box = bench.serve(proxy, FakeBox(instant=False))
     asked = bench.ask(box, chat("go"))
-    box.pending(1).finish(OSError("the disk\nis full"))
+    box.pending(1).lacks = LACKS
+    box.pending(1).finish()
     assert asked.reply() == answer(1, "/v1/chat/completions")
-    assert asked.headers["x-windtunnel-checkpoint"] == "the checkpoint failed: the disk is full"
-    assert "disk" in bench.told(TurnServed)[0].fault
+    assert asked.headers["x-windtunnel-checkpoint"] == "gdb (process 7 inside): it debugs"
+    assert "gdb" in bench.told(TurnServed)[0].fault
 
 
-@pytest.mark.parametrize("fault", [None, OSError("still full")])
-def test_failed_checkpoint_is_tried_once_more_in_full(bench: Bench, fault: OSError | None) -> None:
-    proxy = bench.proxy(on_failure="retry")
-    box = bench.serve(proxy, FakeBox(instant=False))
-    box.full_error = fault
-    asked = bench.ask(box, chat("go"))
-    box.pending(1).finish(OSError("the disk is full"))
-    asked.reply()
-    assert box.full == [True]
-    warning = asked.headers.get("x-windtunnel-checkpoint")
-    assert warning == (
-        "the checkpoint failed: the disk is full, and so did a full one: still full" if fault else None
-    )
-
-
-def test_turn_that_cannot_be_ended_does_not_hold_the_reply(bench: Bench, proxy: ModelProxy) -> None:
+@pytest.mark.parametrize("allows", [False, True])
+def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: ModelProxy, allows: bool) -> None:
     box = bench.serve(proxy, FakeBox())
-    box.error = RuntimeError("sandbox one is dead")
+    box.error, box.allows = RuntimeError("sandbox one is dead"), allows
     asked = bench.ask(box, chat("go"))
-    asked.reply()
-    assert asked.headers["x-windtunnel-checkpoint"] == "the turn could not be ended: sandbox one is dead"
+    told = asked.reply().decode()
+    if allows:
+        told = asked.headers["x-windtunnel-checkpoint"]
+    assert asked.status == (200 if allows else 503)
+    assert "the end of the turn failed: sandbox one is dead" in told
 
 
 def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:
     proxy = bench.proxy(bounds=Bounds(gate=0.2, ending=1.0))
     slow = bench.serve(proxy, FakeBox("slow", instant=False))
     asked = bench.ask(slow, chat("go"))
-    asked.reply()
-    assert "not done after 0.2 s" in asked.headers["x-windtunnel-checkpoint"]
+    assert b"the checkpoint was not done within 0.2 s" in asked.reply() and asked.status == 503
     stuck = bench.serve(proxy, FakeBox("stuck"))
     stuck.unblocked.clear()
     for number in range(3):
         asked = bench.ask(stuck, chat(f"task {number}"))
-        asked.reply()
-        assert "did not return within 0.2 s" in asked.headers["x-windtunnel-checkpoint"]
+        assert b"the end of the turn was not done within 0.2 s" in asked.reply() and asked.status == 503
     assert len([t for t in _checkpoint_threads() if t.name == "turn-of-stuck"]) == 1
     stuck.unblocked.set()
     slow.pending(1).finish()

@@ -24,7 +24,7 @@ def test_releasing_an_older_generation_never_releases_a_newer_one(steps: Sequenc
 
 async def played(steps: Sequence[tuple[str, int]]) -> None:
     box = FakeBox(instant=False)
-    gate = Gate(box, seconds=20.0, on_failure="deliver")
+    gate = Gate(box, seconds=20.0)
     windows: list[Window] = []
     ended: dict[int, str] = {}
     abandoned = -1

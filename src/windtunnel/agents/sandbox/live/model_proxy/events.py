@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from windtunnel.agents.sandbox.live.model_proxy.classify import Kind
 from windtunnel.agents.sandbox.live.model_proxy.target import checked_base
+from windtunnel.agents.sandbox.model import Lack
 from windtunnel.base.errors import UserError
 
-OnFailure = Literal["deliver", "retry"]
-"""What is done with a reply whose checkpoint failed. deliver: it goes out with a warning header. retry: one
-full checkpoint is tried first."""
+
+class Covering(Protocol):
+    """What a checkpoint has come to: a turn's line of the log, or a manifest."""
+
+    @property
+    def lacks(self) -> tuple[Lack, ...]: ...
 
 
 class Checkpointing(Protocol):
@@ -21,7 +25,7 @@ class Checkpointing(Protocol):
     @property
     def done(self) -> bool: ...
 
-    def wait(self, timeout: float | None = None) -> object: ...
+    def wait(self, timeout: float | None = None) -> Covering: ...
 
     def promote(self) -> None: ...
 
@@ -37,7 +41,10 @@ class Turning(Protocol):
 
     def end_turn(self, request: str = "") -> Checkpointing: ...
 
-    def checkpoint(self, label: str = "", *, full: bool = False) -> object: ...
+    def checkpoint(self) -> Covering: ...
+
+    def passes(self) -> bool:
+        """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Classified:
 class TurnServed:
     """A reply of the main loop may go out. ``think``: seconds until the reply began to arrive. ``gate``:
     seconds that it was then held for the checkpoint. ``promoted``: the checkpoint was made urgent. ``fault``:
-    why it goes out without a checkpoint; empty when that is safe."""
+    what its checkpoint lacks, which somebody has allowed; empty when it is whole."""
 
     box: str
     request: str

@@ -1,24 +1,28 @@
 """The gate of one sandbox: a reply stays behind it until the checkpoint of its turn is safe.
 
 Each request of the main loop opens a *window* with a generation number. The window runs the end of the turn
-in a thread of its own, since that may wait for locks and disks, and settles once: safe, or with a fault in
-words. A checkpoint covers all turns before it, so a window that becomes safe releases the older ones too, and
-never a newer one.
+in a thread of its own, since that may wait for locks and disks, and settles once: safe, with a fault that the
+policy lets pass, or held back. A held reply is recorded: whoever asks for it again opens another window,
+which has the turn's checkpoint made anew. A checkpoint covers all turns before it, so a window that becomes
+safe releases the older ones too, and never a newer one.
 
-Whatever the sandbox does, a window settles: every wait has a bound. A turn whose end hangs keeps its thread
-until it returns; meanwhile later windows fail at once, so that there is never more than one such thread.
+Whatever the sandbox does, a window settles: every wait has a bound. A call of the sandbox that hangs keeps
+its thread until it returns; meanwhile later windows fail at once, so that there is never more than one such
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from windtunnel.agents.sandbox.live.model_proxy.events import Checkpointing, OnFailure, Turning
+from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.live.model_proxy.events import Checkpointing, Turning
 
 T = TypeVar("T")
 
@@ -32,6 +36,7 @@ class Window:
     opened: float = field(default_factory=time.monotonic)
     turn: int = 0
     fault: str = ""
+    held: bool = False
     promoted: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: Checkpointing | None = None
@@ -39,7 +44,7 @@ class Window:
 
     @property
     def safe(self) -> bool:
-        return self.settled.is_set() and not self.fault
+        return self.settled.is_set() and not self.held
 
     def promote(self) -> None:
         """The reply is there: whatever still runs is urgent. May block as long as the sandbox's own
@@ -64,21 +69,22 @@ class Window:
 class Gate:
     """The windows of one sandbox. Its methods are called on the event loop."""
 
-    def __init__(self, box: Turning, *, seconds: float, on_failure: OnFailure) -> None:
+    def __init__(self, box: Turning, *, seconds: float) -> None:
         self._box = box
         self._seconds = seconds
-        self._on_failure = on_failure
         self._generation = 0
         self._open: dict[int, Window] = {}
         self._ending = asyncio.Lock()
         self._in_box = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, request: str, started: Callable[[Window], None] = lambda window: None) -> Window:
+    def open(
+        self, request: str, started: Callable[[Window], None] = lambda window: None, *, ended: int = 0
+    ) -> Window:
         """End the sandbox's turn in the background. ``started`` is told, on the loop, once the turn has its
-        number."""
+        number. ``ended``: the turn has ended with that number, and only wants its checkpoint."""
         self._generation += 1
-        window = Window(self._generation, request)
+        window = Window(self._generation, request, turn=ended)
         self._open[window.generation] = window
         task = asyncio.create_task(self._run(window, started))
         self._tasks.add(task)
@@ -88,7 +94,7 @@ class Gate:
     def abandon(self, why: str) -> None:
         """The sandbox was brought back to an earlier state: what was open says nothing about it."""
         for window in list(self._open.values()):
-            self._settle(window, why)
+            self._settle(window, why, held=True)
 
     async def close(self) -> None:
         """Stop waiting; a turn that is ending goes on to its end by itself."""
@@ -96,11 +102,11 @@ class Gate:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _settle(self, window: Window, fault: str = "") -> None:
+    def _settle(self, window: Window, fault: str = "", *, held: bool = False) -> None:
         if window.settled.is_set():
             return
-        if fault:
-            window.fault = fault
+        window.fault, window.held = fault, held
+        if held:
             del self._open[window.generation]
             window.settled.set()
             return
@@ -108,55 +114,56 @@ class Gate:
             self._open.pop(generation).settled.set()
 
     async def _run(self, window: Window, started: Callable[[Window], None]) -> None:
-        deadline = window.opened + self._seconds
+        deadline, doing = window.opened + self._seconds, "the end of the turn"
+        allowed = False
         try:
-            # turns end in the order of their requests
-            async with asyncio.timeout(self._seconds), self._ending:
-                if self._in_box:
-                    raise TimeoutError
-                pending = await self._end_turn(window)
-        except TimeoutError:
-            self._settle(window, f"the end of the turn did not return within {self._seconds:g} s")
+            async with asyncio.timeout(self._seconds):
+                covering = None
+                async with self._ending:  # turns end in the order of their requests
+                    if window.turn:
+                        doing = "the checkpoint"
+                        covering = await self._in_box_alone(self._box.checkpoint)
+                    else:
+                        pending = await self._in_box_alone(lambda: self._end_turn(window))
+                if covering is None:
+                    started(window)
+                    doing = "the checkpoint"
+                    left = max(deadline - time.monotonic(), 0.0)
+                    covering = await self._in_thread(lambda: pending.wait(left))
+        except LessError as error:
+            self._settle(window, str(error), held=True)
             return
-        except Exception as error:
-            await self._failed(window, f"the turn could not be ended: {error}", deadline)
-            return
-        started(window)
-        try:
-            async with asyncio.timeout_at(_loop_time(deadline)):
-                await self._in_thread(lambda: pending.wait(max(deadline - time.monotonic(), 0.0)))
         except TimeoutError:
-            self._settle(window, f"the checkpoint was not done after {self._seconds:g} s")
+            fault = f"{doing} was not done within {self._seconds:g} s"
         except Exception as error:
-            await self._failed(window, f"the checkpoint failed: {error}", deadline)
+            fault = f"{doing} failed: {error}"
         else:
-            self._settle(window)
+            self._settle(window, "; ".join(map(str, covering.lacks)))
+            return
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._seconds):
+                allowed = await self._in_thread(self._box.passes)
+        self._settle(window, fault, held=not allowed)
 
-    async def _end_turn(self, window: Window) -> Checkpointing:
-        def end() -> Checkpointing:
+    def _end_turn(self, window: Window) -> Checkpointing:
+        pending = self._box.end_turn(request=window.request)
+        window.turn = self._box.turns
+        window.attach(pending)
+        return pending
+
+    async def _in_box_alone(self, work: Callable[[], T]) -> T:
+        """Run ``work``, which the sandbox may hold up, where no other such work is under way."""
+        if self._in_box:
+            raise TimeoutError
+
+        def alone() -> T:
             try:
-                pending = self._box.end_turn(request=window.request)
-                window.turn = self._box.turns
+                return work()
             finally:
                 self._in_box = False
-            window.attach(pending)
-            return pending
 
         self._in_box = True
-        return await self._in_thread(end)
-
-    async def _failed(self, window: Window, why: str, deadline: float) -> None:
-        if self._on_failure == "retry" and not window.settled.is_set():
-            try:
-                async with asyncio.timeout_at(_loop_time(deadline)):
-                    await self._in_thread(lambda: self._box.checkpoint(full=True))
-            except TimeoutError:
-                why += f", and a full one was not done within {self._seconds:g} s"
-            except Exception as error:
-                why += f", and so did a full one: {error}"
-            else:
-                why = ""
-        self._settle(window, why)
+        return await self._in_thread(alone)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread that may be left behind."""
@@ -184,8 +191,3 @@ class Gate:
 
         threading.Thread(target=run, name=f"turn-of-{self._box.name}", daemon=True).start()
         return await answer
-
-
-def _loop_time(deadline: float) -> float:
-    """A moment of ``time.monotonic`` on the running loop's clock."""
-    return asyncio.get_running_loop().time() + deadline - time.monotonic()

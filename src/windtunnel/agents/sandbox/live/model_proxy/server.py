@@ -28,7 +28,6 @@ from windtunnel.agents.sandbox.live.model_proxy.effect_gate import EffectGate, E
 from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Failed,
-    OnFailure,
     ProxyEvent,
     Turning,
     Upstream,
@@ -64,14 +63,12 @@ class ModelProxy:
         home: Home,
         *,
         bounds: Bounds | None = None,
-        on_failure: OnFailure = "deliver",
         on_event: Callable[[ProxyEvent], None] = lambda event: None,
         journal: Journal | None = None,
         trust_env: bool = True,
     ) -> None:
         self._home = home
         self._bounds = bounds or Bounds()
-        self._on_failure: OnFailure = on_failure
         self._on_event = on_event
         self._journal = journal
         self._effects = EffectGate(journal, self._bounds, trust_env=trust_env) if journal else None
@@ -116,7 +113,6 @@ class ModelProxy:
                 self._client,
                 rules=rules or AGENTS[agent],
                 bounds=self._bounds,
-                on_failure=self._on_failure,
                 tell=self._tell,
                 effects=self._effects,
                 services=declared,
@@ -310,7 +306,7 @@ class ModelProxy:
         except Refused as refusal:
             self._tell(Failed(name, "", str(refusal)))
             if not started:
-                await send_fault(send, refusal.status, refusal.kind, str(refusal))
+                await send_fault(send, refusal.status, refusal.kind, str(refusal), refusal.retry_after)
         except Gone:
             return
         finally:

@@ -36,7 +36,6 @@ from windtunnel.agents.sandbox.live.model_proxy.events import (
     Bounds,
     Classified,
     Failed,
-    OnFailure,
     ProxyEvent,
     Replayed,
     Turning,
@@ -62,7 +61,9 @@ from windtunnel.agents.sandbox.live.model_proxy.wire import (
 )
 
 WARNING = "x-windtunnel-checkpoint"
-"""Header of a reply that goes out though its turn has no checkpoint: why."""
+"""Header of a reply that goes out though its turn's checkpoint is not whole: what lacks, and why."""
+RETRY = 5
+"""Seconds after which to ask again for a reply that is held back."""
 WINDOWS_KEPT = 64
 READ_ON_LOOP = 64 * 1024
 """Bytes of a body up to which reading it is quicker than starting a thread for it."""
@@ -80,7 +81,6 @@ class AgentSession:
         *,
         rules: AgentRules,
         bounds: Bounds,
-        on_failure: OnFailure,
         tell: Callable[[ProxyEvent], None],
         effects: EffectGate | None,
         services: Mapping[str, EffectService],
@@ -96,7 +96,7 @@ class AgentSession:
         self._tell = tell
         self._effects = effects
         self._services = services
-        self._gate = Gate(box, seconds=bounds.gate, on_failure=on_failure)
+        self._gate = Gate(box, seconds=bounds.gate)
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._under_way: dict[str, Exchange] = {}
         self._writing = asyncio.Lock()
@@ -234,13 +234,15 @@ class AgentSession:
         if 0 < entry.turn <= self._conversation.covered:
             return None
         incarnation = self._conversation.incarnation
+        # a turn that has ended, and is not kept, is not ended again: its checkpoint is
+        ended = window.turn if window is not None else 0
 
         def placed(window: Window) -> None:
             if self._conversation.incarnation == incarnation:
                 entry.turn = window.turn
                 self._write(self._conversation.place, entry, window.turn)
 
-        window = self._windows[entry.digest] = self._gate.open(entry.request, placed)
+        window = self._windows[entry.digest] = self._gate.open(entry.request, placed, ended=ended)
         while len(self._windows) > WINDOWS_KEPT:
             self._windows.popitem(last=False)
         return window
@@ -258,6 +260,9 @@ class AgentSession:
             if not window.settled.is_set():
                 self._spawn(asyncio.to_thread(window.promote))
                 await window.settled.wait()
+            if window.held:
+                words = f"the reply is held back, since its turn is not kept: {window.fault}"
+                raise Refused(503, "held", f"{words}; it is recorded, ask again", RETRY)
             warning = ((WARNING, _one_line(window.fault)),) if window.fault else ()
             self._served(entry, window, think, time.monotonic() - came)
         if exchange is None:

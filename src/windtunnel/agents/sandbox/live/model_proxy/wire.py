@@ -18,10 +18,11 @@ from windtunnel.agents.sandbox.live.model_proxy.upstream import Asking, fault_bo
 class Refused(Exception):
     """The request is answered by the model proxy itself, with an error."""
 
-    def __init__(self, status: int, kind: str, words: str) -> None:
+    def __init__(self, status: int, kind: str, words: str, retry_after: int = 1) -> None:
         super().__init__(words)
         self.status = status
         self.kind = kind
+        self.retry_after = retry_after
 
 
 class Gone(Exception):
@@ -121,11 +122,11 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_fault(send: Send, status: int, kind: str, words: str) -> None:
+async def send_fault(send: Send, status: int, kind: str, words: str, retry_after: int = 1) -> None:
     body = fault_body(kind, words)
     headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
     if status == 503:
-        headers.append(("retry-after", "1"))
+        headers.append(("retry-after", str(retry_after)))
     await send_whole(send, status, tuple(headers), body)
 
 
