@@ -250,9 +250,10 @@ def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> 
 
 def _image(text: str) -> str:
     """A path of this machine is made absolute, since the daemon has another directory; a name stays one."""
-    path = Path(text).expanduser()
-    own = text == "host" or text.startswith("host+")
-    return str(path.absolute()) if not own and ("/" in text or path.exists()) else text
+    if not text or text == "host" or text.startswith("host+"):
+        return text
+    path = os.path.expanduser(text)
+    return os.path.abspath(path) if "/" in text or os.path.exists(path) else text
 
 
 def _mode(text: str | None, default: int) -> int:

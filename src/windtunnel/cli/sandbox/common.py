@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -171,4 +172,6 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
 
 def local_url(text: str) -> str:
     """A URL as it is; a path of this machine made absolute, since the daemon has another directory."""
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    if not text.strip():
+        raise UserError("sandbox: the URL is empty; give a folder, or a URL such as s3://bucket/path")
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

@@ -114,8 +114,15 @@ def open_files(url: str | Files) -> Files:
         import fsspec  # only here: an agent starts without it
 
         filesystem, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"{url} cannot be used: {error}") from None
+    except ImportError as error:
+        # fsspec says in words what to install; the name of it stands in the error beneath
+        missing = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        raise UserError(
+            f"{url} cannot be used: {protocol}:// needs the package {missing.name or protocol}, which is not "
+            f"installed where this runs; pip install {missing.name or protocol}"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{url} cannot be used: {error}; accepted are folders and URLs of fsspec") from None
     return RemoteFiles(filesystem, root, url)
 
 

@@ -24,6 +24,7 @@ from typing import IO
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
+from windtunnel.agents.sandbox.live.checks import checked_label
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.engine import Pending, settled
 from windtunnel.agents.sandbox.live.images import new_id
@@ -273,6 +274,7 @@ class Box:
         is kept all the same, and is the error's ``manifest``. ``allow_less``: that is no error, of this
         checkpoint or of a reply of this turn that was held for it.
         """
+        checked_label(label)
         return self._checkpoint(Occasion.ASKED, TurnClass.FULL, full, label, pin, allow_less)
 
     def save(self, most: TurnClass) -> Manifest:

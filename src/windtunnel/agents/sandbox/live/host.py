@@ -22,6 +22,7 @@ from typing import IO, Literal
 
 from windtunnel.agents.sandbox.costs import load_costs
 from windtunnel.agents.sandbox.errors import PoolError, SandboxError
+from windtunnel.agents.sandbox.live import checks
 from windtunnel.agents.sandbox.live import machine as machines
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
@@ -40,7 +41,13 @@ from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
 from windtunnel.agents.sandbox.live.files import LeftOut, open_pool
-from windtunnel.agents.sandbox.live.images import Manifests, PageStore, export_checkpoint, import_checkpoint
+from windtunnel.agents.sandbox.live.images import (
+    Manifests,
+    PageStore,
+    destination,
+    export_checkpoint,
+    import_checkpoint,
+)
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.lacks import service_line
 from windtunnel.agents.sandbox.live.machine import Machine, launch
@@ -163,7 +170,7 @@ class Host:
         Raises UserError for a name that is taken or an image that cannot be imported; SandboxError when the
         machine refuses. Nothing is left of a sandbox that could not be made.
         """
-        checked_name(spec.name)
+        checks.checked_spec(spec)
         spec = with_address(spec)
         if self._rootless:
             launch.check(spec)
@@ -178,7 +185,9 @@ class Host:
             box = None
             try:
                 context.pool.create(name, image, limit)
-                machine = Machine.start(self.home, spec, context.pool.mount(name))
+                root = context.pool.mount(name)
+                checks.need_shell(root, spec.image)
+                machine = Machine.start(self.home, spec, root)
                 box = Box(context, record, None)
                 box.adopt(machine, None)
                 box.checkpoint()
@@ -227,14 +236,12 @@ class Host:
         checkpoint is taken if something changed). Each has a hostname, network and random seeds of its own.
         Raises LessError, and none is left, where one would lack something, unless ``allow_less``.
         """
-        manifest = self._checkpoint_of(checkpoint, allow_less)
         if count < 1:
             raise UserError(f"fork: count {count} is not accepted; at least 1")
+        if names:
+            checks.checked_names(names, count)
+        manifest = self._checkpoint_of(checkpoint, allow_less)
         wanted = list(names) if names else self._free_names(manifest.box, count)
-        if len(wanted) != count:
-            raise UserError(f"fork: {len(wanted)} names for {count} sandboxes")
-        for name in wanted:
-            checked_name(name)
         made: list[Box] = []
         try:
             with ThreadPoolExecutor(min(count, self.context.engine.workers)) as pool:
@@ -268,6 +275,8 @@ class Host:
         """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises LessError
         where it would lack something, unless ``allow_less``."""
         checked_name(name)
+        if not url.strip():
+            raise UserError("import: no place is given; give a folder, or a URL such as s3://bucket/path")
         context = self.context
         room_for(context, "", f"the import of sandbox {name}")
         with self._claimed(name):
@@ -282,8 +291,9 @@ class Host:
 
         Of a sandbox that is named, its state now; raises LessError as `Box.checkpoint` does.
         """
+        place = destination(url)
         manifest = self._checkpoint_of(checkpoint, allow_less)
-        export_checkpoint(manifest, pool=self.context.pool, pages=self.context.pages, url=url)
+        export_checkpoint(manifest, pool=self.context.pool, pages=self.context.pages, url=place)
         return manifest
 
     def notice(self, seconds: float) -> dict[str, Saved]:
@@ -292,6 +302,8 @@ class Host:
         Of a sandbox that would need a whole image, and for which the time does not suffice, the files are
         saved; its newest whole checkpoint stays. Nothing is raised for what lacks: it is told of each.
         """
+        if not 0 < seconds < float("inf"):
+            raise UserError(f"notice: {seconds} seconds are not accepted; give a number above 0")
         begin = time.monotonic()
         with self._lock:
             boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}

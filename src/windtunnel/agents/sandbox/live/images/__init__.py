@@ -1,6 +1,6 @@
 """What is kept of sandboxes: process images page by page, manifests, and their export."""
 
-from windtunnel.agents.sandbox.live.images.export import export_checkpoint, import_checkpoint
+from windtunnel.agents.sandbox.live.images.export import destination, export_checkpoint, import_checkpoint
 from windtunnel.agents.sandbox.live.images.manifests import Manifests, new_id
 from windtunnel.agents.sandbox.live.images.store import PageStore, StaleCopy
 
@@ -8,6 +8,7 @@ __all__ = [
     "Manifests",
     "PageStore",
     "StaleCopy",
+    "destination",
     "export_checkpoint",
     "import_checkpoint",
     "new_id",

@@ -15,8 +15,10 @@ visible: a place that lacks an object, or has a wrong one, leaves the host as it
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import re
+import secrets
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -61,7 +63,25 @@ class Exported:
     files: tuple[str, ...]
 
 
-def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: str) -> None:
+def destination(url: str) -> Files:
+    """The place at ``url``, where a file was just written and removed again; else a UserError."""
+    if not url.strip() or "\0" in url:
+        raise UserError(f"export: {url!r} is no place; give a folder, or a URL such as s3://bucket/path")
+    place = open_files(url)
+    probe = f"{FOLDER}/try-{secrets.token_hex(4)}"
+    try:
+        place.write(probe, b"")
+        place.remove(probe)
+        place.remove_empty(FOLDER)
+    except OSError as error:
+        words = f"export: {url} cannot be written ({error.strerror or error})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise ObjectError(words) from error
+        raise UserError(f"{words}; give a folder that may be, or a URL such as s3://bucket/path") from error
+    return place
+
+
+def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: str | Files) -> None:
     """Write ``manifest`` and all that it needs to ``url``. A part that was written before a failure is no
     checkpoint there, and does no harm."""
     place = open_files(url)
