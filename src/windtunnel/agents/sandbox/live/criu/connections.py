@@ -33,11 +33,13 @@ End = tuple[bytes, int]
 
 
 class Connection(NamedTuple):
-    """An established TCP socket."""
+    """A TCP socket that has another end, or had one."""
 
     family: int
     local: End
     remote: End
+    established: bool = True
+    """Neither end has said that it sends no more."""
 
 
 def close_orphans(pids: Iterable[int], netns: Path) -> int:
@@ -46,13 +48,14 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
 
     Nothing is ended where the kernel has no SOCK_DESTROY: such a program learns it when it next sends.
     """
-    found = orphans(held(pids))
+    # one whose other end has ended already waits for nothing
+    found = [one for one in orphans(held(pids)) if one.established]
     if not found:
         return 0
 
     def end_all() -> int:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as channel:
-            return sum(destroy(channel, *one) for one in found)
+            return sum(destroy(channel, one.family, one.local, one.remote) for one in found)
 
     try:
         return namespaces.within(netns, end_all)
@@ -61,7 +64,7 @@ def close_orphans(pids: Iterable[int], netns: Path) -> int:
 
 
 def held(pids: Iterable[int]) -> list[Connection]:
-    """The established connections of processes, each once.
+    """The connections of processes, each once.
 
     They are asked one by one: the kernel's table of a network is read by going through that of all networks,
     which takes ten milliseconds where there is much memory.
@@ -93,18 +96,21 @@ def copies(pid: int, numbers: Mapping[str, int]) -> Iterator[tuple[str, socket.s
 
 
 def connection(plug: socket.socket) -> Connection | None:
-    """None for what is no established TCP socket."""
+    """None for what is not connected by TCP."""
     if plug.type != socket.SOCK_STREAM or plug.family not in (socket.AF_INET, socket.AF_INET6):
         return None
-    if plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
+    try:
+        remote = end(plug.family, plug.getpeername())
+    except OSError:
         return None
-    return Connection(plug.family, end(plug.family, plug.getsockname()), end(plug.family, plug.getpeername()))
+    state = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return Connection(plug.family, end(plug.family, plug.getsockname()), remote, state == ESTABLISHED)
 
 
-def orphans(established: list[Connection]) -> list[Connection]:
+def orphans(connections: list[Connection]) -> list[Connection]:
     """Those of which the other end is not among them."""
-    ends = {(_plain(one.local), _plain(one.remote)) for one in established}
-    return [one for one in established if (_plain(one.remote), _plain(one.local)) not in ends]
+    ends = {(_plain(one.local), _plain(one.remote)) for one in connections}
+    return [one for one in connections if (_plain(one.remote), _plain(one.local)) not in ends]
 
 
 def destroy(channel: socket.socket, family: int, local: End, remote: End) -> bool:

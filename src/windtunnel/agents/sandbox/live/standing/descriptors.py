@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import os
 import re
+import select
 import struct
 import termios
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,11 @@ GHOST = re.compile(r"\.cr\.[0-9a-f]+\.ghost(?= \(deleted\)$)")
 Times = ctypes.c_long * 4
 """``struct itimerspec``: seconds and nanoseconds of the interval, and until it expires."""
 SECOND = 10**9
+KEPT = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
+KEPT |= os.O_CLOEXEC | os.O_PATH
+"""Flags of an open file that mean something after it was opened."""
+ALWAYS = select.EPOLLERR | select.EPOLLHUP
+"""What the kernel adds whenever a descriptor is given to epoll, though it may be spent there."""
 ANONYMOUS = ("pipe:[", "socket:[")
 
 
@@ -110,7 +116,7 @@ def _add(found: Opened, number: int, link: str, info: str) -> None:
         value = value.strip()
         match name:
             case "flags":
-                words.append(f"flags {value}")
+                words.append(f"flags {int(value, 8) & KEPT:o}")
             case "pos":
                 if link.startswith("/") and not link.startswith(("/dev/", "/proc/")):
                     words.append(f"at {value}")
@@ -120,7 +126,7 @@ def _add(found: Opened, number: int, link: str, info: str) -> None:
                 timer[name] = value
             case "tfd":
                 target, _, events, _, data, *_ = value.split()
-                words.append(f"waits for {target} ({events} {data})")
+                words.append(f"waits for {target} ({int(events, 16) & ~ALWAYS:x} {data})")
             case "inotify wd":
                 watch, *rest = value.split()
                 mask = next((word for word in rest if word.startswith("mask:")), "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import socket
 import struct
@@ -69,11 +68,14 @@ def _state(plug: socket.socket) -> list[str]:
     if plug.type == socket.SOCK_DGRAM and plug.family in (socket.AF_INET, socket.AF_INET6):
         (unread,) = struct.unpack("i", fcntl.ioctl(plug, termios.FIONREAD, bytes(4)))
         words += [f"({unread} {UNREAD})"] if unread else []
-    with contextlib.suppress(OSError):
-        words += ["at", _address(plug.getsockname())]
-    with contextlib.suppress(OSError):
-        words += ["connected to", _address(plug.getpeername())]
-    return words
+    try:
+        other = plug.getpeername()
+    except OSError:
+        return [*words, "at", _address(plug.getsockname())]
+    if plug.family == socket.AF_UNIX:
+        # CRIU brings connected ends back as a pair without names
+        return ["connected"]
+    return [*words, "from", _address(plug.getsockname()), "to", _address(other)]
 
 
 def _address(address: object) -> str:
