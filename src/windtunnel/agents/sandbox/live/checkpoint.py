@@ -90,6 +90,15 @@ class _Stood:
     alone: dict[int, Lack] = field(default_factory=dict)
 
 
+class _Passing(Exception):
+    """Something stands there that no restore would bring back, and that may have passed after ``pause``
+    seconds."""
+
+    def __init__(self, pause: float) -> None:
+        super().__init__()
+        self.pause = pause
+
+
 @contextlib.contextmanager
 def frozen(cgroup: Cgroup | Group) -> Iterator[_Freeze]:
     """The sandbox stands still within the block, and always runs again after it."""
@@ -135,8 +144,10 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
         tries += 1
         stood = _Stood()
         try:
-            files, image, freeze = _full(context, machine, order, shells, stood)
+            files, image, freeze = _full(context, machine, order, shells, stood, tries)
             break
+        except _Passing as passing:
+            time.sleep(passing.pause)
         except CriuError as error:
             why = str(error)
             context.report(Event("failed", name, f"no image of the processes: {why}"))
@@ -159,6 +170,8 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     if not keep.image:
         image = None
         lacks += because(alone(machine, shells) if left is None else left, keep.lost)
+    elif image is not None and image.inventory is not None:
+        lacks += standing.unkept(image.inventory)
     manifest = Manifest(
         id=order.id,
         box=name,
@@ -237,9 +250,10 @@ def _full(
     order: Order,
     shells: tuple[ShellState, ...],
     stood: _Stood,
+    tries: int,
 ) -> tuple[FilesPart, ImagePart, float]:
-    """Raises CriuError when the processes cannot be dumped; nothing is left of the attempt then, and
-    ``stood`` tells what there was."""
+    """Raises CriuError when the processes cannot be dumped, and _Passing when they are to be dumped a little
+    later; nothing is left of the attempt then, and ``stood`` tells what there was."""
     name, folder = order.spec.name, context.home.dump(order.id)
     criu, inspector = context.criu, context.inspector
     assert criu is not None
@@ -258,6 +272,10 @@ def _full(
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
             before = machine.cgroup.pids()
             found = standing.inventory(before, machine.pid)
+            if unkept := standing.unkept(found):
+                settle = order.refused(tries, unkept)
+                if settle.answer == "retry":
+                    raise _Passing(settle.pause)
             stood.alone, only = processes_alone(machine), alone(machine, shells)
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)
@@ -273,7 +291,7 @@ def _full(
             references = looked.result()
             if inspector is not None:
                 inspector.rebase(name, files=True, processes=True)
-    except CriuError:
+    except (CriuError, _Passing):
         drop_made(context, order.id)
         raise
     (folder / CHANNEL_KEPT).write_bytes(channel[0])

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,16 +106,21 @@ def _bring_back(
         wanted = max(manifest.wanted, kept)
         hold(log, what, more, wanted=wanted, kept=kept, allow_less=allow_less, report=report)
 
+    def differs(found: tuple[Lack, ...]) -> None:
+        known = {one.what for one in lacks}
+        lacks.extend(one for one in found if one.what not in known)
+        stop_for_less(TurnClass.FULL)
+
     try:
         context.pool.clone(name, manifest.files.id, limit)
         root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
             try:
-                machine, differs = _processes(context, spec, image, manifest.id, lazy)
-                lacks += differs
                 restored.append(f"{len(image.processes)} processes with memory and open files")
+                machine = _processes(context, spec, image, manifest.id, lazy, differs)
             except CriuError as error:
+                restored.pop()
                 lacks += because(image.alone, str(error))
                 stop_for_less(TurnClass.FILES)
                 back = log.decide(replace(asked, images_possible=False))
@@ -141,32 +146,44 @@ def _bring_back(
 
 
 def _processes(
-    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
-) -> tuple[Machine, tuple[Lack, ...]]:
-    """The processes run, and what of them is not as it was."""
+    context: Context,
+    spec: SandboxSpec,
+    image: ImagePart,
+    checkpoint: str,
+    lazy: bool,
+    differs: Callable[[tuple[Lack, ...]], None],
+) -> Machine:
+    """The processes run. ``differs`` is told, before they do, what of them is not as it was; what it raises
+    keeps them from running."""
     try:
-        return _restored(context, spec, image, checkpoint, lazy)
+        return _restored(context, spec, image, checkpoint, lazy, differs)
     except StaleCopy:
         # nothing has run on it, and it is dropped: now the image comes from the store
-        return _restored(context, spec, image, checkpoint, lazy)
+        return _restored(context, spec, image, checkpoint, lazy, differs)
 
 
 def _restored(
-    context: Context, spec: SandboxSpec, image: ImagePart, checkpoint: str, lazy: bool
-) -> tuple[Machine, tuple[Lack, ...]]:
+    context: Context,
+    spec: SandboxSpec,
+    image: ImagePart,
+    checkpoint: str,
+    lazy: bool,
+    differs: Callable[[tuple[Lack, ...]], None],
+) -> Machine:
     """Raises StaleCopy when the image was a copy of the cache that turned out to be wrong."""
     assert context.criu is not None
     folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
-    lacks: list[Lack] = []
     pid = 0
 
     def look(first: int) -> None:
         """All stands still: what CRIU does not bring back as it was is put right here, and nowhere else."""
         walls.seal(first)
+        found: tuple[Lack, ...] = ()
         if image.inventory is not None:
-            lacks.extend(standing.put_right(image.inventory, externals.freezer, first))
+            found = standing.put_right(image.inventory, externals.freezer, first)
         confirm()
+        differs(found)
 
     try:
         confirm = context.pages.begin(image.id, folder)
@@ -174,7 +191,7 @@ def _restored(
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         with launch.group(context.home, spec.name).first():
             pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
-        return Machine.adopt(context.home, spec, root, pid), tuple(lacks)
+        return Machine.adopt(context.home, spec, root, pid)
     except BaseException:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, spec.name)

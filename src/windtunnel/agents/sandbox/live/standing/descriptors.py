@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.model import LockStood, TimerStood
 from windtunnel.agents.sandbox.policy.standing import UNREAD
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
-GHOST = re.compile(r"\.cr\.[0-9a-f]+\.ghost(?= \(deleted\)$)")
+GHOST = re.compile(r"\.cr(\.[0-9a-f]+\.ghost|_link)(?= \(deleted\)$)")
 """What CRIU adds to the name of a deleted file when it brings it back."""
 Times = ctypes.c_long * 4
 """``struct itimerspec``: seconds and nanoseconds of the interval, and until it expires."""
@@ -125,8 +125,9 @@ def _add(found: Opened, number: int, link: str, info: str) -> None:
             case "clockid" | "ticks" | "settime flags" | "it_value" | "it_interval":
                 timer[name] = value
             case "tfd":
-                target, _, events, _, data, *_ = value.split()
-                words.append(f"waits for {target} ({int(events, 16) & ~ALWAYS:x} {data})")
+                # the number of one that was closed while the open file lives on is another one afterwards
+                _, _, events, _, data, *_ = value.split()
+                words.append(f"waits ({int(events, 16) & ~ALWAYS:x} {data})")
             case "inotify wd":
                 watch, *rest = value.split()
                 mask = next((word for word in rest if word.startswith("mask:")), "")

@@ -9,7 +9,7 @@ import termios
 from collections.abc import Mapping
 
 from windtunnel.agents.sandbox.live.criu import connections
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE, UNREAD
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, UNACCEPTED, UNREAD
 
 FAMILIES = {
     socket.AF_UNIX: "Unix",
@@ -64,7 +64,7 @@ def _state(plug: socket.socket) -> list[str]:
         words.append("listening")
         if plug.family in (socket.AF_INET, socket.AF_INET6):
             (waiting,) = _WAITING.unpack(plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))
-            words += [f"({waiting} not accepted)"] if waiting else []
+            words += [f"({waiting} {UNACCEPTED})"] if waiting else []
     if plug.type == socket.SOCK_DGRAM and plug.family in (socket.AF_INET, socket.AF_INET6):
         (unread,) = struct.unpack("i", fcntl.ioctl(plug, termios.FIONREAD, bytes(4)))
         words += [f"({unread} {UNREAD})"] if unread else []
