@@ -17,6 +17,7 @@ SECTIONS = {
     "recovery": "recovery.recovery_rows",
     "matrix": "matrix.run.matrix_rows",
     "kills": "kills.kills_rows",
+    "attacks": "attacks.attack_rows",
     "false-none": "volume.false_none_rows",
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",

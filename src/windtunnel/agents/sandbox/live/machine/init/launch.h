@@ -66,7 +66,7 @@ static void bind_over(const char *from, const char *to, unsigned long flags) {
     if (flags) must(CALL(mount, 0, to, 0, BIND | REMOUNT | flags, 0), to);
 }
 
-/* The list stays the same on every kernel where the file exists; launch.py has the masked ones, too. */
+/* The list stays the same on every kernel where the file exists; walls.py has the same lists. */
 static void harden_proc(const char *mask) {
     static const char *const read_only[] = {"/proc/sys",  "/proc/irq",    "/proc/bus",    "/proc/fs",
                                             "/proc/scsi", "/proc/acpi",   "/proc/driver", "/proc/asound",

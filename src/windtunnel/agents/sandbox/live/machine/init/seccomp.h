@@ -24,6 +24,7 @@
 #define REFUSE(code) (SECCOMP_RET_ERRNO | (code))
 #define NOT_PERMITTED 1
 #define NO_SUCH_CALL 38
+#define NO_SUCH_PROTOCOL 93
 
 static const uint16_t refused[] = {
     __NR_acct, __NR_add_key, __NR_bpf, __NR_clock_adjtime, __NR_clock_settime, __NR_delete_module,
@@ -72,10 +73,15 @@ static unsigned filter_program(struct sock_filter *program) {
     program[at++] = ANSWER(REFUSE(NO_SUCH_CALL));
     program[at++] = EQUALS(447, 1); /* memfd_secret */
     program[at++] = ANSWER(REFUSE(NO_SUCH_CALL));
-    program[at++] = EQUALS(__NR_socket, 5);
+    program[at++] = EQUALS(__NR_socket, 10);
     program[at++] = LOAD(args[0]);
-    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 40, 1, 0); /* vsock: reaches the hypervisor */
-    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 38, 0, 1); /* alg */
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 40, 6, 0); /* vsock: reaches the hypervisor */
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 38, 5, 0); /* alg */
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 16, 0, 5); /* netlink, which is not divided by sandboxes: */
+    program[at++] = LOAD(args[2]);
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 9, 1, 0);  /* lines of the host's audit log */
+    program[at++] = JUMP(BPF_JMP | BPF_JEQ | BPF_K, 15, 0, 2); /* events of the host's devices */
+    program[at++] = ANSWER(REFUSE(NO_SUCH_PROTOCOL));
     program[at++] = ANSWER(REFUSE(NOT_PERMITTED));
     program[at++] = ANSWER(SECCOMP_RET_ALLOW);
     program[at++] = EQUALS(__NR_ioctl, 9);
