@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ class Model(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
+        self.keys: list[str] = []
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -45,6 +47,7 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         self.server.asked += 1
+        self.server.keys.append(self.headers["authorization"])
         body = json.dumps({"choices": [{"message": {"content": str(self.server.asked)}}]}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -119,6 +122,42 @@ def test_a_reply_is_held_while_its_turn_cannot_be_kept(make: Callable[..., Any],
     assert ask(box, "second") == "2"
     assert (model.asked, box.turns) == (2, 2)
     assert box.log().checkpoints[-1].image is not None and box.info().lacks == ()
+
+
+def test_a_key_of_the_host_is_nowhere_but_at_the_model(
+    host: Any, make: Callable[..., Any], model: Model, tmp_path: Path
+) -> None:
+    key = f"sk-{secrets.token_hex(16)}"
+    file = tmp_path / "key"
+    file.write_text(key)
+    file.chmod(0o600)
+    upstream = f"http://127.0.0.1:{model.server_port}"
+    box = make(network="proxy", proxy_upstream=upstream, proxy_key_file=str(file))
+    assert ask(box, "first") == "1"
+    assert model.keys == [f"Bearer {key}"]
+    box.wait()
+    (fork,) = host.fork(box.name, 1)
+    assert ask(fork, "second") == "2"
+    assert model.keys == [f"Bearer {key}"] * 2
+    box.restore()
+    host.export(box.name, str(tmp_path / "out"))
+    taken = host.import_(str(tmp_path / "out"), "taken")
+    assert taken.spec.proxy_key_file == "", "another host's word for what is read of this one's files"
+    inside = (
+        "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; env; cat -- $(find /workspace /tmp /run /etc -type f)"
+    )
+    assert key.encode() not in box.run(f"{{ {inside}; }} 2>/dev/null", timeout=60).stdout
+    folders = (host.home.boxes, host.home.checkpoints, host.home.pages, tmp_path / "out")
+    own = [
+        "grep",
+        "-rlaF",
+        "--exclude=netns",
+        key,
+        *map(str, folders),
+        *map(str, host.home.path.glob("*.sqlite*")),
+    ]
+    found = subprocess.run(own, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (1, ""), found
 
 
 def test_forks_have_a_proxy_of_their_own(host: Any, make: Callable[..., Any], model: Model) -> None:

@@ -160,6 +160,8 @@ class SandboxSpec:
     """Base URL of the model API that the proxy forwards to, for ``network="proxy"``."""
     allow_less: bool = False
     """What cannot be kept or brought back stops nothing: it is told."""
+    proxy_key_file: str = ""
+    """File of the host that holds the key of that API; it is read at each request."""
 
 
 @dataclass(frozen=True)

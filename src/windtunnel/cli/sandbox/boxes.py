@@ -67,6 +67,10 @@ def create(
     allow_less: Annotated[
         bool, typer.Option("--allow-less", help="Of this sandbox, that something lacks is never an error.")
     ] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds that API's key, which the daemon adds; mode 600."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a sandbox and start it.
@@ -80,6 +84,8 @@ def create(
         raise UserError(f"sandbox create: --network {network!r} is not accepted; use off, host or proxy")
     if (network == "proxy") != bool(upstream):
         raise UserError("sandbox create: --network proxy and --upstream URL go together")
+    if key_file is not None and not upstream:
+        raise UserError("sandbox create: --key-file is for --network proxy and its --upstream URL")
     pid_limit = amount(pids, "--pids", "of at least 1", int)
     spec = SandboxSpec(
         name=checked_name(name),
@@ -96,6 +102,7 @@ def create(
         workdir=workdir,
         proxy_upstream=upstream,
         allow_less=allow_less,
+        proxy_key_file="" if key_file is None else str(key_file.absolute()),
     )
     with client(context) as daemon:
         info = daemon.create(spec).info()

@@ -385,6 +385,10 @@ class FakeHost:
         self.closed = True
 
 
+def opened(home: Path, report: Callable[[Any], None], kept: object) -> FakeHost:
+    return FakeHost(home, report)
+
+
 def facilities() -> list[Facility]:
     return [
         Facility("root", True, "uid 0", "sandboxes"),
@@ -424,7 +428,7 @@ def main() -> None:
             token=given.token,
             idle_seconds=given.idle,
             ready=lambda where: print(where, flush=True),
-            open_host=FakeHost,
+            open_host=opened,
             doctor=facilities,
         )
     except UserError as error:

@@ -26,6 +26,7 @@ from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live.daemon.server import held, is_loopback, listening, named_here
 from windtunnel.agents.sandbox.live.daemon.server import run as serve_home
+from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
@@ -35,14 +36,14 @@ TOKEN = "t0ken-of-the-test"
 
 @contextmanager
 def ended(home: Path) -> Iterator[None]:
-    """Kill the daemons that are started for ``home`` in the background."""
+    """End the daemons that are started for ``home`` in the background, and their watchdogs with them."""
     (home / "starts").touch()
     try:
         yield
     finally:
         for pid in (home / "starts").read_text().split():
             if FAKE[1].encode() in _command(int(pid)):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(int(pid), signal.SIGTERM)
 
 
 def _command(pid: int) -> bytes:
@@ -86,7 +87,7 @@ def test_a_client_outlives_its_daemon(daemon_home: Path, monkeypatch: pytest.Mon
         client.create(SandboxSpec("a"))
         pid = client.health().pid
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not launch.answers(daemon_home))
+        until(lambda: not Path(f"/proc/{pid}").exists())
         box = client.get("a")
         assert client.health().pid != pid
         assert box.run("echo hi").stdout == b"hi\n"
@@ -110,7 +111,7 @@ def test_what_is_left_of_a_socket_is_replaced_and_a_live_one_is_not(daemon_home:
     with fakehost.daemon(daemon_home) as process:
         started(process)
         assert path.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(UserError, match="answers on"), listening(daemon_home):
+        with pytest.raises(UserError, match="answers on"), listening(daemon_home, Kept(daemon_home)):
             pass
         with connect(daemon_home, start=False) as client:
             assert client.health().pid == process.pid
@@ -221,7 +222,7 @@ def test_http_under_a_foreign_name_is_refused(served: str) -> None:
 
 def test_http_without_a_token_or_beyond_this_machine_is_refused(daemon_home: Path) -> None:
     path = daemon_home / "daemon.sock"
-    serve = partial(serve_home, daemon_home, open_host=fakehost.FakeHost)
+    serve = partial(serve_home, daemon_home, open_host=fakehost.opened)
     with pytest.raises(UserError, match="needs a token"):
         serve(http=("127.0.0.1", 0))
     with pytest.raises(UserError, match="other machines"):

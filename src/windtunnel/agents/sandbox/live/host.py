@@ -49,6 +49,7 @@ from windtunnel.agents.sandbox.live.images import (
     import_checkpoint,
 )
 from windtunnel.agents.sandbox.live.inspect import Inspector
+from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.lacks import service_line
 from windtunnel.agents.sandbox.live.machine import Machine, launch
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
@@ -108,6 +109,7 @@ class Host:
         criu: bool = True,
         on_event: Callable[[Event], None] | None = None,
         on_request: Callable[[ProxyEvent], None] | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.home = Home((home or default_home()).absolute())
         self._rootless = launch.rootless()
@@ -144,7 +146,7 @@ class Host:
                 retention=retention or Retention(),
                 policy=policy,
                 in_use=[],
-                proxy=HostProxy(self.home, on_request),
+                proxy=HostProxy(self.home, on_request, kept or Kept(self.home.path)),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
             )

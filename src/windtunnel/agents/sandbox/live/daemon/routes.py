@@ -55,6 +55,7 @@ class SpecBody(Body):
     )
     proxy_upstream: str = Field("", description="Base URL of the model API, for the network 'proxy'.")
     allow_less: bool = Field(False, description="What cannot be kept or brought back stops nothing.")
+    proxy_key_file: str = Field("", description="File of the daemon's host that holds that API's key.")
 
     def spec(self) -> SandboxSpec:
         plain = self.model_dump()

@@ -32,9 +32,10 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from windtunnel.agents.sandbox.client.launch import answers, socket_of
+from windtunnel.agents.sandbox.client.launch import SOCKET, answers, socket_of
 from windtunnel.agents.sandbox.live.daemon.app import build_app, counted
 from windtunnel.agents.sandbox.live.daemon.service import LOG, Events, Service
+from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
@@ -58,7 +59,7 @@ def run(
     allow_remote: bool = False,
     idle_seconds: float | None = None,
     ready: Callable[[str], None] = lambda where: None,
-    open_host: Callable[[Path, Callable[[Event], None]], AnyHost] | None = None,
+    open_host: Callable[[Path, Callable[[Event], None], Kept], AnyHost] | None = None,
     doctor: Callable[[], list[Facility]] | None = None,
 ) -> None:
     """Be the daemon of ``home`` until told to end. Raises UserError where another one is.
@@ -79,9 +80,11 @@ def run(
     events = Events()
     with contextlib.ExitStack() as closing:
         closing.enter_context(held(home))
-        host = (open_host or real_host)(home, events.publish)
+        kept = Kept(home, supervised=True)
+        host = (open_host or real_host)(home, events.publish, kept)
         closing.callback(_closed, host)
-        local = closing.enter_context(listening(home))
+        local = closing.enter_context(listening(home, kept))
+        kept.settle()
         remote = closing.enter_context(_tcp(*http)) if http is not None else None
 
         async def life() -> None:
@@ -95,6 +98,7 @@ def run(
                 where.append(_url(remote))
             for address in where:
                 ready(address)
+            kept.ready()
             await _until_stopped(service, servers, idle_seconds)
 
         asyncio.run(life())
@@ -109,10 +113,10 @@ def _closed(host: AnyHost) -> None:
         LOG.error("the host did not close in %g s", CLOSE_SECONDS)
 
 
-def real_host(home: Path, on_event: Callable[[Event], None]) -> AnyHost:
+def real_host(home: Path, on_event: Callable[[Event], None], kept: Kept) -> AnyHost:
     from windtunnel.agents.sandbox.live.host import Host
 
-    return Host(home, on_event=on_event)
+    return Host(home, on_event=on_event, kept=kept)
 
 
 def real_doctor() -> list[Facility]:
@@ -262,20 +266,16 @@ def _server(app: ASGIApp) -> _Server:
 
 
 @contextlib.contextmanager
-def listening(home: Path) -> Iterator[socket.socket]:
-    """The listening Unix socket of ``home``, which only its owner reaches; one that a dead daemon left is
-    replaced."""
+def listening(home: Path, kept: Kept) -> Iterator[socket.socket]:
+    """The listening Unix socket of ``home``, which only its owner reaches: that of a dead daemon, with
+    all who wait there, where it was kept; one that was only left over is replaced."""
     path = socket_of(home)
-    if answers(home):
+    found = kept.take(SOCKET) if path.exists() else []
+    if not found and answers(home):
         raise UserError(f"sandbox: a daemon answers on {path} already; 'windtunnel sandbox down' ends it")
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen(1024)
+    with socket.socket(fileno=found[0]) if found else _bound(path) as listener:
+        if not found:
+            kept.keep(SOCKET, listener.fileno())
         inode = path.stat().st_ino
         try:
             yield listener
@@ -283,6 +283,22 @@ def listening(home: Path) -> Iterator[socket.socket]:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_ino == inode:
                     path.unlink()
+            kept.drop(SOCKET)
+
+
+def _bound(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
 
 
 @contextlib.contextmanager

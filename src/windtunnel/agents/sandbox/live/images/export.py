@@ -264,7 +264,8 @@ def _publish(
             id=id,
             box=name,
             parent=None,
-            spec=replace(old.spec, name=name),
+            # no file of this host is read, and sent to an upstream, because whoever exported it says so
+            spec=replace(old.spec, name=name, proxy_key_file=""),
             files=files,
             image=image,
             pinned=False,

@@ -13,11 +13,11 @@ from windtunnel.agents.sandbox.live.machine.channel import KEPT as CHANNEL_KEPT
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.machine.leftovers import Guard, collect, leftovers, wait_for_guard
 from windtunnel.agents.sandbox.live.machine.machine import Machine
-from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file
+from windtunnel.agents.sandbox.live.machine.network import addresses, listen_inside, netns_file, space
 from windtunnel.agents.sandbox.live.machine.state import shell_effect
 from windtunnel.agents.sandbox.model import Entry
 
 __all__ = [
     "CHANNEL_KEPT", "Cgroup", "Entry", "Group", "Guard", "Machine", "addresses", "collect", "launch",
-    "leftovers", "listen_inside", "netns_file", "shell_effect", "wait_for_guard", "walls",
+    "leftovers", "listen_inside", "netns_file", "shell_effect", "space", "wait_for_guard", "walls",
 ]  # fmt: skip

@@ -9,14 +9,18 @@ back.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.effects import Journal
-from windtunnel.agents.sandbox.live.machine import listen_inside
-from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning
+from windtunnel.agents.sandbox.live.kept import Kept
+from windtunnel.agents.sandbox.live.machine import listen_inside, space
+from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning, Upstream
+from windtunnel.agents.sandbox.live.model_proxy.key import read_key
 from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
 from windtunnel.agents.sandbox.live.model_proxy.target import checked_base
 from windtunnel.agents.sandbox.live.place import Home
@@ -24,6 +28,8 @@ from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base.errors import UserError
 
 PORT = 7080
+TAKEOVER = 5.0
+"""Seconds in which the watchdog of a daemon that ends lets go of the port."""
 JOURNAL = "effects.sqlite"
 ADDRESS = f"http://127.0.0.1:{PORT}"
 
@@ -31,15 +37,22 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 def with_address(spec: SandboxSpec) -> SandboxSpec:
     """``spec`` with the variables by which the usual client libraries find the proxy.
 
-    Raises UserError when the network is the proxy's alone and no upstream is named, or none that can be one.
+    Raises UserError when the network is the proxy's alone and no upstream is named, or none that
+    can be one; and when its key file cannot be used.
     """
     if spec.network != "proxy":
+        if spec.proxy_key_file:
+            raise UserError(f"sandbox {spec.name}: a key file is for network 'proxy'")
         return spec
     if not spec.proxy_upstream:
         raise UserError(
             f"sandbox {spec.name}: network 'proxy' needs proxy_upstream (--upstream), the model API's URL"
         )
     checked_base(spec.proxy_upstream)
+    if spec.proxy_key_file:
+        if not Path(spec.proxy_key_file).is_absolute():
+            raise UserError(f"sandbox {spec.name}: key file {spec.proxy_key_file!r} must be an absolute path")
+        read_key(Path(spec.proxy_key_file))
     addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}
     return replace(spec, environment={**addresses, **spec.environment})
 
@@ -47,8 +60,12 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
 class HostProxy:
     """Starts the model proxy when a sandbox needs one; does nothing for sandboxes that need none."""
 
-    def __init__(self, home: Home, on_event: Callable[[ProxyEvent], None] | None = None) -> None:
+    def __init__(
+        self, home: Home, on_event: Callable[[ProxyEvent], None] | None = None, kept: Kept | None = None
+    ) -> None:
         self._home = home
+        self._kept = kept or Kept(home.path)
+        self._listening: dict[str, str] = {}
         self._on_event = on_event or (lambda event: None)
         self._proxy: ModelProxy | None = None
         self._journal: Journal | None = None
@@ -75,19 +92,42 @@ class HostProxy:
         """
         if spec.network != "proxy":
             return
-        listener = listen_inside(netns, PORT)
+        listener = self._listener(box.name, netns)
         try:
             if box.name in self._served:
                 self.proxy().listen(box.name, listener)
             else:
-                self.proxy().serve(box, spec.proxy_upstream, listener=listener)
+                key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
+                upstream = Upstream(spec.proxy_upstream, key_file=key_file)
+                self.proxy().serve(box, upstream, listener=listener)
         except BaseException:
             listener.close()
             raise
         self._served.add(box.name)
 
+    def _listener(self, name: str, netns: Path) -> socket.socket:
+        """What listens in that namespace: the socket of an earlier process, with those who wait there, where
+        it was kept, else a new one."""
+        kept_as = f"listen.{space(netns)}.{name}"
+        found = self._kept.take(kept_as)
+        try:
+            listener = socket.socket(fileno=found[0]) if found else listen_inside(netns, PORT)
+        except MachineError:
+            # the watchdog of a daemon that ends just now holds the port still
+            if not self._kept.fetch(seconds=TAKEOVER):
+                raise
+            found = self._kept.take(kept_as)
+            listener = socket.socket(fileno=found[0]) if found else listen_inside(netns, PORT)
+        if kept_as != self._listening.get(name):
+            self._kept.drop(self._listening.get(name, ""))
+            if not found:
+                self._kept.keep(kept_as, listener.fileno())
+        self._listening[name] = kept_as
+        return listener
+
     def forget(self, name: str) -> None:
         """The sandbox is removed: another of its name is another one."""
+        self._kept.drop(self._listening.pop(name, ""))
         if name in self._served and self._proxy is not None:
             self._served.discard(name)
             self._proxy.forget(name)

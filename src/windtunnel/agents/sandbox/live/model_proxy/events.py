@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from windtunnel.agents.sandbox.live.model_proxy.classify import Kind
@@ -74,11 +75,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Upstream:
-    """A service that is forwarded to. ``headers`` are set on each request, over the agent's own: a key that
-    is given here is never seen inside the sandbox."""
+    """A service that is forwarded to. ``headers`` are set on each request, over the agent's own;
+    ``key_file`` is the file of this host that holds the API key. Neither is ever seen inside the sandbox."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key_file: Path | None = None
 
     def __post_init__(self) -> None:
         checked_base(self.url)

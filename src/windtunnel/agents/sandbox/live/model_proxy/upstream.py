@@ -23,7 +23,9 @@ import httpx
 
 from windtunnel.agents.sandbox.live.model_proxy.conversation import Entry, Headers, Reply
 from windtunnel.agents.sandbox.live.model_proxy.events import Bounds, Upstream
+from windtunnel.agents.sandbox.live.model_proxy.key import CREDENTIALS, key_header, read_key
 from windtunnel.agents.sandbox.live.model_proxy.target import checked_base, joined
+from windtunnel.base.errors import UserError
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 FORWARDED = frozenset({"forwarded", "via", "x-real-ip"})
@@ -67,8 +69,19 @@ def address(upstream: Upstream, target: str) -> tuple[str, dict[str, bytes]]:
 
 
 def request_headers(asking: Asking, upstream: Upstream) -> Headers:
+    """What goes to the upstream of an agent's headers, and what the host adds. Raises UpstreamFault where the
+    key cannot be read."""
     own = {name.lower(): value for name, value in upstream.headers.items()}
-    left = _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
+    replaced: frozenset[str] = frozenset()
+    if upstream.key_file is not None:
+        try:
+            key = read_key(upstream.key_file)
+        except UserError as error:
+            words = str(error).removeprefix("model proxy: ")
+            raise UpstreamFault(503, "key_unreadable", words, sent=False) from None
+        name, value = key_header(key, asking.route, frozenset(dict(asking.headers)))
+        own[name], replaced = value, CREDENTIALS
+    left = replaced | _named_in_connection(asking.headers) | {"host", "content-length", "expect"} | own.keys()
     kept = ((name, value) for name, value in asking.headers if name not in left and not _of_the_way(name))
     return (*kept, *own.items())
 
