@@ -16,7 +16,7 @@ from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.model import Inventory, LockStood, ProcessStood, TimerStood
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, unkept, who
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, differences, goes_on, who
 from windtunnel.linux import processes
 
 # a database whose shared index is mapped and locked, and a child that has copies of all descriptors
@@ -223,19 +223,6 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
         changed = replace(stood, timers=tuple(other if one is timer else one for one in stood.timers))
         found = differences(before, replace(before, processes=(*others, changed)))
         assert bool(found) == (not goes_on(timer))
-
-
-def test_what_no_restore_brings_back_is_told_beforehand() -> None:
-    facts = (
-        "sockets\tdescriptor 3\tIPv4 stream socket listening (2 not accepted) at 127.0.0.1:80, flags 2\n"
-        "descriptors\tdescriptor 4\tanon_inode:[eventfd], eventfd-count 3, eventfd-semaphore 1, flags 2\n"
-        "descriptors\tdescriptor 5\tanon_inode:[eventfd], eventfd-count 3, eventfd-semaphore 0, flags 2\n"
-        "processes\tparent\t1"
-    )
-    told = unkept(Inventory((ProcessStood(7, "server", facts),)))
-    assert [lack.what.partition(", ")[0] for lack in told] == [
-        "server (process 7 inside): descriptor 3", "server (process 7 inside): descriptor 4",
-    ]  # fmt: skip
 
 
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:

@@ -36,6 +36,7 @@ from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,
     ImagePart,
+    KindTried,
     Lack,
     Manifest,
     References,
@@ -44,6 +45,7 @@ from windtunnel.agents.sandbox.model import (
     TurnClass,
 )
 from windtunnel.agents.sandbox.policy import Keep, Settle
+from windtunnel.agents.sandbox.policy.kinds import beforehand
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
@@ -140,11 +142,12 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
     if keep.made is TurnClass.FILES:
         keep, files, freeze, left = _files(context, machine, order, shells)
     tries = 0
+    kinds = context.kinds() if image is not None or keep.made is TurnClass.FULL else ()
     while keep.made is TurnClass.FULL:
         tries += 1
         stood = _Stood()
         try:
-            files, image, freeze = _full(context, machine, order, shells, stood, tries)
+            files, image, freeze = _full(context, machine, order, shells, stood, kinds, tries)
             break
         except _Passing as passing:
             time.sleep(passing.pause)
@@ -171,7 +174,7 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
         image = None
         lacks += because(alone(machine, shells) if left is None else left, keep.lost)
     elif image is not None and image.inventory is not None:
-        lacks += standing.unkept(image.inventory)
+        lacks += beforehand(image.inventory, kinds)
     manifest = Manifest(
         id=order.id,
         box=name,
@@ -250,6 +253,7 @@ def _full(
     order: Order,
     shells: tuple[ShellState, ...],
     stood: _Stood,
+    kinds: tuple[KindTried, ...],
     tries: int,
 ) -> tuple[FilesPart, ImagePart, float]:
     """Raises CriuError when the processes cannot be dumped, and _Passing when they are to be dumped a little
@@ -272,10 +276,9 @@ def _full(
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
             before = machine.cgroup.pids()
             found = standing.inventory(before, machine.pid)
-            if unkept := standing.unkept(found):
-                settle = order.refused(tries, unkept)
-                if settle.answer == "retry":
-                    raise _Passing(settle.pause)
+            settle = order.refused(tries, beforehand(found, kinds))
+            if settle.answer == "retry":
+                raise _Passing(settle.pause)
             stood.alone, only = processes_alone(machine), alone(machine, shells)
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)

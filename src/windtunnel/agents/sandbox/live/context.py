@@ -23,7 +23,7 @@ from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
-from windtunnel.agents.sandbox.model import Event, SandboxSpec
+from windtunnel.agents.sandbox.model import Event, KindTried, SandboxSpec
 from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.base.errors import UserError
 
@@ -51,6 +51,8 @@ class Context:
     report: Callable[[Event], None]
     no_images: str
     """Why processes are not kept where ``criu`` is None."""
+    kinds: Callable[[], tuple[KindTried, ...]]
+    """What processes may hold, and whether this host brings it back; the first call may take seconds."""
 
     def log(self, box: str) -> SandboxLog:
         """The log of that sandbox, and what decides of it; with the empty name, of the host."""

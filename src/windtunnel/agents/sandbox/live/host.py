@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Literal
 
@@ -55,6 +56,7 @@ from windtunnel.agents.sandbox.live.machine import Machine, launch
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
+from windtunnel.agents.sandbox.live.probe import known as known_kinds
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
 from windtunnel.agents.sandbox.live.verify import verify
@@ -149,6 +151,7 @@ class Host:
                 proxy=HostProxy(self.home, on_request, kept or Kept(self.home.path)),
                 report=self._report,
                 no_images=NO_IMAGES if self._rootless else "CRIU is missing",
+                kinds=cache(lambda: tuple(known_kinds()) if with_images else ()),
             )
         except BaseException:
             self._lock_file.close()

@@ -29,12 +29,6 @@ UNREAD = "bytes not read"
 """In the value of a descriptor that holds some which a restore does not bring back."""
 UNACCEPTED = "not accepted"
 """In the value of a socket that listens, with connections that a restore does not bring back."""
-UNKEPT = {
-    UNREAD: "what waits there does not come back",
-    UNACCEPTED: "connections that wait there do not come back",
-    "eventfd-semaphore 1": "it comes back as one that is read whole",
-}
-"""What CRIU is known not to bring back, by words in the value, and why."""
 _COMMAND = 60
 _KINDS_OF_LOCK = {"POSIX": "POSIX lock", "OFDLCK": "OFD lock", "FLOCK": "flock", "LEASE": "lease"}
 
@@ -63,18 +57,6 @@ def differences(before: Inventory, after: Inventory) -> tuple[Lack, ...]:
             if one not in current.scheduled
         ]
     return tuple(found)
-
-
-def unkept(stood: Inventory) -> tuple[Lack, ...]:
-    """What of an inventory no restore will bring back, so that it is told when the image is taken."""
-    return tuple(
-        Lack(cast(LackKind, kind), f"{who(process)}: {name}, {value}", why)
-        for process in stood.processes
-        for words, why in UNKEPT.items()
-        if words in process.facts
-        for (kind, name), value in table(process.facts).items()
-        if kind in ("descriptors", "sockets") and words in value
-    )
 
 
 def who(stood: ProcessStood) -> str:

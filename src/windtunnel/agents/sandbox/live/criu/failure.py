@@ -256,7 +256,9 @@ RESTORE: tuple[tuple[str, str], ...] = (
 
 LINE = re.compile(r"^(?:pie: )?(?: *\d+: )?Error \((?P<where>[^)]*)\): (?P<text>.*)$")
 HARMLESS = re.compile(r"rlimit: Can't setup|cgroupd: recv req error|Dumping FAILED|Restoring FAILED")
-PID = re.compile(r"\(pid: (\d+)\)|mapping of (\d+)|(?:zombie|task|detach from|namespace for|PID) (\d+)")
+PID = re.compile(
+    r"\(pid: (\d+)\)|mapping of (\d+)|(?:zombie|task|detach from|namespace for|PID|ctty pid_real) (\d+)"
+)
 AFTERMATH = re.compile(
     r"Unable to detach|Unable to kill|failed with -\d|Unexpected (?:exit|child)|is trimmed"
 )

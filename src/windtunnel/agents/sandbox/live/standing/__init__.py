@@ -7,10 +7,10 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.standing.mend import mend
 from windtunnel.agents.sandbox.live.standing.read import inventory
 from windtunnel.agents.sandbox.model import Inventory, Lack
-from windtunnel.agents.sandbox.policy.standing import differences, unkept
+from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.linux.cgroup import pids_of
 
-__all__ = ["inventory", "put_right", "unkept"]
+__all__ = ["inventory", "put_right"]
 
 
 def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:

@@ -211,19 +211,28 @@ def inotify_of_deleted() -> Kind:
 
 def terminal() -> Kind:
     """A pseudo-terminal whose session is led by a child: settings, size, foreground, text under way."""
+    yield from _terminal(by_name=False)
+
+
+def terminal_by_name() -> Kind:
+    """A terminal that its session has open as /dev/tty."""
+    yield from _terminal(by_name=True)
+
+
+def _terminal(by_name: bool) -> Kind:
     master, slave = os.openpty()
 
     def session() -> None:
         os.setsid()
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
         os.close(master)
-        with open("/dev/tty", "rb+", buffering=0) as own:
-            os.tcsetpgrp(own.fileno(), os.getpgrp())
-            own.write(b"ready\n")
-            while line := own.readline():
-                own.write(b"<" + line.strip() + b">\n")
-                if line.strip() == b"end":
-                    return
+        os.tcsetpgrp(slave, os.getpgrp())
+        own = os.open("/dev/tty", os.O_RDWR) if by_name else slave
+        os.write(own, b"ready\n")
+        text = b""
+        while b"end\n" not in text:
+            text += os.read(own, 100)
+        os.write(own, b"<" + text.replace(b"\n", b"> <") + b">\n")
 
     leader = child(session)
     os.close(slave)
@@ -241,10 +250,10 @@ def terminal() -> Kind:
     expect("foreground", os.tcgetpgrp(master), leader)
     os.write(master, b"go on\nend\n")
     text = b""
-    while b"<end>" not in text:
+    while not text.endswith(b"\r\n"):
         readable(master, "the terminal")
         text += os.read(master, 100)
-    expect("what the session wrote", text.split(), [b"<go", b"on>", b"<end>"])
+    expect("what the session wrote", text.split(), [b"<go", b"on>", b"<end>", b"<>"])
     ended_well(leader, "the session's leader")
 
 
@@ -331,9 +340,9 @@ def fanotify() -> Kind:
     raise Wrong("it was not refused, and nothing says how to ask it")
 
 
-def _refused_call(number: int, *arguments: object) -> Kind:
+def _made_by(name: str, number: int, *arguments: object) -> Kind:
     """What a system call makes is held, and only that it is still there can be seen from here."""
-    made = must(libc.syscall(number, *arguments), f"system call {number}")
+    made = must(libc.syscall(number, *arguments), name)
     target = os.readlink(f"/proc/self/fd/{made}")
     yield
     expect("the descriptor", os.readlink(f"/proc/self/fd/{made}"), target)
@@ -341,24 +350,24 @@ def _refused_call(number: int, *arguments: object) -> Kind:
 
 def io_uring() -> Kind:
     """A ring of io_uring."""
-    yield from _refused_call(425, 8, ctypes.create_string_buffer(120))
+    yield from _made_by("io_uring_setup", 425, 8, ctypes.create_string_buffer(120))
 
 
 def userfaultfd() -> Kind:
     """A userfaultfd of the program's own."""
-    yield from _refused_call(323 if X86 else 282, 1)
+    yield from _made_by("userfaultfd", 323 if X86 else 282, 1)
 
 
 def perf_event() -> Kind:
     """A performance counter."""
     what = ctypes.create_string_buffer(struct.pack("IIQ", 1, 112, 0) + bytes(112))
-    yield from _refused_call(298 if X86 else 241, what, 0, -1, -1, 0)
+    yield from _made_by("perf_event_open", 298 if X86 else 241, what, 0, -1, -1, 0)
 
 
 def bpf_map() -> Kind:
     """A BPF map."""
     what = ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 8, 1, 0) + bytes(108))
-    yield from _refused_call(321 if X86 else 280, 0, what, 128)
+    yield from _made_by("bpf", 321 if X86 else 280, 0, what, 128)
 
 
 def landlock() -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -169,13 +170,19 @@ def system_v_semaphore() -> Kind:
     made = must(libc.semget(0, 2, 0o600 | 0o1000), "semget")
     must(libc.semctl(made, 0, 16, 5), "semctl")
     less = ctypes.create_string_buffer(struct.pack("Hhh", 1, -1, 0))
-    other = child(lambda: must(libc.semop(made, less, 1), "semop"))
+    other = child(lambda: _taken(made, less))
     yield
     expect("value", libc.semctl(made, 0, 12), 5)
     more = ctypes.create_string_buffer(struct.pack("Hhh", 1, 1, 0))
     must(libc.semop(made, more, 1), "semop")
     ended_well(other, "the process that waits")
     libc.semctl(made, 0, 0)
+
+
+def _taken(made: int, less: ctypes.Array[ctypes.c_char]) -> None:
+    """Linux may end this call by a stop of the process (signal(7)), so it is made until it succeeds."""
+    while libc.semop(made, less, 1) < 0:
+        expect("semop", ctypes.get_errno(), errno.EINTR)
 
 
 def system_v_semaphore_undo() -> Kind:
