@@ -220,6 +220,24 @@ def test_rows_of_the_overhead_hold_every_policy() -> None:
     assert rows["checkpoints that ended within the think time, semantic"].measured == 0.5
 
 
+def test_what_hid_behind_the_thinking_is_told_for_each_number_of_sandboxes() -> None:
+    batches = {
+        "no checkpoints": [Batch([Ran(10.0)] * 4, 1)],
+        "semantic": [
+            Batch(
+                [Ran(10.1, waits=[0.0], covered=[True, True, True, False], jobs=[0.1, 0.3])] * 3
+                + [Ran(12.0)],
+                1,
+            )
+        ],
+    }
+    inside, more = overhead.thought(batches, 4, "quiet")
+    assert inside.measured == 0.75 and "12 checkpoints" in inside.note and inside.met is None
+    assert more.measured == pytest.approx(0.01) and more.met and more.name.endswith("4 sandboxes")
+    (_, worse) = overhead.thought({**batches, "semantic": [Batch([Ran(10.2)] * 4, 1)]}, 4, "quiet")
+    assert worse.measured == pytest.approx(0.02) and worse.met is False
+
+
 @given(st.floats(0.5, 200.0), st.integers(0, 20))
 def test_a_session_is_cut_where_its_think_times_reach_the_length(think: float, seed: int) -> None:
     trace = generate(24, seed=seed)

@@ -14,6 +14,8 @@ SECTIONS = {
     "freeze": "latency.freeze_rows",
     "fork": "latency.fork_rows",
     "peer": "latency.peer_rows",
+    "calls": "calls.calls_rows",
+    "loaded": "calls.loaded_rows",
     "recovery": "recovery.recovery_rows",
     "matrix": "matrix.run.matrix_rows",
     "kills": "kills.kills_rows",
@@ -22,6 +24,7 @@ SECTIONS = {
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",
     "overhead": "overhead.overhead_rows",
+    "thinking": "overhead.thinking_rows",
     "twin": "overhead.twin_rows",
 }
 

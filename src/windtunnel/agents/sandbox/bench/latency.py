@@ -92,7 +92,7 @@ def fork_rows(quick: bool) -> Iterator[Row]:
                 source="" if lazy else "arXiv 2604.28138, the mean",
                 target="" if lazy else "<= 88 ms",
                 met=None if lazy else middle <= FORK,
-                note=f"median of {times}; {_around(ready)}; {busy}",
+                note=f"median of {times}; {around(ready)}; {busy}",
             )
             yield Row(
                 "fork",
@@ -109,7 +109,7 @@ def fork_rows(quick: bool) -> Iterator[Row]:
             "restore of a warm checkpoint",
             "s",
             measured=statistics.median(seconds),
-            note=f"median of {times}, from the sandbox's death to its going on; {_around(seconds)}",
+            note=f"median of {times}, from the sandbox's death to its going on; {around(seconds)}",
         )
 
 
@@ -134,25 +134,26 @@ def freeze_rows(quick: bool) -> Iterator[Row]:
         measured=middle,
         target="<= 60 ms",
         met=middle <= FREEZE,
-        note=f"shell and web server, median of {times}; {_around(frozen)}; {busy}",
+        note=f"shell and web server, median of {times}; {around(frozen)}; {busy}",
     )
     yield Row(
         "freeze",
         "full checkpoint until it is safe",
         "s",
         measured=statistics.median(total),
-        note=_around(total),
+        note=around(total),
     )
     yield Row(
         "freeze",
         "decision of a turn's class",
         "s",
         measured=statistics.median(decided),
-        note=_around(decided),
+        note=around(decided),
     )
 
 
-def _around(seconds: list[float]) -> str:
+def around(seconds: list[float]) -> str:
+    """The least of them and their 95th percentile, in words."""
     return f"least {min(seconds) * 1e3:.1f} ms, 95th percentile {spread(seconds).p95 * 1e3:.1f} ms"
 
 
