@@ -177,6 +177,8 @@ class TurnResult:
     seconds: float
     ended: Literal["exit", "timeout", "cancelled", "shell-died", "sandbox-died"] = "exit"
     note: str = ""
+    tails: tuple[str, ...] = ()
+    """Outputs of which only the end is here: they were passed on whole while the command ran."""
 
     @property
     def text(self) -> str:
@@ -454,11 +456,12 @@ class RestoreReport:
 @dataclass(frozen=True)
 class Saved:
     """What a notice has made of one sandbox. ``checkpoint``: the newest one, which covers its state now but
-    for ``lacks``; ``whole``: where something lacks, the newest one before, which has its processes.
-    ``fault``: why there is no checkpoint of its state now, in words."""
+    for ``lacks`` (``less``: which is an error); ``whole``: where something lacks, the newest one before,
+    which has its processes. ``fault``: why there is no checkpoint of its state now, in words."""
 
     checkpoint: str
     lacks: tuple[Lack, ...] = ()
+    less: bool = False
     whole: str = ""
     fault: str = ""
 

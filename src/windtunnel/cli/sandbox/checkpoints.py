@@ -210,7 +210,7 @@ def notice(
             lacking(saved.lacks)
             if saved.fault or saved.whole:
                 typer.echo(f"  whole: {saved.whole or saved.checkpoint}")
-    less = [name for name, saved in outcome.items() if saved.fault or saved.lacks]
+    less = [name for name, saved in outcome.items() if saved.fault or saved.less]
     if less and not allow_less:
         raise LessError(f"notice: not all is kept of {', '.join(less)}; --allow-less takes it as it is")
 

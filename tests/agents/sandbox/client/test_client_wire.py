@@ -67,7 +67,8 @@ def test_what_was_passed_on_is_not_kept() -> None:
         assert len(collector.outputs["stdout"]) <= 2 * TAIL
     collector.take(output_line("stdout", b"end"))
     collector.take(result_line(TurnResult(b"", b"", 0, 0.1), {"stdout": 1_000_003, "stderr": 0}, None))
-    assert len(collector.complete().stdout) == TAIL
+    result = collector.complete()
+    assert (len(result.stdout), result.tails, result.note) == (TAIL, ("stdout",), "")
     assert collector.complete().stdout.endswith(b"xend")
 
 

@@ -172,15 +172,12 @@ class FakeBox:
                 assert pipe is not None
                 pipe.close()
             seconds = time.monotonic() - begin
-            out, err = bytes(outputs["stdout"]), bytes(outputs["stderr"])
-            note = ""
-            if on_output is not None and max(len(out), len(err)) > TAIL:  # as the real host does
-                out, err, note = (
-                    out[-TAIL:],
-                    err[-TAIL:],
-                    f"of stdout, which was passed on whole, {TAIL} are here",
-                )
-            return TurnResult(out, err, code if ended == "exit" else None, seconds, ended, note)  # type: ignore[arg-type]
+            out, err, tails = bytes(outputs["stdout"]), bytes(outputs["stderr"]), ()
+            if on_output is not None:  # as the real host does
+                tails = tuple(name for name, data in outputs.items() if len(data) > TAIL)
+                out, err = out[-TAIL:], err[-TAIL:]
+            status = code if ended == "exit" else None
+            return TurnResult(out, err, status, seconds, ended, "", tails)  # type: ignore[arg-type]
 
     def put(self, path: str, data: bytes | IO[bytes], mode: int = 0o644) -> None:
         target = self.path(path)
@@ -372,7 +369,7 @@ class FakeHost:
 
     def notice(self, seconds: float) -> dict[str, Saved]:
         made = {name: box.checkpoint("notice", allow_less=True) for name, box in self._boxes.items()}
-        return {name: Saved(one.id, one.lacks) for name, one in made.items()}
+        return {name: Saved(one.id, one.lacks, bool(one.lacks)) for name, one in made.items()}
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)

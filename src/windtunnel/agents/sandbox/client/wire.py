@@ -196,4 +196,6 @@ class Collector:
             raise SandboxError("part of the command's output was lost between the daemon and here")
         first = None if self._on_output is None else -TAIL
         stdout, stderr = (bytes(kept[first:]) for kept in self.outputs.values())
-        self.result = TurnResult(stdout=stdout, stderr=stderr, **ended)
+        passed_on = self._on_output is not None
+        tails = tuple(name for name, count in self.counts.items() if passed_on and count > TAIL)
+        self.result = TurnResult(stdout=stdout, stderr=stderr, tails=tails, **ended)

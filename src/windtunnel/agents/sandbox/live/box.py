@@ -484,6 +484,14 @@ class Box:
         asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._allows())
         return self._log.decide(asked).answer == "deliver"
 
+    def refuses(self, manifest: Manifest) -> bool:
+        """Whether the policy says that what a checkpoint lacks is an error."""
+        try:
+            self._held(manifest, allow_less=False)
+        except LessError:
+            return True
+        return False
+
     def _allows(self) -> bool:
         return self.spec.allow_less or self._allowed == self._record.turns
 

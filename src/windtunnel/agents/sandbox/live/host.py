@@ -329,7 +329,7 @@ class Host:
                     raise SandboxError("no time is left")
                 made = box.save(planned.most)
                 whole = before if made.lacks and made.id != before else ""
-                outcome[box.name] = Saved(made.id, made.lacks, whole)
+                outcome[box.name] = Saved(made.id, made.lacks, box.refuses(made), whole)
             except Exception as error:
                 outcome[box.name] = Saved(box.tip, fault=str(error))
 

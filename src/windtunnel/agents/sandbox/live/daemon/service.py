@@ -319,13 +319,13 @@ async def lines(execution: Execution) -> AsyncIterator[bytes]:
 
 
 def _told_result(execution: Execution) -> TurnResult:
-    """The result with notes that are right for somebody who read the whole stream."""
-    assert execution.result is not None
-    # The host says that its result holds only the end of what it passed on; the reader has all of it.
-    notes = [note for note in execution.result.note.split("; ") if note and "was passed on whole" not in note]
-    if execution.dropped:
-        notes.append(f"{execution.dropped} bytes of output were dropped: the reader was too slow")
-    return replace(execution.result, note="; ".join(notes))
+    """The result, as it is for whoever read the stream."""
+    result = execution.result
+    assert result is not None
+    if not execution.dropped:
+        return result
+    dropped = f"{execution.dropped} bytes of output were dropped: the reader was too slow"
+    return replace(result, note="; ".join(filter(None, (result.note, dropped))))
 
 
 class Events:

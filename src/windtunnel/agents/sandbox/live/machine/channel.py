@@ -318,22 +318,23 @@ class Outputs:
                 self._tails[stream] = (self._tails[stream] + piece)[-TAIL:]
                 self._on_output(stream, piece)
 
-    def result(self) -> tuple[bytes, bytes, list[str]]:
-        """Both outputs as they are now, and notes on what is not in them."""
+    def result(self) -> tuple[bytes, bytes, list[str], list[str]]:
+        """Both outputs as they are now, notes on what is not in them, and `TurnResult.tails`."""
         self.pass_on()
         notes: list[str] = []
+        tails: list[str] = []
         found: list[bytes] = []
         for stream, file in self._files.items():
             size = os.fstat(file).st_size
             if self._on_output is not None:
                 found.append(self._tails[stream])
                 if self._read[stream] > TAIL:
-                    notes.append(f"of {stream}, which was passed on whole, the last {TAIL} bytes are here")
+                    tails.append(stream)
                 continue
             found.append(_read(file, min(size, WHOLE)))
             if size > WHOLE:
                 notes.append(f"{stream} has {size} bytes, of which the first {WHOLE} are here")
-        return found[0], found[1], notes
+        return found[0], found[1], notes, tails
 
     def close(self) -> None:
         for file in self._files.values():

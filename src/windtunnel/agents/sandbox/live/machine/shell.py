@@ -220,9 +220,10 @@ class Shell:
                 notes += self._cut(token, command, before, since_boot, kept)
             elif ended in ("exit", "shell-died") and self.pid == 0:
                 notes += self._again(kept or self.state())
-            out, err, more = outputs.result()
+            out, err, more, tails = outputs.result()
             seconds = time.monotonic() - begin
-            return TurnResult(out, err, status, seconds, ended, "; ".join((*healed, *notes, *more)))
+            note = "; ".join((*healed, *notes, *more))
+            return TurnResult(out, err, status, seconds, ended, note, tuple(tails))
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be reached: {error.strerror}") from error
         finally:
