@@ -110,13 +110,16 @@ class Stopped:
     def step(self) -> None:
         """Execute one instruction."""
         self._deadline = time.monotonic() + _STEP_SECONDS
-        _ptrace(_STEP, self.thread)
-        self._halted = False
-        event, number = self._wait()
-        if event or number != signal.SIGTRAP:
-            # only signals that cannot be held back come here: pass them on at the end
+        while True:
+            _ptrace(_STEP, self.thread)
+            self._halted = False
+            event, number = self._wait()
+            if not event and number == signal.SIGTRAP:
+                return
+            # only what cannot be held back comes here; it is passed on at the end
             self._signal = 0 if event else number
-            raise LinuxError("a signal came in between")
+            if self._signal != signal.SIGSTOP:
+                raise LinuxError("a signal came in between")
 
     def close(self) -> None:
         if not self._halted:

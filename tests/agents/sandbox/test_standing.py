@@ -44,6 +44,7 @@ c = os.open('/workspace/flocked', os.O_RDWR | os.O_CREAT); fcntl.flock(c, fcntl.
 if os.fork() == 0:
     lock(a, 6, fcntl.F_WRLCK, 120, 10); lock(a, 6, fcntl.F_RDLCK, 100, 10)
     os.open('/workspace/locked', os.O_RDONLY); open('/workspace/ready', 'w').close()
+    os.kill(os.getpid(), signal.SIGSTOP)  # one that stands has to lock, too
 while True: signal.pause()
 """
 # each clock and form of timer, all of them faster than a dump; what has expired is counted and told
