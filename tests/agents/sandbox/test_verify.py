@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.agents.sandbox.errors import SandboxError
+from windtunnel.agents.sandbox.live.verify import verify
 from windtunnel.base.errors import UserError
 
 pytestmark = pytest.mark.root
@@ -58,13 +59,23 @@ def test_flipped_bytes_are_found_told_and_not_built_upon(host: Any, make: Callab
     with pytest.raises(SandboxError, match=rf"{flipped.id}.* damaged.*{whole.id}, .* is whole"):
         box.restore()
 
-    box.restore(whole.id)
+    # a copy in the cache that rots, which moves no time, is noticed before anything runs on it
+    copy = max((host.home.pages / "raw" / whole.image.id).iterdir(), key=lambda file: file.stat().st_size)
+    stamps = copy.stat()
+    rotten = os.urandom(16)
+    write(copy, stamps.st_size // 2, rotten)
+    os.utime(copy, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    assert not [lack for lack in box.restore(whole.id).lacks if lack.kind == "processes"]
+    assert "os.urandom(3000000)" in " ".join(box.info().processes)
+    assert rotten not in copy.read_bytes()
     box.run(HOLDS.format(500_000) + READY)
     after = box.checkpoint(full=True)
     assert [one.checkpoint for one in host.verify(box.name).damaged] == [flipped.id]
     assert box.restore().checkpoint == after.id
     with pytest.raises(UserError, match="'nothing' is not known"):
         host.verify("nothing")
+    gone = verify(host.context, ["20200101-000000-abcdef"])
+    assert gone.checkpoints == gone.damaged == (), "one that is dropped meanwhile is not damaged"
 
 
 def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callable[..., Any]) -> None:

@@ -64,6 +64,17 @@ def test_a_pack_that_was_put_right_serves_again(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "a")
 
 
+def test_what_was_damaged_is_forgotten_with_its_pack(tmp_path: Path) -> None:
+    store = PageStore(tmp_path / "store")
+    store.keep("a", image(tmp_path / "a", 1, 2, 3))
+    pack = pack_of(tmp_path / "store", "a")
+    flipped(pack, 1000)
+    assert store.verify("a") and pack.stem in (tmp_path / "store" / "damaged.json").read_text()
+    store.drop("a")
+    store.collect([])
+    assert (tmp_path / "store" / "damaged.json").read_text() == "{}"
+
+
 def test_a_copy_that_rots_in_the_cache_is_noticed_and_dropped(tmp_path: Path) -> None:
     store, right = PageStore(tmp_path / "store"), content(image(tmp_path / "a", 1, 2, 3))
     store.keep("a", tmp_path / "a")

@@ -19,21 +19,27 @@ def verify(context: Context, ids: Iterable[str]) -> VerifyReport:
     """Look at these checkpoints, and at those before damaged ones until a whole one is found."""
     begin = time.monotonic()
     wanted = list(ids)
-    known, unreadable = _manifests(context)
-    chosen = [known[id] for id in wanted if id in known]
-    right, scrubbed = context.pool.scrubbed()
-    found, read = _damage(context, chosen, files=not right)
-    damaged = []
-    for id in wanted:
-        words = [unreadable[id]] if id in unreadable else found.get(id, [])
-        if words:
-            manifest = known.get(id)
-            box, turn = (manifest.box, manifest.turn) if manifest else ("", 0)
-            instead = whole_before(context, manifest, known, found, files=not right) if manifest else ""
-            damaged.append(Damage(id, box, turn, tuple(words), instead))
-    files = context.pool.vouched
+    # what is looked at is not dropped meanwhile, as what is being restored is not
+    context.in_use.extend(wanted)
+    try:
+        known, unreadable = _manifests(context)
+        chosen = [known[id] for id in wanted if id in known]
+        right, scrubbed = context.pool.scrubbed()
+        found, read = _damage(context, chosen, files=not right)
+        damaged = []
+        for id in wanted:
+            words = [unreadable[id]] if id in unreadable else found.get(id, [])
+            if words:
+                manifest = known.get(id)
+                box, turn = (manifest.box, manifest.turn) if manifest else ("", 0)
+                instead = whole_before(context, manifest, known, found, files=not right) if manifest else ""
+                damaged.append(Damage(id, box, turn, tuple(words), instead))
+    finally:
+        for id in wanted:
+            context.in_use.remove(id)
     seconds = time.monotonic() - begin
-    return VerifyReport(tuple(wanted), tuple(damaged), scrubbed + read, files, seconds)
+    looked_at = tuple(id for id in wanted if id in known or id in unreadable)
+    return VerifyReport(looked_at, tuple(damaged), scrubbed + read, context.pool.vouched, seconds)
 
 
 def whole_before(
@@ -67,7 +73,8 @@ def _manifests(context: Context) -> tuple[dict[str, Manifest], dict[str, str]]:
         try:
             known[id] = context.manifests.load(id, cold=True)
         except ObjectError as error:
-            unreadable[id] = str(error)
+            if id in context.manifests.ids():  # else it was dropped just now
+                unreadable[id] = str(error)
     return known, unreadable
 
 

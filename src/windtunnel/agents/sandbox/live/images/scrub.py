@@ -110,6 +110,14 @@ class Damaged:
             atomic.replace(self._file, json.dumps(known).encode())
             return True
 
+    def keep_only(self, packs: set[str]) -> None:
+        """Forget what was found of packs that are gone. Raises OSError."""
+        with self._lock:
+            known = {pack: found for pack, found in self._packs.items() if pack in packs}
+            if known != self._packs:
+                self._packs = known
+                atomic.replace(self._file, json.dumps(known).encode())
+
     def pages(self, pack: str) -> list[int] | None:
         """Damaged pages of a pack; None: all."""
         return self._packs.get(pack, ("", []))[1]

@@ -182,6 +182,7 @@ class PageStore:
                 self._advance()
                 freed = writer.sweep(self._folder)
                 self._unchanged.forget()
+                self._damaged.keep_only({path.stem for path in self._folder.glob("*.pack")})
             self._raw.forget_all_but(set(self.ids()))
             return freed
 
