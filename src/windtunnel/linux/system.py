@@ -17,12 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
 NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH, IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 """How openat2(2) resolves a path."""
 TMPFS, BTRFS, NSFS = 0x01021994, 0x9123683E, 0x6E736673
 """Kinds of file systems, as `file_system` tells them."""
 _OPENAT2, _PIDFD_GETFD = 437, 438
+_PUNCH_HOLE = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE."""
 _BPF = 321 if platform.machine() == "x86_64" else 280
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -70,6 +73,14 @@ def open_inside(root: int, path: str | bytes, flags: int, mode: int = 0, *, reso
     if got < 0:
         raise OSError(code, os.strerror(code), path)
     return int(got)
+
+
+def punch_hole(descriptor: int, start: int, end: int) -> None:
+    """Give back the room of a file's bytes; its size stays. What the file system cannot give back stays."""
+    if end > start and libc.fallocate(descriptor, _PUNCH_HOLE, start, end - start) < 0:
+        code = ctypes.get_errno()
+        if code != errno.EOPNOTSUPP:
+            raise OSError(code, os.strerror(code), f"descriptor {descriptor}")
 
 
 def copied_descriptor(pidfd: int, number: int) -> int:

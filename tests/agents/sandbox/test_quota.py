@@ -12,6 +12,7 @@ import pytest
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live import context
 from windtunnel.agents.sandbox.live.context import disk_limit_of
+from windtunnel.agents.sandbox.live.files import btrfs_pool
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit
@@ -114,3 +115,23 @@ def test_below_the_hosts_reserve_nothing_is_made(
     disk.free += 1
     box.run("echo more >>/workspace/file")
     assert box.checkpoint().id != kept.id
+
+
+def test_outputs_have_a_bound_of_their_own(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(btrfs_pool, "CHANNEL_MOST", 16 << 20)
+    box = make()
+    cut = box.run("head -c 64M /dev/zero")
+    assert cut.exit_code == 1 and "cut" in cut.note and 8 << 20 < len(cut.stdout) < 17 << 20
+    whole = box.run("echo whole")
+    assert (whole.stdout, whole.note, whole.exit_code) == (b"whole\n", "", 0)
+    # what was left running may say as much as it likes
+    box.run("yes & until ! kill -0 $! 2>/dev/null; do sleep 0.01; done", timeout=0.5)
+    heard = 0
+
+    def listen(stream: str, data: bytes) -> None:
+        nonlocal heard
+        heard += len(data)
+
+    paced = "for i in $(seq 24); do head -c 1M /dev/zero; read -t 0.03 <> <(:); done"
+    assert box.run(paced, on_output=listen).tails == ("stdout",)
+    assert heard == 24 << 20, "more than there is room for at once"

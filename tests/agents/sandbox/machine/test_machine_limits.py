@@ -81,8 +81,8 @@ def test_leftovers_are_found_and_removed(home: Home, start: Callable[..., Machin
     box.close()  # as after a kill -9 of the daemon
     assert leftovers(home, ["kept", "lost"]) == []
     found = leftovers(home, ["kept"])
-    assert len(found) == 3 and all("lost" in line or "device" in line for line in found)
-    assert len(collect(home, ["kept"])) == 3
+    assert len(found) == 4 and all("lost" in line or "device" in line for line in found)
+    assert len(collect(home, ["kept"])) == 4
     assert leftovers(home, ["kept"]) == []
     left = look(pid)
     assert left is None or left.state in "ZX"

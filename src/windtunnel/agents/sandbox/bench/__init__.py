@@ -20,6 +20,7 @@ SECTIONS = {
     "matrix": "matrix.run.matrix_rows",
     "kills": "kills.kills_rows",
     "attacks": "attacks.attack_rows",
+    "quota": "quota.quota_rows",
     "false-none": "volume.false_none_rows",
     "bytes": "volume.bytes_rows",
     "shares": "volume.shares_rows",

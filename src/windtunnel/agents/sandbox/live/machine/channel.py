@@ -38,7 +38,7 @@ from windtunnel.agents.sandbox.live.files.tree import remove
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.place import CHANNEL
 from windtunnel.base.atomic import write_all
-from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside
+from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
 
 
 @contextlib.contextmanager
@@ -49,6 +49,11 @@ def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+BALLAST = "ballast"
+BALLAST_BYTES = 4 * 2**20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Folder:
@@ -115,6 +120,25 @@ class Folder:
         finally:
             os.close(descriptor)
 
+    def ballast(self) -> None:
+        """Room that is taken, so that it can be given back where there is none: to remove a file always
+        works. Raises OSError."""
+        held = self.fresh(BALLAST)
+        try:
+            os.posix_fallocate(held, 0, BALLAST_BYTES)
+        finally:
+            os.close(held)
+
+    def dry(self, name: str) -> None:
+        """Give back the room of the regular file ``name``, which keeps its size. Raises OSError."""
+        descriptor = self.open(name, os.O_WRONLY)
+        try:
+            about = os.fstat(descriptor)
+            if stat.S_ISREG(about.st_mode) and about.st_blocks:
+                punch_hole(descriptor, 0, about.st_size)
+        finally:
+            os.close(descriptor)
+
     def fifo(self, name: str) -> int:
         """Make the FIFO ``name`` anew and open it for both directions."""
         self.remove(name)
@@ -177,7 +201,7 @@ def kept(channel: Path) -> bytes:
             f"/{CHANNEL} holds {size >> 20} MiB that a command put there; only the host should: remove them"
         )
     out = io.BytesIO()
-    send_tree(channel, out, hollow=lambda path: OUTPUT.fullmatch(path) is not None)
+    send_tree(channel, out, hollow=lambda path: path == BALLAST or OUTPUT.fullmatch(path) is not None)
     return out.getvalue()
 
 
@@ -188,6 +212,11 @@ def lay(file: Path, channel: Path) -> None:
         remove(entry)
     with file.open("rb") as source:
         receive_tree(channel, source)
+    folder = Folder.at(channel)
+    try:
+        folder.ballast()
+    finally:
+        folder.close()
 
 
 def read_up_to(descriptor: int, limit: int) -> bytes:
@@ -276,7 +305,7 @@ class Answers:
 
 
 WHOLE = 256 * 2**20
-"""Bytes of each output that a result holds at most."""
+"""Bytes of each output that a result holds at most; what comes after them is given back while it runs."""
 TAIL = 64 * 2**10
 """Bytes of each output that a result holds of a command whose output was passed on while it ran."""
 PIECE = 2**20
@@ -288,6 +317,9 @@ class Outputs:
     """Standard output and standard error of the command ``token`` of one shell."""
 
     def __init__(self, folder: Folder, token: str, on_output: OnOutput | None) -> None:
+        self._folder = folder
+        self.cut = False
+        """Whether what the command wrote last is not here; known with the result."""
         self.names = {"stdout": f"out.{token}", "stderr": f"err.{token}"}
         self._files: dict[str, int] = {}
         self._read = {"stdout": 0, "stderr": 0}
@@ -304,12 +336,19 @@ class Outputs:
     def listened(self) -> bool:
         return self._on_output is not None
 
+    @property
+    def large(self) -> bool:
+        """Whether it grows so fast that it has to be looked at more often."""
+        return any(os.fstat(file).st_blocks * 512 > WHOLE // 4 for file in self._files.values())
+
     def pass_on(self) -> None:
-        """Give what is new to the listener, in pieces; memory stays bounded."""
-        if self._on_output is None:
-            return
+        """Give what is new to the listener, in pieces; memory and the room in the channel stay bounded."""
         for stream, file in self._files.items():
-            end = os.fstat(file).st_size
+            end, begin = os.fstat(file).st_size, self._read[stream]
+            if self._on_output is None:
+                self._read[stream] = max(end, WHOLE)
+                punch_hole(file, max(begin, WHOLE), end)
+                continue
             while self._read[stream] < end:
                 piece = os.pread(file, min(PIECE, end - self._read[stream]), self._read[stream])
                 if not piece:
@@ -317,6 +356,22 @@ class Outputs:
                 self._read[stream] += len(piece)
                 self._tails[stream] = (self._tails[stream] + piece)[-TAIL:]
                 self._on_output(stream, piece)
+            punch_hole(file, begin, self._read[stream])
+
+    def _filled(self) -> bool:
+        """Whether there is no room for more in the channel."""
+        if sum(os.fstat(file).st_blocks for file in self._files.values()) * 512 < PIECE:
+            return False
+        try:
+            probe = self._folder.fresh("probe")
+            try:
+                os.posix_fallocate(probe, 0, PIECE)
+            finally:
+                os.close(probe)
+                self._folder.remove("probe")
+        except OSError as error:
+            return error.errno in FULL
+        return False
 
     def result(self) -> tuple[bytes, bytes, list[str], list[str]]:
         """Both outputs as they are now, notes on what is not in them, and `TurnResult.tails`."""
@@ -334,6 +389,9 @@ class Outputs:
             found.append(_read(file, min(size, WHOLE)))
             if size > WHOLE:
                 notes.append(f"{stream} has {size} bytes, of which the first {WHOLE} are here")
+        self.cut = self._filled()
+        if self.cut:
+            notes.append("the output is cut: it filled all the room that there is for outputs")
         return found[0], found[1], notes, tails
 
     def close(self) -> None:

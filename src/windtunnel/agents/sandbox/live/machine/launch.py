@@ -159,6 +159,7 @@ def _lay_channel(spec: SandboxSpec, where: Path, folder: Path) -> None:
     try:
         channel.write("init", PROGRAM.locate().read_bytes(), 0o500)
         os.close(channel.fifo("requests"))
+        channel.ballast()
     except OSError as error:
         raise MachineError(f"the sandbox's channel could not be made: {error.strerror}") from error
     finally:

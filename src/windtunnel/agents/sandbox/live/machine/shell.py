@@ -17,7 +17,16 @@ import time
 from typing import Literal
 
 from windtunnel.agents.sandbox.errors import MachineError
-from windtunnel.agents.sandbox.live.machine.channel import Answers, Folder, Init, OnOutput, Outputs
+from windtunnel.agents.sandbox.live.machine.channel import (
+    BALLAST,
+    FULL,
+    OUTPUT,
+    Answers,
+    Folder,
+    Init,
+    OnOutput,
+    Outputs,
+)
 from windtunnel.agents.sandbox.live.machine.state import (
     State,
     capture_script,
@@ -103,7 +112,7 @@ class Shell:
             self._folder.write("born", f"{self.inner} {self.program} {self._mark}".encode())
             self._folder.write("end", end_script(self.program, self.name).encode())
             self._folder.write("capture", capture_script(self.program, self.name, self._mark).encode())
-            self._folder.write("rc", b"return 0\n")
+            self._keep_status(0)
         except OSError as error:
             raise MachineError(f"shell {self.name} cannot be started: {error.strerror}") from error
         self._find()
@@ -206,6 +215,7 @@ class Shell:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         before = self._init.cgroup.pids()
         token = secrets.token_hex(8)
+        self.dry()
         outputs, healed = self._outputs(token, on_output)
         try:
             go = go_script(self.program, self.name, command, token)
@@ -216,11 +226,18 @@ class Shell:
             self._answers.send(lines)
             deadline = None if timeout is None else begin + timeout
             ended, status, notes = self._await(token, deadline, cancel, outputs)
+            lives = self.pid != 0
             if ended in ("timeout", "cancelled"):
                 notes += self._cut(token, command, before, since_boot, kept)
             elif ended in ("exit", "shell-died") and self.pid == 0:
                 notes += self._again(kept or self.state())
             out, err, more, tails = outputs.result()
+            if outputs.cut:
+                self.dry()
+            if lives and status is not None:
+                self._keep_status(status)
+                if outputs.cut:  # what the shell said of itself found no room either
+                    self._quiet(b":")
             seconds = time.monotonic() - begin
             note = "; ".join((*healed, *notes, *more))
             return TurnResult(out, err, status, seconds, ended, note, tuple(tails))
@@ -246,19 +263,23 @@ class Shell:
     def _await(
         self, token: str, deadline: float | None, cancel: threading.Event | None, outputs: Outputs
     ) -> tuple[Ended, int | None, list[str]]:
-        done = f"done {token}".encode()
-        fast = cancel is not None or outputs.listened
+        done, status = f"done {token}".encode(), None
+        fast, pause = cancel is not None or outputs.listened, TICK
         while True:
-            tick = time.monotonic() + (TICK if fast else IDLE_TICK)
+            tick = time.monotonic() + pause
+            pause = TICK if fast or outputs.large else min(2 * pause, IDLE_TICK)
             wake = tick if deadline is None else min(tick, deadline)
             line = self._answers.line(wake)
+            if line is not None and line.startswith(b"status ") and line[7:].isdigit():
+                status = int(line[7:])
             if line == done:
-                return "exit", self._status(), []
+                return "exit", status, []
             if line is not None and line.startswith(b"dead "):
                 return self._died(line)
             if not self._init.alive():
                 return "sandbox-died", None, ["the sandbox died while the command ran"]
             outputs.pass_on()
+            self.dry(outputs)
             if cancel is not None and cancel.is_set():
                 return "cancelled", None, []
             if deadline is not None and time.monotonic() >= deadline:
@@ -274,9 +295,9 @@ class Shell:
             return "exit", os.WEXITSTATUS(status), ["the command ended the shell"]
         return "shell-died", None, [f"the shell was ended by {signal.Signals(os.WTERMSIG(status)).name}"]
 
-    def _status(self) -> int | None:
-        found = re.search(rb"return (\d+)", self._folder.read("rc", 100))
-        return int(found[1]) if found else None
+    def _keep_status(self, status: int) -> None:
+        """For ``$?`` in the next command."""
+        self._folder.write("rc", f"return {status}\n".encode())
 
     def _cut(
         self, token: str, command: bytes, before: set[int], since: float, kept: State | None
@@ -340,6 +361,24 @@ class Shell:
                 self.pid = 0
                 return None
         return None
+
+    def dry(self, outputs: Outputs | None = None) -> None:
+        """Give back the room of what earlier commands left running has written since: it is nobody's output,
+        but for the size of its files. ``outputs``: those of the command that runs."""
+        current = outputs.names.values() if outputs is not None else ()
+        with contextlib.suppress(OSError):
+            old = [name for name in self._folder.names() if OUTPUT.fullmatch(name) and name not in current]
+            try:
+                for name in old:
+                    self._folder.dry(name)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                # even to give room back takes some
+                self._channel.remove(BALLAST)
+                for name in old:
+                    self._folder.dry(name)
+                self._channel.ballast()
 
     def _tidy(self) -> None:
         """Remove the output files that no process holds any more."""

@@ -4,7 +4,7 @@ for bash, and for a plain POSIX sh.
 The shell reads its own input, line by line, from the FIFO ``in``: bash keeps it on a descriptor that
 commands never inherit. For a command the host writes the file ``go`` (the command in an ``eval`` with both
 outputs appended to files of this turn and input from /dev/null) and sends a few lines: source ``go``;
-source ``end``, which keeps the exit status and has the shell describe itself; describe what only the top
+source ``end``, which tells the exit status and has the shell describe itself; describe what only the top
 level can see; and answer in the FIFO ``ack``. A shell with a DEBUG trap gets the command itself over the
 FIFO, since bash takes that trap away from a sourced file.
 
@@ -31,12 +31,9 @@ from windtunnel.agents.sandbox.model import ShellEffect, ShellState
 
 
 def end_script(program: str, shell: str) -> str:
-    """Sourced after a command: exit status, then `capture_script`."""
+    """Sourced after a command: tells its exit status, then `capture_script`."""
     folder = f"/{CHANNEL}/{shell}"
-    return (
-        f"{_builtin(program)}printf '{_builtin(program)}return %s\\n' \"$?\" >|{folder}/rc\n"
-        f". {folder}/capture\n"
-    )
+    return f"{_builtin(program)}printf 'status %s\\n' \"$?\" >{folder}/ack\n. {folder}/capture\n"
 
 
 def capture_script(program: str, shell: str, mark: str) -> str:
