@@ -78,6 +78,6 @@ def _path(path: Path, settings: Any) -> Path:
     conditions = settings.exists, settings.writable, settings.resolve_path, settings.allow_dash
     if any(conditions) or settings.path_type is not None or not (settings.file_okay and settings.dir_okay):
         raise _NotPlain
-    if settings.readable and path.exists() and not os.access(path, os.R_OK):
+    if settings.readable and os.path.exists(path) and not os.access(path, os.R_OK):
         raise _NotPlain
     return path

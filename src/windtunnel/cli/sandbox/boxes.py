@@ -24,6 +24,7 @@ from windtunnel.cli.sandbox.common import (
     show,
     size,
     table,
+    told_of_file,
 )
 
 STYLES = {"running": "green", "stopped": "yellow", "dead": "red"}
@@ -203,14 +204,11 @@ def put(
     if source == "-":
         found.put(path, sys.stdin.buffer, _mode(mode, 0o644))
         return
-    file = Path(source).expanduser()
+    file = Path(os.path.expanduser(source))
     if path.endswith("/"):
         path += file.name
-    try:
-        with file.open("rb") as data:
-            found.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"sandbox put: {file}: {error.strerror}; a regular file is needed") from error
+    with told_of_file(f"sandbox put: {file}", "a regular file is needed"), file.open("rb") as data:
+        found.put(path, data, _mode(mode, os.fstat(data.fileno()).st_mode & 0o777))
 
 
 def get(
@@ -232,15 +230,12 @@ def get(
         return
     from windtunnel.base import atomic
 
-    file = Path(target).expanduser()
-    if file.is_dir():
+    file = Path(os.path.expanduser(target))
+    if os.path.isdir(file):
         file = file / Path(path).name
-    try:
-        # a file that came only in part must not be taken for the whole one
-        with atomic.replacing(file) as part, part.open("wb") as out:
-            found.get_to(path, out)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        raise UserError(f"sandbox get: {file}: {error.strerror}") from error
+    # a file that came only in part must not be taken for the whole one
+    with told_of_file(f"sandbox get: {file}"), atomic.replacing(file) as part, part.open("wb") as out:
+        found.get_to(path, out)
 
 
 def _list_files(context: typer.Context, name: str, path: str, as_json: bool) -> None:

@@ -6,6 +6,7 @@ Rich is imported where something is printed with it: most calls print a line, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windtunnel.base import units
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import to_plain
 
 if TYPE_CHECKING:
@@ -168,6 +169,18 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
             raise UserError(f"sandbox create: {option} {key} is given twice")
         found[key] = value
     return found
+
+
+@contextlib.contextmanager
+def told_of_file(what: str, more: str = "") -> Iterator[None]:
+    """What is wrong with a file of this machine, in a sentence: a full disk is a fault of the host."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a time that ran out at the daemon
+            raise
+        kind = HostError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UserError
+        raise kind(f"{what}: {error.strerror}{f'; {more}' if more else ''}") from error
 
 
 def local_url(text: str) -> str:

@@ -47,6 +47,33 @@ def test_calls_load_nothing_heavy(client: Client) -> None:
     assert (sorted(loaded & HEAVY), status) == ([], 2)
 
 
+LONG = "/tmp/" + "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--home", LONG, "ls"],
+        ["put", "a", LONG, "/file"],
+        ["get", "a", "/file", LONG],
+        ["get", "a", "/file", "/proc/nothing/file"],
+        ["export", "a", ""],
+        ["import", " ", "b"],
+        ["--url", "http://", "ls"],
+        ["--url", "http://127.0.0.1:99999", "ls"],
+    ],
+)
+def test_files_and_urls_that_cannot_be_are_refused_in_a_sentence(
+    client: Client, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    client.create(SandboxSpec("a")).put("/file", b"1")
+    monkeypatch.setenv("WINDTUNNEL_SANDBOX_HOME", str(client.place.home))
+    monkeypatch.setenv("WINDTUNNEL_SANDBOX_TOKEN", "x")
+    done = subprocess.run([CLI[0], *CLI[3:], *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("windtunnel: ") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
