@@ -119,19 +119,22 @@ def chat(*texts: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+def response(plug: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next answer on a connection."""
+    with http.client.HTTPResponse(plug) as read:
+        read.begin()
+        return read.status, read.read()
+
+
 def plain(port: int, request: str | bytes, *, ended: bool = False) -> tuple[int, bytes]:
     """Status and body of what is answered to these bytes; ``ended``: the connection is closed then."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plug:
         plug.sendall(request.encode() if isinstance(request, str) else request)
-        with contextlib.ExitStack() as closing:
-            response = http.client.HTTPResponse(plug)
-            closing.callback(response.close)
-            response.begin()
-            body = response.read()
+        answered = response(plug)
         if ended:
             with contextlib.suppress(ConnectionResetError):
                 assert plug.recv(1) == b""
-        return response.status, body
+        return answered
 
 
 def recorded(bench: Bench, box: FakeBox) -> list[int]:

@@ -102,7 +102,7 @@ class Kept:
                 self._add(name, [fd])
         if address:
             self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._line.settimeout(PATIENCE)
+            self._line.setblocking(False)
             try:
                 self._line.connect("\0" + address[1:] if address[0] == "@" else address)
             except OSError:
@@ -116,9 +116,15 @@ class Kept:
     def _tell(self, text: str, fds: tuple[int, ...], *, wait: bool) -> bool:
         if self._line is None:
             return False
-        try:
-            # a message that comes to nothing costs what it would have kept, and no more
-            socket.send_fds(self._line, [text.encode()], fds, 0 if wait else socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        return True
+        deadline = time.monotonic() + (PATIENCE if wait else 0.05)
+        while True:
+            try:
+                # a message that comes to nothing costs what it would have kept, and no more
+                socket.send_fds(self._line, [text.encode()], fds)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.001)
+            except OSError:
+                return False

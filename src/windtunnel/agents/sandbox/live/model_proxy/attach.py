@@ -21,6 +21,7 @@ from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.machine import listen_inside, space
 from windtunnel.agents.sandbox.live.model_proxy.events import ProxyEvent, Turning, Upstream
 from windtunnel.agents.sandbox.live.model_proxy.key import read_key
+from windtunnel.agents.sandbox.live.model_proxy.lasting import Lasting
 from windtunnel.agents.sandbox.live.model_proxy.server import ModelProxy
 from windtunnel.agents.sandbox.live.model_proxy.target import checked_base
 from windtunnel.agents.sandbox.live.place import Home
@@ -93,13 +94,14 @@ class HostProxy:
         if spec.network != "proxy":
             return
         listener = self._listener(box.name, netns)
+        lasting = Lasting(self._kept, self._listening[box.name].removeprefix("listen."))
         try:
             if box.name in self._served:
-                self.proxy().listen(box.name, listener)
+                self.proxy().listen(box.name, listener, lasting)
             else:
                 key_file = Path(spec.proxy_key_file) if spec.proxy_key_file else None
                 upstream = Upstream(spec.proxy_upstream, key_file=key_file)
-                self.proxy().serve(box, upstream, listener=listener)
+                self.proxy().serve(box, upstream, listener=listener, lasting=lasting)
         except BaseException:
             listener.close()
             raise

@@ -32,10 +32,10 @@ from windtunnel.agents.sandbox.live.model_proxy.events import (
     Turning,
     Upstream,
 )
+from windtunnel.agents.sandbox.live.model_proxy.lasting import Lasting, protocol, take_up
 from windtunnel.agents.sandbox.live.model_proxy.session import AgentSession
-from windtunnel.agents.sandbox.live.model_proxy.strict import StrictProtocol
 from windtunnel.agents.sandbox.live.model_proxy.upstream import timeouts
-from windtunnel.agents.sandbox.live.model_proxy.wire import Gone, Refused, read_asking, send_fault
+from windtunnel.agents.sandbox.live.model_proxy.wire import Ending, Gone, Refused, read_asking, send_fault
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.base.errors import UserError
 
@@ -93,9 +93,11 @@ class ModelProxy:
         agent: str = "generic",
         rules: AgentRules | None = None,
         services: Mapping[str, EffectService] | None = None,
+        lasting: Lasting | None = None,
     ) -> None:
         """Be the model API of a sandbox, on ``listener`` (which is the model proxy's from then on) and on the
-        shared port. ``agent``: whose rules tell helper requests apart, unless ``rules`` are given."""
+        shared port. ``agent``: whose rules tell helper requests apart, unless ``rules`` are given.
+        ``lasting``: its connections outlive this process."""
         if rules is None and agent not in AGENTS:
             raise UserError(f"model proxy: agent {agent!r} is not known; known are {', '.join(AGENTS)}")
         where = Upstream(upstream) if isinstance(upstream, str) else upstream
@@ -118,11 +120,11 @@ class ModelProxy:
                 services=declared,
             )
             if listener is not None:
-                await self._listen(listener, box.name)
+                await self._listen(listener, box.name, lasting)
 
         self._call(begin())
 
-    def listen(self, name: str, listener: socket.socket) -> None:
+    def listen(self, name: str, listener: socket.socket, lasting: Lasting | None = None) -> None:
         """Serve a sandbox on another socket from now on: a restore gives it a new network namespace."""
 
         async def change() -> None:
@@ -130,7 +132,7 @@ class ModelProxy:
             if name not in self._sessions:
                 listener.close()
                 raise UserError(f"model proxy: sandbox {name!r} is not served")
-            await self._listen(listener, name)
+            await self._listen(listener, name, lasting)
 
         self._call(change())
 
@@ -239,7 +241,7 @@ class ModelProxy:
         limits = httpx.Limits(max_connections=self._bounds.open_total, max_keepalive_connections=64)
         return httpx.AsyncClient(timeout=timeouts(self._bounds), limits=limits, trust_env=trust_env)
 
-    async def _listen(self, listener: socket.socket, name: str) -> None:
+    async def _listen(self, listener: socket.socket, name: str, lasting: Lasting | None = None) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 await self._answer(name, scope, receive, send)
@@ -247,7 +249,7 @@ class ModelProxy:
         server = _Server(
             uvicorn.Config(
                 app,
-                http=StrictProtocol,
+                http=protocol(lasting, lambda: self._closed),
                 lifespan="off",
                 ws="none",
                 access_log=False,
@@ -270,6 +272,8 @@ class ModelProxy:
         if serving.done():
             serving.result()
         self._servers[name] = (server, serving)
+        if lasting is not None:
+            await take_up(lasting, server)
 
     async def _hang_up(self, name: str) -> None:
         server, serving = self._servers.pop(name, (None, None))
@@ -294,9 +298,13 @@ class ModelProxy:
             return
         started = False
 
+        connection = scope["connection"]
+
         async def noticed(message: Message) -> None:
             nonlocal started
-            started = True
+            if not started:
+                started = True
+                connection.answering()
             await send(message)
 
         self._open += 1
@@ -304,6 +312,8 @@ class ModelProxy:
         try:
             await session.answer(await read_asking(scope, target, receive, self._bounds), receive, noticed)
         except Refused as refusal:
+            if isinstance(refusal, Ending) and not started and connection.leave():
+                return
             self._tell(Failed(name, "", str(refusal)))
             if not started:
                 await send_fault(send, refusal.status, refusal.kind, str(refusal), refusal.retry_after)
