@@ -111,6 +111,11 @@ def vm_read(pid: int) -> str:
     return str(_done(libc.process_vm_readv(pid, own, 1, its, 1, 0)))
 
 
+def mapped_at(path: str) -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(int(line.split("-")[0], 16) for line in lines if line.endswith(path))
+
+
 def raised() -> str:
     header, data = struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", *[0xFFFFFFFF] * 6)
     call(number_of(126, 91), header, data)

@@ -282,11 +282,11 @@ LIMITS = (
     ),
     Attack(
         "more memory than allowed",
-        "held = mmap.mmap(-1, 2 * MEMORY)\n"
+        "kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE\n"
+        "held = mmap.mmap(-1, 2 * MEMORY, kind)\n"
         "for at in range(0, 2 * MEMORY, 1 << 20): held[at : at + (1 << 20)] = b'x' * (1 << 20)\n"
         "return 'held it all'",
-        BOTH,
-        ("ENOMEM", *REFUSED),
+        by=("ENOMEM", *REFUSED),
         killed=True,
         check="memory within its limit",
     ),
@@ -321,10 +321,21 @@ OUTSIDE = (
         check="image is the same elsewhere",
     ),
     Attack(
+        "write a shared page through /proc/self/mem",
+        "held = mmap.mmap(os.open('/usr/bin/sum', os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)\n"
+        "memory = os.open('/proc/self/mem', os.O_RDWR)\n"
+        "os.pwrite(memory, b'#!evil', mapped_at('/usr/bin/sum'))\n"
+        "return 'written' if Path('/usr/bin/sum').read_bytes()[:6] == b'#!evil' else ''",
+        (USER,),
+        check="image is the same elsewhere",
+    ),
+    Attack(
         "replace init's program",
         "os.unlink('/.windtunnel/init'); shutil.copy('/usr/bin/cat', '/.windtunnel/init')",
         check="init is the same elsewhere",
     ),
+    Attack("answers that are forged", check="forged answers end"),
+    Attack("files of the channel that are a terabyte long", check="huge files end"),
     Attack("files of the channel become links, FIFOs and folders", check="channel stays inside"),
 )
 ATTACKS = (

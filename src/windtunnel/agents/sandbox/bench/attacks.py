@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from windtunnel.agents.sandbox.bench.attack_list import ATTACKS
 from windtunnel.agents.sandbox.bench.harness import new_name, opened, own_home
 from windtunnel.agents.sandbox.errors import SandboxError
@@ -37,6 +39,7 @@ INSIDE = Path(__file__).with_name("attack_inside.py")
 LIMITS = Limits(memory=128 << 20, pids=64)
 SECTION = "attacks"
 FAILURES = (UserError, HostError, SandboxError, *FAULTS)
+MOST_GROWTH = 256 << 20
 EVENTS = 0.05
 """Seconds between two events of a device of the host."""
 CHANNEL = """
@@ -46,6 +49,20 @@ for folder, names, files in os.walk('/.windtunnel', topdown=False):
         path = os.path.join(folder, name)
         shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
         (lambda: os.symlink({secret!r}, path), lambda: os.mkfifo(path), lambda: os.mkdir(path))[number % 3]()
+"""
+FORGED = """
+import os
+for line in (b'0 0 0\\n', b'exit 0\\n', b'-1 ' * 99999, b'\\0' * 4096, os.urandom(60000)):
+    ack = os.open('/.windtunnel/main/ack', os.O_RDWR | os.O_NONBLOCK)
+    try: os.write(ack, line)
+    except BlockingIOError: pass
+"""
+HUGE = """
+import os
+for folder, names, files in os.walk('/.windtunnel'):
+    for name in files:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and name != 'init': os.truncate(path, 1 << 40)
 """
 RACE = """
 import os
@@ -105,7 +122,11 @@ class Scene:
         nodes = [self.at(f"/dev/{name}").lstat() for name in walls.NODES]
         return {
             "nodes": [(one.st_mode, one.st_uid, one.st_mtime_ns, one.st_atime_ns) for one in nodes],
-            "programs": [_digest(self.at("/usr/bin/tac")), _digest(Path("/usr/bin/tac"))],
+            "programs": [
+                _digest(file)
+                for name in ("tac", "sum")
+                for file in (self.at(f"/usr/bin/{name}"), Path("/usr/bin", name))
+            ],
             "init": [_digest(self.at("/.windtunnel/init")), _digest(PROGRAM.locate())],
             "preload": Path("/etc/ld.so.preload").exists(),
             "secret": self.secret.read_bytes(),
@@ -286,16 +307,23 @@ def _import(at: Scene) -> str:
     return "a file was written outside of the image" if escaped else ""
 
 
-def _channel(at: Scene) -> str:
-    """Files of the channel are replaced while a command runs; then the host asks for more."""
-    at.box.put("/tmp/channel.py", CHANNEL.format(secret=str(at.secret)).encode())
+def _abused(at: Scene, program: str) -> str:
+    """A program of the sandbox ruins the channel while its command runs; then the host asks for more."""
+    at.box.put("/tmp/abuse.py", program.encode())
+    before = psutil.Process().memory_info().rss
 
     def use() -> None:
-        for command in ("python3 /tmp/channel.py", "echo more"):
+        for command in ("python3 /tmp/abuse.py", "echo more"):
             with contextlib.suppress(*FAILURES):
                 at.box.run(command, timeout=2)
 
-    return _ends(use, "a command", 20.0) or _same("secret")(at)
+    wrong = _ends(use, "a command", 20.0) or _same("secret")(at)
+    grown = psutil.Process().memory_info().rss - before
+    return wrong or (f"the host took {grown >> 20} MiB for it" if grown > MOST_GROWTH else "")
+
+
+def _channel(at: Scene) -> str:
+    return _abused(at, CHANNEL.format(secret=str(at.secret)))
 
 
 CHECKS: dict[str, Callable[[Scene], str]] = {
@@ -311,6 +339,8 @@ CHECKS: dict[str, Callable[[Scene], str]] = {
     "import stays inside": _import,
     "image is the same elsewhere": _same("programs"),
     "init is the same elsewhere": _same("init"),
+    "forged answers end": lambda at: _abused(at, FORGED),
+    "huge files end": lambda at: _abused(at, HUGE),
     "channel stays inside": _channel,
 }
 
@@ -331,10 +361,10 @@ def attack_rows(quick: bool) -> Iterator[Row]:
             told = [f"{one.name} (user {one.user}): {one.reached or one.broken}" for one in wrong]
             yield Row(
                 SECTION,
-                f"refused {when} a restore, of {len(outcomes)} ({len(ATTACKS)} attacks, some by two users)",
+                f"{len(ATTACKS)} attacks, some by two users, refused {when} a restore",
                 "",
-                measured=len(outcomes) - len(wrong),
-                target="all",
+                measured=(len(outcomes) - len(wrong)) / len(outcomes),
+                target="100 %",
                 met=not wrong,
                 note="; ".join(told[:10]),
             )
