@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 from pathlib import Path
 
@@ -10,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.agents.sandbox.live.criu import find_criu, ladder, rung
-from windtunnel.agents.sandbox.live.criu.connections import Connection, orphans
+from windtunnel.agents.sandbox.live.criu.connections import (
+    TCP_REPAIR,
+    Connection,
+    leave_repair,
+    orphans,
+)
 from windtunnel.agents.sandbox.live.criu.doctor import LADDER
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, real_errors
 from windtunnel.agents.sandbox.live.criu.find import default_prefix
@@ -154,3 +161,17 @@ def test_a_program_that_is_no_criu_is_passed_over(tmp_path: Path, monkeypatch: p
     assert found is not None
     assert (found.path, found.version) == (fake, (4, 2, 1))
     assert default_prefix().is_absolute()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_connection_that_a_killed_dump_left_half_read_goes_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        with one, other:
+            other.settimeout(20)
+            other.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+            assert leave_repair([os.getpid()]) == 1
+            assert leave_repair([os.getpid()]) == 0
+            one.sendall(b"x")
+            assert other.recv(1) == b"x"

@@ -37,7 +37,7 @@ from windtunnel.agents.sandbox.bench.matrix.row import MatrixRow
 from windtunnel.agents.sandbox.bench.matrix.run import ROWS, environment, image_of, missing
 from windtunnel.agents.sandbox.client import Client, RemoteBox, connect
 from windtunnel.agents.sandbox.client.launch import wait_gone
-from windtunnel.agents.sandbox.errors import LessError, SandboxError
+from windtunnel.agents.sandbox.errors import LessError, MachineError, SandboxError
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.machine import launch
 from windtunnel.agents.sandbox.live.place import Home
@@ -269,7 +269,9 @@ class Stroke:
                 self._wait(there=False)
             self._over.wait(self._kill.share * WITHIN[when])
             self.landed = not self._over.is_set()
-            self._kill_it()
+            # what is to die may end by itself just now, and its group with it
+            with contextlib.suppress(MachineError, OSError):
+                self._kill_it()
 
     def _wait(self, *, there: bool) -> None:
         deadline = time.monotonic() + GIVE_UP

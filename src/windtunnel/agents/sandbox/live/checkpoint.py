@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from windtunnel.agents.sandbox.model import (
     Event,
     FilesPart,
     ImagePart,
+    Inventory,
     KindTried,
     Lack,
     Manifest,
@@ -46,6 +48,7 @@ from windtunnel.agents.sandbox.model import (
 )
 from windtunnel.agents.sandbox.policy import Keep, Settle
 from windtunnel.agents.sandbox.policy.kinds import beforehand
+from windtunnel.agents.sandbox.policy.standing import differences
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
@@ -54,6 +57,7 @@ FAULTS = (PartError, ObjectError, OSError)
 """What an operation on a sandbox may meet in its parts."""
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
+CONNECTED = re.compile(r"IPv[46] stream socket .* to ")
 WAITS = {"x86_64": (b"0 ", b"61 "), "aarch64": (b"63 ", b"260 ")}.get(platform.machine(), ())
 """What /proc/PID/syscall begins with in read(2), at the prompt, and in wait4(2), while a command runs."""
 
@@ -90,6 +94,7 @@ class _Stood:
 
     all: dict[int, str] = field(default_factory=dict)
     alone: dict[int, Lack] = field(default_factory=dict)
+    inventory: Inventory | None = None
 
 
 class _Passing(Exception):
@@ -160,6 +165,7 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
                 context.report(Event("failed", name, f"ended by the failed dump: {words}"))
             killed = [stood.alone[pid] for pid in gone if pid in stood.alone]
             ended += because(killed, f"a dump that failed ended it: {why}")
+            ended += because(_broken(machine, stood.inventory), f"a dump that failed broke it: {why}")
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
@@ -287,6 +293,7 @@ def _full(
                     criu.dump(machine.pid, folder, machine.externals)
                 except CriuError:
                     stood.all = {pid: who(pid) for pid in before}
+                    stood.inventory = found
                     raise
             finally:
                 # before the thaw, whatever happened: what it reads must stand still
@@ -322,6 +329,16 @@ def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:
     time.sleep(AFTERMATH)
     left = machine.cgroup.pids()
     return [pid for pid in sorted(seen) if pid not in left]
+
+
+def _broken(machine: Machine, stood: Inventory | None) -> list[Lack]:
+    """Connections inside that were there at a dump that failed and are not now: a read from one that CRIU
+    was looking at when it was killed fails, and the program gives it up."""
+    if stood is None or not machine.alive():
+        return []
+    now = standing.inventory(machine.cgroup.pids(), machine.pid)
+    lost = differences(stood, now)
+    return [one for one in lost if one.kind == "sockets" and CONNECTED.search(one.what)]
 
 
 def _synced(context: Context, order: Order) -> FilesPart:

@@ -38,6 +38,7 @@ from windtunnel.agents.sandbox.live.context import (
     room_for,
 )
 from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
+from windtunnel.agents.sandbox.live.criu.connections import leave_repair
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
 from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
@@ -438,6 +439,7 @@ class Host:
                 machine = Machine.adopt(self.home, record.spec, root, record.pid)
                 box = Box(self.context, record, machine, doubt="nobody watched while the host was away")
                 box.watch()
+                leave_repair(machine.cgroup.pids())  # the host may have ended in a dump
                 machine.cgroup.thaw()
                 self.context.proxy.serve(box, box.spec, machine.externals.netns)
             else:

@@ -33,12 +33,12 @@ TOOLS: tuple[MatrixRow, ...] = (
         """,
         start="""
             echo 'echo at >> /row/steps
-                test $(wc -l < /row/steps) -lt 3 || until test -e /row/go; do sleep 0.05; done' > /row/step
+                test $(wc -l < /row/steps) != 3 || read word < /row/go' > /row/step; mkfifo /row/go
             GIT_SEQUENCE_EDITOR=: exec git rebase -i --exec 'sh /row/step' HEAD~5
         """,
         ready="test -e /row/steps && test $(wc -l < /row/steps) = 3",
         check="git status | grep -q 'rebase in progress' && pgrep -f 'git rebase' && git diff --quiet",
-        go_on="touch /row/go; until ! pgrep -f 'git rebase' >/dev/null; do sleep 0.05; done",
+        go_on="echo go > /row/go; until ! pgrep -f 'git rebase' >/dev/null; do sleep 0.05; done",
         end="""
             cat /row/out; git fsck --strict && test "$(git log --format=%s | head -n 1)" = 'commit 6' &&
             test $(git log --oneline | wc -l) = 6 && test "$(tr -d '\\n' < file)" = 123456 &&

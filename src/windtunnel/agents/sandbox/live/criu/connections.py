@@ -4,7 +4,7 @@ A program that waits for an answer of a host that knows nothing of a restored co
 Such an end is an established socket whose mirror image no process of the sandbox holds; the kernel destroys
 it on request, and the program's call returns with an error.
 
-Source: Linux, sock_diag(7) and inet_diag.h (SOCK_DESTROY).
+Source: Linux, sock_diag(7) and inet_diag.h (SOCK_DESTROY), tcp.h (TCP_REPAIR).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from windtunnel.linux import namespaces, processes
 from windtunnel.linux.system import copied_descriptor
 
 ESTABLISHED = 1
+TCP_REPAIR = 19
+"""Option of a TCP socket whose state is being read; no data can be read or written meanwhile."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DESTROY = 21
 REQUEST_WITH_ACK = 0x1 | 0x4
@@ -76,6 +78,23 @@ def held(pids: Iterable[int]) -> list[Connection]:
         for link, plug in copies(pid, {link: fresh[link] for link in fresh.keys() - found.keys()}):
             found[link] = connection(plug)
     return [one for one in found.values() if one is not None]
+
+
+def leave_repair(pids: Iterable[int]) -> int:
+    """Take the TCP sockets of these processes out of the state into which a CRIU that was killed has put
+    them; how many were. Else every later read fails, and a later dump keeps them so."""
+    left = 0
+    seen: set[str] = set()
+    for pid in pids:
+        numbers = {link: number for number, link in processes.descriptors(pid).items()}
+        fresh = {link: numbers[link] for link in numbers.keys() - seen if link.startswith("socket:[")}
+        seen |= fresh.keys()
+        for _, plug in copies(pid, fresh):
+            with contextlib.suppress(OSError):  # no TCP socket
+                if plug.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
+                    plug.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+                    left += 1
+    return left
 
 
 def copies(pid: int, numbers: Mapping[str, int]) -> Iterator[tuple[str, socket.socket]]:

@@ -31,7 +31,7 @@ from typing import TypeVar
 
 from windtunnel.agents.sandbox.errors import CriuError
 from windtunnel.agents.sandbox.live.criu import process
-from windtunnel.agents.sandbox.live.criu.connections import close_orphans
+from windtunnel.agents.sandbox.live.criu.connections import close_orphans, leave_repair
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.live.place import Externals
 from windtunnel.linux import cgroup
@@ -117,12 +117,18 @@ class Criu:
         for inside, key, _ in externals.mounts:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
         arguments += ["--external", f"net[{externals.netns.stat().st_ino}]:net"]
-        with _freezer_kept(externals.freezer):
-            return _with_connections(
-                lambda option: self.dump_tree(
+
+        def attempt(option: str) -> DumpStats:
+            try:
+                return self.dump_tree(
                     pid, into, [*arguments, option], leave_running=leave_running, timeout=timeout
                 )
-            )
+            except CriuError:
+                leave_repair(pids_of(externals.freezer))
+                raise
+
+        with _freezer_kept(externals.freezer):
+            return _with_connections(attempt)
 
     def dump_tree(
         self,

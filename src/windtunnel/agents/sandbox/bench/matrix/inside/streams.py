@@ -44,15 +44,18 @@ async def tell() -> None:
         await asyncio.sleep(0.05)
         if os.path.exists("/row/go"):
             done.set()
+            with open("/row/fifo", "w") as fifo:
+                fifo.write("go\n")
 
 
 async def main() -> None:
     await asyncio.start_server(serve, "127.0.0.1", 4000)
     await asyncio.start_unix_server(serve, "/row/socket")
+    os.mkfifo("/row/fifo")
     child = await asyncio.create_subprocess_exec(
         "sh",
         "-c",
-        "until test -e /row/go; do sleep 0.05; done; echo child; exit 5",
+        "read word < /row/fifo; echo child; exit 5",
         stdout=asyncio.subprocess.PIPE,
     )
     clients = [asyncio.create_task(client("/row/socket" if number % 2 else "")) for number in range(CLIENTS)]
