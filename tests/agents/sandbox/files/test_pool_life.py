@@ -353,6 +353,15 @@ def test_a_limit_is_one_of_all_that_follows(opened: Opener, image: Path) -> None
         (root / "etc/hostname").write_text("mine")
     with pytest.raises(OSError):
         (root / "workspace/again").write_bytes(bytes(1 << 20))
+    # nor is a pool elsewhere a new disk
+    carried = io.BytesIO()
+    pool.send("full", carried)
+    carried.seek(0)
+    other = opened("btrfs", "other")
+    other.receive("came", carried)
+    other.clone("box", "came", most)
+    with pytest.raises(OSError):
+        (other.mount("box") / "workspace/more").write_bytes(bytes(1 << 20))
     # what is deleted may be written again, though older snapshots have it still
     (root / "workspace/rest").unlink()
     pool.snapshot("box", "less")

@@ -67,7 +67,7 @@ class BtrfsPool(Pool):
     def clone(self, box: str, snapshot: str, limit: int | None = None) -> None:
         origin = self._snap(snapshot)
         stated = self._statement(origin)
-        account = Account(stated.since, stated.used, limit)
+        account = Account(stated.since, stated.used, limit, stated.brought)
         if account.near(stated.used):
             account = replace(account, offset=stated.looked_at(origin))
         try:
@@ -125,7 +125,8 @@ class BtrfsPool(Pool):
             btrfs.snapshot(live, made, read_only=True)
             # what was written was counted when the snapshot was made, and the sandbox stands still
             counted = btrfs.counted(live)
-            stated = Statement(account.since, account.offset + counted, counted, chain[0][0])
+            used = account.offset + counted
+            stated = Statement(account.since, used, counted, chain[0][0], account.brought)
             self._note(made, made, chain, stated)
         return 0
 
@@ -214,6 +215,9 @@ class BtrfsPool(Pool):
             finally:
                 account.hold(live)
 
+    def _used(self, snapshot: str) -> int:
+        return self._statement(self._snap(snapshot)).used
+
     def _account(self, box: str) -> Path:
         return self._notes / f"limit-{checked(box)}"
 
@@ -247,8 +251,9 @@ class BtrfsPool(Pool):
                 btrfs.snapshot(origin, path, read_only=False)
 
         with faults(f"snapshot {snapshot!r} cannot be received"), self._draft(snapshot, make) as path:
-            stream.receive(path, source, parent or "")
+            used = stream.receive(path, source, parent or "")
             btrfs.snapshot(path, made, read_only=True)
+            self._note(made, made, [], Statement(btrfs.subvolume(made).born, used, brought=used))
 
     def sync(self, snapshot: str) -> None:
         with faults(f"snapshot {snapshot!r} cannot be brought to the disk"):

@@ -173,6 +173,10 @@ class Pool(ABC):
         it by name."""
         return "that needs a btrfs pool"
 
+    def _used(self, snapshot: str) -> int:
+        """Bytes that a snapshot uses beyond its image; 0: not known."""
+        return 0
+
     def settle(self, box: str, snapshot: str) -> None:
         """After a snapshot of ``box``: what it deleted no longer counts against its limit."""
         self._snap(snapshot)
@@ -187,7 +191,7 @@ class Pool(ABC):
         with faults(f"snapshot {snapshot!r} cannot be sent"):
             changes = self.changed(parent, snapshot) if parent is not None else None
             with self._whole(self._snap(snapshot)) as tree:
-                stream.send(tree, out, parent or "", changes)
+                stream.send(tree, out, parent or "", changes, used=self._used(snapshot))
 
     @abstractmethod
     def receive(self, snapshot: str, source: IO[bytes], parent: str | None = None) -> None:

@@ -37,11 +37,13 @@ FRESHENED = 512 << 10
 @dataclass(frozen=True)
 class Account:
     """Of a live root. ``since``: the generation up to which everything is the image's; ``offset``: what it
-    uses beyond what the kernel counts; ``limit``: bytes, None for none."""
+    uses beyond what the kernel counts; ``limit``: bytes, None for none; ``brought``: bytes that were used
+    when it came from another pool, where they cannot be told from the image any more."""
 
     since: int
     offset: int = 0
     limit: int | None = None
+    brought: int = 0
 
     def hold(self, root: Path, more: int = 0) -> None:
         """Have the kernel hold it, with so many bytes on top. Raises OSError."""
@@ -58,18 +60,19 @@ class Account:
 @dataclass(frozen=True)
 class Statement:
     """Of a snapshot. ``used``: bytes, never less than it uses; ``counted``: what the kernel had counted then
-    for the root that was snapshotted, ``of``."""
+    for the root that was snapshotted, ``of``; ``brought``: as in `Account`."""
 
     since: int
     used: int = 0
     counted: int = 0
     of: str = ""
+    brought: int = 0
 
     def looked_at(self, snapshot: Path) -> int:
         """What the snapshot uses, never less; takes as long as it has inodes newer than the image."""
         with opened(snapshot) as given:
             data, items = btrfs.newer(given, self.since + 1)
-        return min(self.used, data + int(items / LEAST_FILL))
+        return min(self.used, self.brought + data + int(items / LEAST_FILL))
 
 
 def account_in(file: Path) -> Account | None:

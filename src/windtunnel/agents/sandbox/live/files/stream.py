@@ -28,6 +28,7 @@ from windtunnel.base.errors import UserError
 
 _REMOVED = "WINDTUNNEL.removed"
 _PARENT = "WINDTUNNEL.parent"
+_USED = "WINDTUNNEL.used"
 _KINDS = {
     stat.S_IFREG: tarfile.REGTYPE,
     stat.S_IFDIR: tarfile.DIRTYPE,
@@ -45,13 +46,14 @@ def send(
     changes: Iterable[FileChange] | None = None,
     *,
     hollow: Callable[[str], bool] = lambda path: False,
+    used: int = 0,
 ) -> None:
     """Write ``tree`` to ``out``: all of it, or with ``changes`` only these over ``parent``. Files at paths
-    that ``hollow`` names keep their size alone."""
+    that ``hollow`` names keep their size alone. ``used``: what ``receive`` is to tell."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
         sender = _Sender(tree, tar, hollow)
         if changes is None:
-            sender.member("", {})
+            sender.member("", {_USED: str(used)})
             for path in _paths(tree):
                 sender.member(path, {})
             return
@@ -59,13 +61,14 @@ def send(
         gone = [each.path.lstrip("/") for each in listed if each.change == "deleted"]
         sent = {each.path.lstrip("/") for each in listed if each.change != "deleted"}
         sent |= _other_names(tree, sent)
-        sender.member("", {_PARENT: parent, _REMOVED: json.dumps(gone)})
+        sender.member("", {_PARENT: parent, _REMOVED: json.dumps(gone), _USED: str(used)})
         for path in sorted(sent):
             sender.member(path, {})
 
 
-def receive(target: Path, source: IO[bytes], parent: str = "") -> None:
-    """Read a stream of ``send`` into ``target``: an empty folder, or a copy of the parent."""
+def receive(target: Path, source: IO[bytes], parent: str = "") -> int:
+    """Read a stream of ``send`` into ``target``: an empty folder, or a copy of the parent. Returns the bytes
+    that the tree uses beyond its image, as the sender knew them."""
     try:
         with opened(source, "the stream of files") as tar:
             first = tar.next()
@@ -80,6 +83,8 @@ def receive(target: Path, source: IO[bytes], parent: str = "") -> None:
                     raise PoolError(f"the stream of files names {path!r}, which lies outside")
                 remove(target / path)
             Unpacker(target, "the stream of files").all(tar, first)
+            used = first.pax_headers.get(_USED, "0")
+            return int(used) if used.isdigit() else 0
     except UserError as error:
         raise PoolError(str(error)) from error
 
