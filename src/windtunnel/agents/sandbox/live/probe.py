@@ -50,7 +50,7 @@ def known(cache: Path | None = None) -> list[KindTried]:
         return []
     file = cache or default_prefix() / "kinds.json"
     state = criu.path.stat()
-    sources = native.digest([*_programs(), Path(__file__)])
+    sources = native.digest([*_programs(), Path(__file__)], " ".join(TRIED))
     key = f"{criu.path} {state.st_mtime_ns} {state.st_size} {sources} {boot_id()}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())

@@ -51,6 +51,8 @@ RULES = (
     Rule("posix-timer", "timers", "POSIX timer"),
     Rule("system-v-memory", "ipc", "shared memory"),
     Rule("system-v-semaphore", "ipc", "semaphores"),
+    # what a process gives back at its end is nowhere to be read, so all who have semaphores may owe something
+    Rule("system-v-semaphore-undo", "ipc", "semaphores"),
     Rule("system-v-messages", "ipc", "message queue"),
 )
 LOCKS = {"POSIX": "posix-lock", "OFDLCK": "ofd-lock", "FLOCK": "flock", "LEASE": "lease"}

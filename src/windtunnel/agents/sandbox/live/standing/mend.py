@@ -10,6 +10,8 @@ one by which it maps a file after it has set the locks. They belong to the proce
 again itself: every thread is stopped by ptrace, the freezer lets go, the process is made to lock, and the
 freezer holds again before any thread does. The other locks belong to open files and are taken through a copy.
 
+**System V memory** that was marked to go with its last user comes back without the mark, and would stay.
+
 **Scheduling.** CRIU keeps neither the CPUs of a thread nor two more of its settings (see ``scheduling``).
 
 Source: timerfd_create(2), fcntl_locking(2), flock(2); Linux, fs/timerfd.c, fs/locks.c.
@@ -28,6 +30,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.standing.descriptors import SECOND, Times, opened
 from windtunnel.agents.sandbox.live.standing.scheduling import schedule
 from windtunnel.agents.sandbox.model import Inventory, LockStood, TimerStood
+from windtunnel.agents.sandbox.policy.standing import table
 from windtunnel.linux import cgroup, inject, namespaces, processes
 from windtunnel.linux.system import checked, copied, libc, process_handle
 
@@ -37,6 +40,7 @@ _ABSOLUTE = 1
 _WALL_CLOCKS = (time.CLOCK_REALTIME, 8)
 _SET_TICKS = 0x40085400
 _F_SETLK, _F_OFD_SETLK = 6, 37
+_SHM_DEST, _IPC_RMID = 0o1000, 0
 _MMAP, _MUNMAP, _FCNTL = 9, 11, 72
 _PAGE, _READ_WRITE, _PRIVATE_ANONYMOUS = 4096, 3, 0x22
 
@@ -64,11 +68,30 @@ def mend(before: Inventory, freezer: Path) -> None:
                     _lock(handle, lock)
                 if posix := [lock for lock in wanted if lock.kind == "POSIX"]:
                     missing[pid] = posix
+    if (marked := _marked(before)) and (first := inside.get(1)):
+        with contextlib.suppress(OSError):
+            namespaces.within(f"/proc/{first}/ns/ipc", lambda: _mark(marked), "ipc")
     if missing:
         with contextlib.suppress(OSError):
             # whatever goes wrong, the end of the tracing thread lets all others go
             namespaces.within(None, lambda: _lock_inside(freezer, missing))
         cgroup.wait_for(freezer, b"frozen 1", SECONDS)
+
+
+def _marked(before: Inventory) -> list[int]:
+    """The System V memory that goes with its last user, by number."""
+    found = []
+    for (kind, name), value in table(before.facts).items():
+        if kind == "ipc" and "shared memory" in name:
+            of = dict(zip(value.split()[::2], value.split()[1::2], strict=False))
+            if int(of["perms"], 8) & _SHM_DEST:
+                found.append(int(of["shmid"]))
+    return found
+
+
+def _mark(numbers: list[int]) -> None:
+    for number in numbers:
+        libc.shmctl(number, _IPC_RMID, None)
 
 
 def _arm(handle: int, timer: TimerStood, taken: float) -> None:
