@@ -43,7 +43,8 @@ def main() -> None:
             print(f"after turn {box.turns}: every process of the sandbox was killed")
             report = box.restore()
             print(f"restored in {report.seconds * 1e3:.0f} ms: {', '.join(report.restored)}")
-            print(f"not restored: {', '.join(report.lost)}")
+            for lack in report.lacks:
+                print(f"not restored: {lack.what}: {lack.why}")
             until(lambda: b"Done." in box.get(LOG))
             print(f"\nwhat the agent wrote:\n\n{box.get(LOG).decode()}")
             print(f"the model was asked {model.asked} times; the session has {len(STEPS) + 1} turns")

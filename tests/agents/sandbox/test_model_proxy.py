@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from support.waiting import until
+from windtunnel.agents.sandbox.client import connect
 from windtunnel.agents.sandbox.errors import LessError
 from windtunnel.agents.sandbox.model import SandboxSpec, TurnClass
 from windtunnel.agents.sandbox.policy import Less
@@ -39,6 +44,8 @@ class Model(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.keys: list[str] = []
+        self.answering = threading.Event()
+        self.answering.set()
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -49,10 +56,12 @@ class Answer(BaseHTTPRequestHandler):
         self.server.asked += 1
         self.server.keys.append(self.headers["authorization"])
         body = json.dumps({"choices": [{"message": {"content": str(self.server.asked)}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        assert self.server.answering.wait(60)
+        with contextlib.suppress(OSError):  # who asked may have been killed meanwhile
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -158,6 +167,36 @@ def test_a_key_of_the_host_is_nowhere_but_at_the_model(
     ]
     found = subprocess.run(own, capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout) == (1, ""), found
+
+
+@pytest.mark.slow
+def test_an_agent_sees_nothing_of_a_daemon_that_is_killed(own_home: Path, model: Model) -> None:
+    with connect(own_home) as client:
+        upstream = f"http://127.0.0.1:{model.server_port}"
+        box = client.create(SandboxSpec("a", network="proxy", proxy_upstream=upstream))
+        model.answering.clear()
+        box.run(f"{{ {ASK % 'first'}\n}} > /workspace/first 2>&1 </dev/null &")
+        until(lambda: model.asked == 1)
+        daemon = client.health().pid
+        os.kill(daemon, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{daemon}").exists())
+        # the next daemon asks again what the first one can hear no more, on the agent's old connection
+        until(lambda: model.asked == 2)
+        model.answering.set()
+        until(lambda: b"}" in box.get("/workspace/first"))
+        assert '"content": "2"' in box.get("/workspace/first").decode()
+        # the same where the daemon is told to end, and the next command starts another
+        model.answering.clear()
+        box.run(f"{{ {ASK % 'second'}\n}} > /workspace/second 2>&1 </dev/null &")
+        until(lambda: model.asked == 3)
+        client.down()
+        assert client.get("a").get("/workspace/second") == b""
+        until(lambda: model.asked == 4)
+        model.answering.set()
+        until(lambda: b"}" in box.get("/workspace/second"))
+        assert '"content": "4"' in box.get("/workspace/second").decode()
+        client.remove("a")
+        client.down()
 
 
 def test_forks_have_a_proxy_of_their_own(host: Any, make: Callable[..., Any], model: Model) -> None:
