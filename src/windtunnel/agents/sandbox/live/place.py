@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -43,6 +42,8 @@ class Home:
 
     @property
     def tag(self) -> str:
+        import hashlib  # with OpenSSL behind it: clients need names and homes alone
+
         return hashlib.blake2s(str(self.path).encode(), digest_size=4).hexdigest()
 
     @property
