@@ -60,6 +60,8 @@ def test_what_does_not_come_back_is_named_with_whose_it_is(name: str) -> None:
     assert "it was gone" in lack.why
     assert not beforehand(held(FACTS[name]), broken())
     assert not beforehand(held(), broken(name))
+    unknown = [KindTried(each.name, each.words, None if not each.back else True) for each in broken(name)]
+    assert not beforehand(held(FACTS[name]), unknown), "what could not be tried is not refused"
 
 
 def test_locks_and_timers_are_named_by_kind() -> None:

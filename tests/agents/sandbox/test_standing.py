@@ -229,6 +229,16 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
         assert bool(found) == (not goes_on(timer))
 
 
+def test_a_watch_may_tell_more_than_it_did_but_not_less() -> None:
+    quiet, told = "anon_inode:inotify, flags 4000, watch 1 mask:2", ", 16 bytes not read"
+
+    def stood(value: str) -> Inventory:
+        return Inventory((ProcessStood(7, "watcher", f"descriptors\tdescriptor 3\t{value}"),))
+
+    assert not differences(stood(quiet), stood(quiet + told))
+    assert len(differences(stood(quiet + told), stood(quiet))) == 1
+
+
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:
     facts = f"sockets\tdescriptor 3\tIPv4 stream socket connected {OUTSIDE}"
     before = Inventory((ProcessStood(7, "agent", facts),))

@@ -387,12 +387,12 @@ class Facility:
 
 @dataclass(frozen=True)
 class KindTried:
-    """One kind of thing that processes hold (``words``), and whether this host brings it back; else ``why``
-    not, which may be that sandboxes are refused it."""
+    """One kind of thing that processes hold (``words``), and whether this host brings it back (None: that
+    could not be tried); else ``why`` not, which may be that sandboxes are refused it."""
 
     name: str
     words: str
-    back: bool
+    back: bool | None
     why: str = ""
 
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,34 +34,40 @@ from windtunnel.base import atomic, native
 from windtunnel.base.errors import HostError
 from windtunnel.base.processes import boot_id
 from windtunnel.linux.mounts import MS_RDONLY, bind
+from windtunnel.linux.system import locked
 
 SECONDS = 120
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """What an empty root needs beside /usr for its programs to start."""
-UNREACHED = "it could not be tried"
+KEPT_SECONDS = 30 * 86400
+"""How long an answer that is of no use any more (another boot, other programs) is kept."""
 
 
-def known(cache: Path | None = None) -> list[KindTried]:
-    """Each kind of `TRIED`, tried once per CRIU, programs and boot; ``cache`` is the file that remembers.
+def known(folder: Path | None = None) -> list[KindTried]:
+    """Each kind of `TRIED`, tried once per CRIU, programs and boot; ``folder`` has the files that remember.
 
     Empty where there is no CRIU that works, or no root.
     """
     criu = find_criu()
     if criu is None or os.geteuid() != 0:
         return []
-    file = cache or default_prefix() / "kinds.json"
+    folder = folder or default_prefix()
+    folder.mkdir(parents=True, exist_ok=True)
     state = criu.path.stat()
-    sources = native.digest([*_programs(), Path(__file__)], " ".join(TRIED))
-    key = f"{criu.path} {state.st_mtime_ns} {state.st_size} {sources} {boot_id()}"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(file.read_text())
-        if kept["key"] == key:
-            return [KindTried(**one) for one in kept["kinds"]]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    found = _tried_apart()
-    if found and not any(one.why.startswith(UNREACHED) for one in found):
-        with contextlib.suppress(OSError):
-            atomic.replace(file, json.dumps({"key": key, "kinds": [vars(one) for one in found]}))
+    key = native.digest(
+        [*_programs(), Path(__file__)],
+        f"{criu.path} {state.st_mtime_ns} {state.st_size} {boot_id()} {' '.join(TRIED)}",
+    )
+    file = folder / f"kinds-{key}.json"
+    with locked(folder / "kinds.lock"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return [KindTried(**one) for one in json.loads(file.read_text())]
+        found = _tried_apart()
+        if not any(one.back is None for one in found):
+            for old in folder.glob("kinds-*.json"):
+                if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    old.unlink()
+            atomic.replace(file, json.dumps([vars(one) for one in found]))
     return found
 
 
@@ -83,8 +90,8 @@ def _tried_apart() -> list[KindTried]:
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
             )
             return [KindTried(**one) for one in json.loads(done.stdout)]
-        except (OSError, subprocess.TimeoutExpired, ValueError, TypeError):
-            return [_told(name, UNREACHED) for name in TRIED]
+        except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
+            return [_told(name, None, f"it could not be tried: {error}") for name in TRIED]
 
 
 def tried(folder: Path, names: Sequence[str] = TRIED) -> list[KindTried]:
@@ -98,9 +105,9 @@ def tried(folder: Path, names: Sequence[str] = TRIED) -> list[KindTried]:
         for some in (together, *([name] for name in names if name in UNDUMPED)):
             if some:
                 _halves(criu, folder, root, binds, some, why)
-        return [_told(name, why[name]) for name in names]
+        return [_told(name, not why[name], why[name]) for name in names]
     except (HostError, OSError) as error:
-        return [_told(name, f"{UNREACHED}: {error}") for name in names]
+        return [_told(name, None, f"it could not be tried: {error}") for name in names]
 
 
 def _halves(
@@ -205,9 +212,9 @@ def _programs() -> list[Path]:
     return sorted(Path(kinds.__file__).parent.glob("*.py"))
 
 
-def _told(name: str, why: str) -> KindTried:
+def _told(name: str, back: bool | None, why: str) -> KindTried:
     words = " ".join((programs()[name].__doc__ or "").split())
-    return KindTried(name, words.rstrip("."), not why, why.removeprefix("wrong: "))
+    return KindTried(name, words.rstrip("."), back, why.removeprefix("wrong: "))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,11 @@ TRIED = (*(rule.kind for rule in RULES), *LOCKS.values(), PERIODIC, ONE_SHOT, *P
 
 def beforehand(inventory: Inventory, kinds: Iterable[KindTried]) -> tuple[Lack, ...]:
     """What of ``inventory`` will not come back on a host where ``kinds`` were tried."""
-    broken = {kind.name: f"this host does not bring it back ({kind.why})" for kind in kinds if not kind.back}
+    broken = {
+        kind.name: f"this host does not bring it back ({kind.why})"
+        for kind in kinds
+        if kind.back is False  # and not None: that is not known
+    }
     found = list(_facts("the sandbox", inventory.facts, broken))
     for stood in inventory.processes:
         found += _facts(who(stood), stood.facts, broken)

@@ -19,6 +19,7 @@ REFUSED = {
          "namespaces-inside", "packet-socket", "crypto-socket", "machine-socket"),
         "refused: .*(not permitted|not supported|not implemented)",
     ),
+    **dict.fromkeys(("setuid-program", "file-capabilities"), "refused: .*no new privileges"),
     "huge-pages": "refused: huge pages: Cannot allocate memory",
 }  # fmt: skip
 """What the programs of a sandbox are refused, and in which words; huge pages only where the host has none."""

@@ -6,12 +6,16 @@ import ctypes
 import fcntl
 import os
 import resource
+import shutil
 import signal
+import struct
 import threading
 import time
+from collections.abc import Callable
 
 from .ground import (
     Kind,
+    Refused,
     Wrong,
     child,
     ended_well,
@@ -397,3 +401,42 @@ def close_on_exec() -> Kind:
     expect("threads", number("Threads"), 1)
     script = f"[ -e /proc/self/fd/{stays} ] && ! [ -e /proc/self/fd/{shut} ]"
     in_child(lambda: os.execvp("sh", ["sh", "-c", script]), "a program that inherits descriptors")
+
+
+def setuid_program() -> Kind:
+    """A program that runs as its owner (setuid), started by another user."""
+    _gained(lambda program: os.chmod(program, 0o4755), b"uid=0")
+    yield
+
+
+def file_capabilities() -> Kind:
+    """A program that has capabilities of its own, started by another user."""
+    # version 2, effective; cap_net_bind_service
+    rights = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)
+    _gained(lambda program: os.setxattr(program, "security.capability", rights), b"caps=0000000000000400")
+    yield
+
+
+def _gained(give: Callable[[str], None], wanted: bytes) -> None:
+    """Refused where a program that was given more than its user has does not get it."""
+    program = os.path.realpath("shell")
+    shutil.copy(os.path.realpath("/bin/sh"), program)
+    os.chmod(program, 0o755)
+    give(program)
+    reader, writer = os.pipe()
+
+    def run() -> None:
+        os.setgroups([])
+        os.setresgid(1001, 1001, 1001)
+        os.setresuid(1001, 1001, 1001)
+        os.dup2(writer, 1)
+        os.execv(program, ["sh", "-p", "-c", ASKS])
+
+    ended_well(child(run), "the program")
+    if wanted not in os.read(reader, 1000):
+        raise Refused("programs get no more than their user has (no new privileges)")
+
+
+ASKS = """while read -r name first second rest; do
+  case $name in Uid:) echo "uid=$second" ;; CapEff:) echo "caps=$first" ;; esac
+done < /proc/$$/status"""
