@@ -17,6 +17,7 @@ from windtunnel.agents.sandbox.live import probe
 from windtunnel.agents.sandbox.live.criu.kinds.__main__ import kinds as programs
 from windtunnel.agents.sandbox.model import Inventory, KindTried, LockStood, ProcessStood, TimerStood
 from windtunnel.agents.sandbox.policy.kinds import RULES, TRIED, beforehand
+from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK
 
 FACTS = {
     "other-user": ("processes", "users", "1001 1001 1001 1001"),
@@ -29,6 +30,7 @@ FACTS = {
     "tcp": ("sockets", "descriptor 6", "IPv4 stream socket at 127.0.0.1:80"),
     "tcp-not-accepted": ("sockets", "descriptor 6", "IPv4 stream socket listening (1 not accepted) at x"),
     "udp-unread": ("sockets", "descriptor 7", "IPv4 datagram socket (3 bytes not read) at 127.0.0.1:9"),
+    "system-v-semaphore-undo": ("ipc", GIVEN_BACK, ""),
     "posix-timer": ("timers", "POSIX timer 0", "signal 14, signal/pid, clock 1"),
 }
 QUIET = (
@@ -56,7 +58,7 @@ def test_what_does_not_come_back_is_named_with_whose_it_is(name: str) -> None:
     kind, what, value = FACTS[name]
     (lack,) = beforehand(held(FACTS[name]), broken(name))
     assert lack.kind == kind
-    assert lack.what == f"python3 app.py (process 7 inside): {what}, {value}"
+    assert lack.what == f"python3 app.py (process 7 inside): {what}" + f", {value}" * bool(value)
     assert "it was gone" in lack.why
     assert not beforehand(held(FACTS[name]), broken())
     assert not beforehand(held(), broken(name))

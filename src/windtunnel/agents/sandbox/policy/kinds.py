@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from windtunnel.agents.sandbox.model import Inventory, KindTried, Lack, LackKind, ProcessStood
-from windtunnel.agents.sandbox.policy.standing import UNACCEPTED, UNREAD, table, who, words
+from windtunnel.agents.sandbox.policy.standing import (
+    GIVEN_BACK,
+    SEMAPHORES,
+    UNACCEPTED,
+    UNREAD,
+    table,
+    who,
+    words,
+)
 
 UNUSUAL = "(?!0 0 0 0$)"
 
@@ -50,9 +58,8 @@ RULES = (
     Rule("netlink", "sockets", "netlink"),
     Rule("posix-timer", "timers", "POSIX timer"),
     Rule("system-v-memory", "ipc", "shared memory"),
-    Rule("system-v-semaphore", "ipc", "semaphores"),
-    # what a process gives back at its end is nowhere to be read, so all who have semaphores may owe something
-    Rule("system-v-semaphore-undo", "ipc", "semaphores"),
+    Rule("system-v-semaphore", "ipc", f"^System V {SEMAPHORES} \\d"),
+    Rule("system-v-semaphore-undo", "ipc", re.escape(GIVEN_BACK)),
     Rule("system-v-messages", "ipc", "message queue"),
 )
 LOCKS = {"POSIX": "posix-lock", "OFDLCK": "ofd-lock", "FLOCK": "flock", "LEASE": "lease"}
@@ -89,7 +96,8 @@ def _facts(whose: str, facts: str, broken: Mapping[str, str]) -> Iterator[Lack]:
     for (kind, name), value in table(facts).items():
         for rule in rules:
             if rule.lack == kind and re.search(rule.fact, f"{name}, {value}"):
-                yield Lack(rule.lack, f"{whose}: {name}, {value}", broken[rule.kind])
+                what = f"{whose}: {name}, {value}" if value else f"{whose}: {name}"
+                yield Lack(rule.lack, what, broken[rule.kind])
                 break
 
 

@@ -30,6 +30,8 @@ UNREAD = "bytes not read"
 """In the value of a descriptor that holds some which a restore does not bring back."""
 UNACCEPTED = "not accepted"
 """In the value of a socket that listens, with connections that a restore does not bring back."""
+SEMAPHORES = "semaphores"
+GIVEN_BACK = "System V semaphores that are given back at its end (SEM_UNDO)"
 _MORE = re.compile(rf", \d+ {UNREAD}$")
 """What a watch tells beside what it told: CRIU makes a deleted file anew while somebody watches it."""
 _COMMAND = 60

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.agents.sandbox.live.standing.descriptors import ANONYMOUS, GHOST, Opened, content, opened
 from windtunnel.agents.sandbox.live.standing.scheduling import of_thread, scheduled
 from windtunnel.agents.sandbox.live.standing.sockets import sockets
 from windtunnel.agents.sandbox.model import Inventory, ProcessStood, ScheduledStood
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE
+from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, OUTSIDE, SEMAPHORES
 from windtunnel.linux import namespaces, processes
 from windtunnel.linux.mounts import table
+from windtunnel.linux.system import libc
 
 STATUS = {
     "Umask": "umask",
@@ -38,7 +41,7 @@ STATUS = {
 SYSTEM_V = {
     "shm": (("key", "shmid", "perms", "size", "nattch", "uid", "gid"), "shared memory"),
     "msg": (("key", "msqid", "perms", "cbytes", "qnum", "uid", "gid"), "message queue"),
-    "sem": (("key", "semid", "perms", "nsems", "uid", "gid"), "semaphores"),
+    "sem": (("key", "semid", "perms", "nsems", "uid", "gid"), SEMAPHORES),
 }
 """By the name in /proc/sysvipc: the columns that stay the same, and words."""
 
@@ -51,11 +54,24 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
     shared = _shared(have, inside)
     names = sockets({pid: of.links for pid, of in have.items()})
     usual = of_thread(init, thread=0)
-    stood = tuple(_process(pid, inside, have[pid], shared, names, usual) for pid in ordered)
-    return Inventory(stood, _lines(list(_whole(init))), time.time())
+    whole = list(_whole(init))
+    stood = [_process(pid, inside, have[pid], shared, names, usual) for pid in ordered]
+    if any(SEMAPHORES in name for _, name, _ in whole):
+        for at, pid in enumerate(ordered):
+            if _gives_back(pid, init):
+                facts = f"{stood[at].facts}\nipc\t{GIVEN_BACK}\t"
+                stood[at] = replace(stood[at], facts=facts)
+    return Inventory(tuple(stood), _lines(whole), time.time())
+
+
+def _gives_back(pid: int, init: int) -> bool:
+    """Whether a process may have a list of semaphores that the kernel gives back at its end. Only that it has
+    a list, unlike ``init``, can be seen (kcmp(2)); one with threads always has, were it empty."""
+    return bool(libc.syscall(_KCMP, init, pid, _KCMP_SYSVSEM, 0, 0) > 0)
 
 
 Fact = tuple[str, str, str]
+_KCMP, _KCMP_SYSVSEM = 312 if platform.machine() == "x86_64" else 272, 6
 FLAGS = {"ro", "nosuid", "nodev", "noexec"}
 """Of a mount: those that keep something in."""
 

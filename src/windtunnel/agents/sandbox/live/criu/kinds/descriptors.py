@@ -207,6 +207,7 @@ def inotify_of_deleted() -> Kind:
     yield
     os.write(file, b"x")
     readable(watch, "the watch of the deleted file", 1)
+    expect("the event", struct.unpack_from("iI", os.read(watch, 4096))[1], MODIFY)
 
 
 def terminal() -> Kind:

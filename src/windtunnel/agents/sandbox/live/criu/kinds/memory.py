@@ -161,6 +161,8 @@ def system_v_memory() -> Kind:
     again = libc.shmat(idle, None, 0)
     expect("what nobody had attached", ctypes.string_at(again, 5), b"alone")
     expect("what is marked for removal", ctypes.string_at(last, 6), b"doomed")
+    libc.shmdt(ctypes.c_void_p(last))
+    expect("whether it is removed after all", libc.shmctl(doomed, 2, ctypes.create_string_buffer(256)), -1)
     for one in (used, idle):
         libc.shmctl(one, 0, None)
 
