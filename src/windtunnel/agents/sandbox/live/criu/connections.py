@@ -120,9 +120,9 @@ def connection(plug: socket.socket) -> Connection | None:
         return None
     try:
         remote = end(plug.family, plug.getpeername())
+        state = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     except OSError:
         return None
-    state = plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return Connection(plug.family, end(plug.family, plug.getsockname()), remote, state == ESTABLISHED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -24,7 +25,6 @@ KINDS = {
     socket.SOCK_SEQPACKET: "sequenced",
     socket.SOCK_RAW: "raw",
 }
-_CLOSED = 7
 _WAITING = struct.Struct("<24xI")
 """Where TCP_INFO has, for a socket that listens, the number of connections that nobody has accepted."""
 
@@ -43,7 +43,10 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
         for link, plug in connections.copies(pid, fresh):
             family = FAMILIES.get(plug.family, f"family {int(plug.family)}")
             kind = f"{family} {KINDS.get(plug.type, f'type {int(plug.type)}')} socket"
-            words[link] = " ".join([kind, *_state(plug)])
+            words[link] = kind
+            # kinds that do not know every question have fewer words
+            with contextlib.suppress(OSError):
+                words[link] = " ".join([kind, *_state(plug)])
             if (found := connections.connection(plug)) is not None:
                 ends[link] = found
     for link in ends.keys() - _inside(ends):
