@@ -97,8 +97,13 @@ def test_flipped_bytes_of_files_and_manifests_are_found(host: Any, make: Callabl
     assert (damage.checkpoint, damage.instead) == (made.id, before.id)
     assert damage.what == ("/workspace/file: Input/output error",)
 
-    host.home.checkpoints.joinpath(made.id, "manifest.json").write_bytes(b"{}")
-    (damage,) = host.verify(made.id).damaged
-    assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")
-    assert "manifest.json" in damage.what[0]
-    assert made.id in {one.checkpoint for one in host.verify().damaged}
+    manifest = host.home.checkpoints / made.id / "manifest.json"
+    right = manifest.read_bytes()
+    manifest.write_bytes(b"{}")
+    try:
+        (damage,) = host.verify(made.id).damaged
+        assert (damage.checkpoint, damage.box, damage.instead) == (made.id, "", "")
+        assert "manifest.json" in damage.what[0]
+        assert made.id in {one.checkpoint for one in host.verify().damaged}
+    finally:
+        manifest.write_bytes(right)  # what nobody can read keeps all that it might need
