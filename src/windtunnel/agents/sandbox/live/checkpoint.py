@@ -31,7 +31,7 @@ from windtunnel.agents.sandbox.errors import CriuError, MachineError, PartError,
 from windtunnel.agents.sandbox.live import standing
 from windtunnel.agents.sandbox.live.context import Context, room_for
 from windtunnel.agents.sandbox.live.criu.failure import who
-from windtunnel.agents.sandbox.live.lacks import alone, because, processes_alone
+from windtunnel.agents.sandbox.live.lacks import alone, alone_beside, because, processes_alone
 from windtunnel.agents.sandbox.live.machine import CHANNEL_KEPT, Cgroup, Group, Machine
 from windtunnel.agents.sandbox.model import (
     Event,
@@ -285,7 +285,8 @@ def _full(
             settle = order.refused(tries, beforehand(found, kinds))
             if settle.answer == "retry":
                 raise _Passing(settle.pause)
-            stood.alone, only = processes_alone(machine), alone(machine, shells)
+            stood.alone = processes_alone(machine)
+            only = (*stood.alone.values(), *alone_beside(machine, shells))
             # both only read what stands still, so the snapshot is made while CRIU works
             looked = beside.submit(look)
             try:

@@ -39,7 +39,7 @@ def service_line(name: str, command: str) -> str:
 
 def alone(machine: Machine, states: Iterable[ShellState]) -> tuple[Lack, ...]:
     """What only an image of ``machine`` as it stands would bring back; ``why`` is left empty."""
-    return (*processes_alone(machine).values(), *_beside(machine, states))
+    return (*processes_alone(machine).values(), *alone_beside(machine, states))
 
 
 def processes_alone(machine: Machine) -> dict[int, Lack]:
@@ -49,7 +49,8 @@ def processes_alone(machine: Machine) -> dict[int, Lack]:
     return {pid: Lack("processes", who(pid), "") for inner, pid in there if inner and not _is_service(pid)}
 
 
-def _beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
+def alone_beside(machine: Machine, states: Iterable[ShellState]) -> list[Lack]:
+    """What of it is no process: descriptors of shells, states that cannot be replayed, files in memory."""
     shells, found = machine.shells(), []
     known = {state.name: state for state in states}
     for name in sorted(shells):
