@@ -117,7 +117,7 @@ def test_the_host_is_killed_in_a_checkpoint(lasting: Path, point: str) -> None:
     "point",
     [
         "after 1 Pool clone",
-        "after 1 Pages materialise",
+        "after 1 Pages begin",
         "after 1 process start",
         "after 1 Criu restore",
         "after 1 Machine adopt",
