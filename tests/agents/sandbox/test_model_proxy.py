@@ -151,6 +151,8 @@ def test_a_key_of_the_host_is_nowhere_but_at_the_model(
     box.restore()
     host.export(box.name, str(tmp_path / "out"))
     taken = host.import_(str(tmp_path / "out"), "taken")
+    keyed = host.import_(str(tmp_path / "out"), "keyed", key_file=str(file))
+    assert keyed.spec.proxy_key_file == host.fork("keyed", 1)[0].spec.proxy_key_file == str(file)
     assert taken.spec.proxy_key_file == "", "another host's word for what is read of this one's files"
     inside = (
         "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; env; cat -- $(find /workspace /tmp /run /etc -type f)"

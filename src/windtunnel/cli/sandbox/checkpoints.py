@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -167,6 +168,10 @@ def import_(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="Where `export` wrote it.")],
     name: Name,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds the key of its model API, as for 'create'."),
+    ] = None,
     allow_less: AllowLess = False,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +184,9 @@ def import_(
     from windtunnel.agents.sandbox.live.place import checked_name
 
     with client(context) as daemon, less_as_json(as_json):
-        info = daemon.import_(local_url(url), checked_name(name), allow_less=allow_less).info()
+        key = "" if key_file is None else str(key_file.absolute())
+        made = daemon.import_(local_url(url), checked_name(name), key_file=key, allow_less=allow_less)
+        info = made.info()
     if as_json:
         return print_json(info)
     typer.echo(f"{info.name} runs")

@@ -360,7 +360,7 @@ class FakeHost:
                     return made
         raise UserError(f"sandbox: checkpoint {checkpoint!r} is unknown")
 
-    def import_(self, url: str, name: str, *, allow_less: bool = False) -> FakeBox:
+    def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> FakeBox:
         return self.create(SandboxSpec(name=name, image=url))
 
     def export(self, checkpoint: str, url: str, *, allow_less: bool = False) -> Manifest:

@@ -88,8 +88,8 @@ class HostCalls(Linked[L], Generic[L, BoxT]):
         return Call("DELETE", of_box(name), _nothing)
 
     @request
-    def import_(self, url: str, name: str, *, allow_less: bool = False) -> Call[BoxT]:
-        body = {"url": url, "name": name, "allow_less": allow_less}
+    def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> Call[BoxT]:
+        body = {"url": url, "name": name, "key_file": key_file, "allow_less": allow_less}
         return Call("POST", "/v1/import", self._made, body)
 
     @request

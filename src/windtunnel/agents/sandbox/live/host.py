@@ -55,7 +55,7 @@ from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.live.lacks import service_line
 from windtunnel.agents.sandbox.live.machine import Machine, launch
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
-from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, with_address
+from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, usable_key, with_address
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.probe import known as known_kinds
 from windtunnel.agents.sandbox.live.record import Record
@@ -277,17 +277,25 @@ class Host:
         self._drop_forgettable()
         self.context.report(Event("removed", name))
 
-    def import_(self, url: str, name: str, *, allow_less: bool = False) -> Box:
+    def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> Box:
         """A sandbox from a checkpoint that was exported to ``url``, here or on another host. Raises LessError
-        where it would lack something, unless ``allow_less``."""
+        where it would lack something, unless ``allow_less``. ``key_file``: where this host has the key of its
+        model API; what the export says of that is not followed."""
         checked_name(name)
+        if key_file:
+            usable_key(name, key_file)
         if not url.strip():
             raise UserError("import: no place is given; give a folder, or a URL such as s3://bucket/path")
         context = self.context
         room_for(context, "", f"the import of sandbox {name}")
         with self._claimed(name):
             manifest = import_checkpoint(
-                url, pool=context.pool, pages=context.pages, manifests=context.manifests, name=name
+                url,
+                pool=context.pool,
+                pages=context.pages,
+                manifests=context.manifests,
+                name=name,
+                key_file=key_file,
             )
             spec = replace(manifest.spec, name=name)
             return self._from(manifest, spec, lazy=False, fresh=False, allow_less=allow_less)

@@ -108,6 +108,7 @@ class ExportBody(Body):
 class ImportBody(Body):
     url: str
     name: str
+    key_file: str = Field("", description="File of the daemon's host that holds its model API's key.")
     allow_less: bool = AllowLess
 
 
@@ -173,7 +174,9 @@ def host_routes(service: Service) -> APIRouter:
     @routes.post("/import", summary="Make a sandbox from an exported checkpoint")
     async def import_(body: ImportBody) -> model.BoxInfo:
         allow = body.allow_less
-        return await threads.call(lambda: host.import_(body.url, body.name, allow_less=allow).info())
+        return await threads.call(
+            lambda: host.import_(body.url, body.name, key_file=body.key_file, allow_less=allow).info()
+        )
 
     @routes.post("/notice", summary="The machine will be taken: checkpoint all that runs")
     async def notice(body: NoticeBody) -> dict[str, model.Saved]:

@@ -97,7 +97,9 @@ def export_checkpoint(manifest: Manifest, *, pool: Pool, pages: PageStore, url: 
         place.settle()
 
 
-def import_checkpoint(url: str, *, pool: Pool, pages: PageStore, manifests: Manifests, name: str) -> Manifest:
+def import_checkpoint(
+    url: str, *, pool: Pool, pages: PageStore, manifests: Manifests, name: str, key_file: str = ""
+) -> Manifest:
     """Take the checkpoint at ``url`` in, as the first one of sandbox ``name``; returns its new manifest.
 
     ``url`` may end in ``#`` and an id, or the beginning of one; without it the newest one there is meant.
@@ -114,7 +116,7 @@ def import_checkpoint(url: str, *, pool: Pool, pages: PageStore, manifests: Mani
             for _ in chunks.in_order(lambda pack: _fetch(place, pack, work), found.packs, TRANSFERS):
                 pass
             _put_together(work, _local(work, found.packs[0]))
-        return _publish(found.manifest, files, work / "images", pool, pages, manifests, name)
+        return _publish(found.manifest, files, work / "images", pool, pages, manifests, name, key_file)
 
 
 def _complete(place: Files) -> list[str]:
@@ -244,6 +246,7 @@ def _publish(
     pages: PageStore,
     manifests: Manifests,
     name: str,
+    key_file: str,
 ) -> Manifest:
     """Put files and image where they belong and write the manifest; on a failure all is undone."""
     id = new_id()
@@ -265,7 +268,7 @@ def _publish(
             box=name,
             parent=None,
             # no file of this host is read, and sent to an upstream, because whoever exported it says so
-            spec=replace(old.spec, name=name, proxy_key_file=""),
+            spec=replace(old.spec, name=name, proxy_key_file=key_file),
             files=files,
             image=image,
             pinned=False,

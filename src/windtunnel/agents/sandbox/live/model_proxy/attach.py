@@ -51,11 +51,16 @@ def with_address(spec: SandboxSpec) -> SandboxSpec:
         )
     checked_base(spec.proxy_upstream)
     if spec.proxy_key_file:
-        if not Path(spec.proxy_key_file).is_absolute():
-            raise UserError(f"sandbox {spec.name}: key file {spec.proxy_key_file!r} must be an absolute path")
-        read_key(Path(spec.proxy_key_file))
+        usable_key(spec.name, spec.proxy_key_file)
     addresses = {"OPENAI_BASE_URL": f"{ADDRESS}/v1", "ANTHROPIC_BASE_URL": ADDRESS}
     return replace(spec, environment={**addresses, **spec.environment})
+
+
+def usable_key(name: str, file: str) -> None:
+    """Raises UserError unless ``file`` of this host holds a key that can be used for sandbox ``name``."""
+    if not Path(file).is_absolute():
+        raise UserError(f"sandbox {name}: key file {file!r} must be an absolute path")
+    read_key(Path(file))
 
 
 class HostProxy:
