@@ -39,6 +39,7 @@ from windtunnel.linux.system import locked
 SECONDS = 120
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """What an empty root needs beside /usr for its programs to start."""
+BOX, PREFIX = "kinds", "trial-of-kinds-"
 KEPT_SECONDS = 30 * 86400
 """How long an answer that is of no use any more (another boot, other programs) is kept."""
 
@@ -62,6 +63,9 @@ def known(folder: Path | None = None) -> list[KindTried]:
     with locked(folder / "kinds.lock"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             return [KindTried(**one) for one in json.loads(file.read_text())]
+        for left in folder.glob(f"{PREFIX}*"):
+            if left.stat().st_mtime < time.time() - 2 * SECONDS:
+                _removed(left)
         found = _tried_apart()
         if not any(one.back is None for one in found):
             for old in folder.glob("kinds-*.json"):
@@ -75,7 +79,8 @@ def _tried_apart() -> list[KindTried]:
     """The answer of a process of its own; its mounts end with it, and then its folder can be removed."""
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=default_prefix()))
+            folder = tempfile.mkdtemp(prefix=PREFIX, dir=default_prefix())
+            stack.callback(_removed, Path(folder))
             command = [
                 "unshare",
                 "--mount",
@@ -92,6 +97,13 @@ def _tried_apart() -> list[KindTried]:
             return [KindTried(**one) for one in json.loads(done.stdout)]
         except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
             return [_told(name, None, f"it could not be tried: {error}") for name in TRIED]
+
+
+def _removed(folder: Path) -> None:
+    """Nothing is left of a trial, nor of one whose process was killed."""
+    with contextlib.suppress(HostError):
+        Machine.clear(Home(folder / "home"), BOX)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def tried(folder: Path, names: Sequence[str] = TRIED) -> list[KindTried]:
@@ -136,7 +148,7 @@ def _brought_back(
 ) -> dict[str, str]:
     """Why each of ``names`` is not as it was after a restore; empty for those that are. Raises CriuError
     where not all of them can be dumped or restored together."""
-    home, spec = Home(folder / "home"), SandboxSpec(name="kinds", limits=Limits(pids=None))
+    home, spec = Home(folder / "home"), SandboxSpec(name=BOX, limits=Limits(pids=None))
     work = Path(tempfile.mkdtemp(dir=folder))
     images = work / "images"
     machine = Machine.start(home, spec, root)
