@@ -316,8 +316,8 @@ class Host:
         Of a sandbox that would need a whole image, and for which the time does not suffice, the files are
         saved; its newest whole checkpoint stays. Nothing is raised for what lacks: it is told of each.
         """
-        if not 0 < seconds < float("inf"):
-            raise UserError(f"notice: {seconds} seconds are not accepted; give a number above 0")
+        if not 0 <= seconds < float("inf"):
+            raise UserError(f"notice: {seconds} seconds are not accepted; give a number from 0 on")
         begin = time.monotonic()
         with self._lock:
             boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}
