@@ -70,6 +70,18 @@ def stands(pid: int) -> bool:
     return all(not fields or fields[0] in _STANDS for fields in (stat(pid, thread) for thread in threads))
 
 
+def in_vfork(pid: int) -> bool:
+    """Of a process in a frozen control group: whether a thread of it waits for its child of vfork(2).
+
+    The kernel counts that as frozen, the only sleep without signals that it counts so (kernel/fork.c).
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return any(fields[:1] == ["D"] for fields in (stat(pid, thread) for thread in threads))
+
+
 def capable(capability: int) -> bool:
     """Whether this process has that capability in force (capabilities(7) has the numbers)."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hurt import COUNT, COUNTER, checked, fill, frozen, small_disk, wrapped_criu
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec, TurnClass
+from windtunnel.linux.processes import in_vfork
 
 pytestmark = pytest.mark.root
 
@@ -425,3 +427,34 @@ def test_large_sparse_deleted_and_shared(make: Callable[..., Any], host: Any) ->
     box.run("rm -f /dev/shm/*")
     turn(box, "true")
     checked(host)
+
+
+VFORKS = """
+import ctypes, os, time
+call = ctypes.CDLL(None).syscall
+while True:
+    # CLONE_VFORK without CLONE_VM: as vfork(2), but the child may do what it likes
+    if call(56, 0x4011, 0, 0, 0, 0) == 0:
+        time.sleep({child})
+        os._exit(0)
+    time.sleep(0.02)
+"""
+
+
+def test_a_process_that_waits_for_its_child_of_vfork(host: Any, events: list[Any]) -> None:
+    """It counts as frozen, and CRIU cannot stop it."""
+    box = host.create(SandboxSpec("births"))
+    try:
+        start = "python3 -c {} </dev/null >/dev/null 2>&1 &"
+        box.run(start.format(shlex.quote(VFORKS.format(child=0.02))))
+        for _ in range(3):
+            assert box.checkpoint(full=True).turn_class is TurnClass.FULL
+        assert not [event for event in events if event.kind == "failed"]
+        box.run("kill %1")
+        box.run(start.format(shlex.quote(VFORKS.format(child=1000))))
+        until(lambda: any(in_vfork(pid) for pid in box.machine().cgroup.pids()))
+        with pytest.raises(LessError, match="a child of vfork"):
+            box.checkpoint(full=True)
+        assert len(box.info().processes) >= 4
+    finally:
+        host.remove("births")

@@ -49,12 +49,17 @@ from windtunnel.agents.sandbox.model import (
 from windtunnel.agents.sandbox.policy import Keep, Settle
 from windtunnel.agents.sandbox.policy.kinds import beforehand
 from windtunnel.agents.sandbox.policy.standing import differences
+from windtunnel.linux.processes import in_vfork
 from windtunnel.store.objects import ObjectError
 
 FREEZE_TIMEOUT = 10.0
 """Seconds; a process in uninterruptible sleep (a hung disk) is the only thing that can hold a freeze up."""
 FAULTS = (PartError, ObjectError, OSError)
 """What an operation on a sandbox may meet in its parts."""
+VFORK_SECONDS = 1.0
+"""For which a process may wait for its child of vfork while the sandbox stands still now and then."""
+VFORK_PAUSE = 0.001
+"""Seconds that it is let go on at first; twice as many each time."""
 AFTERMATH = 0.1
 """Seconds after a failed dump in which a process that it damaged is seen to die."""
 CONNECTED = re.compile(r"IPv[46] stream socket .* to ")
@@ -118,6 +123,25 @@ def frozen(cgroup: Cgroup | Group) -> Iterator[_Freeze]:
         finally:
             cgroup.thaw()
             freeze.seconds = time.monotonic() - begin
+
+
+def _past_vfork(cgroup: Cgroup | Group) -> None:
+    """Of a frozen sandbox: let those processes go on a little that wait for a child of vfork(2) to start its
+    program. They count as frozen, and CRIU would try for ten seconds to stop one. Frozen again on return.
+
+    Raises CriuError where a child takes longer.
+    """
+    deadline, pause = time.monotonic() + VFORK_SECONDS, VFORK_PAUSE
+    while waiting := sorted(pid for pid in cgroup.pids() if in_vfork(pid)):
+        if time.monotonic() > deadline:
+            raise CriuError(
+                f"process image: {who(waiting[0])} waits for a child of vfork that starts no program; try "
+                "again when it has"
+            )
+        cgroup.thaw()
+        time.sleep(pause)
+        pause *= 2
+        cgroup.freeze(FREEZE_TIMEOUT)
 
 
 def take(context: Context, machine: Machine, order: Order) -> Manifest:
@@ -280,6 +304,7 @@ def _full(
 
     try:
         with ThreadPoolExecutor(1) as beside, frozen(machine.cgroup) as freeze:
+            _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
             found = standing.inventory(before, machine.pid)
             settle = order.refused(tries, beforehand(found, kinds))
