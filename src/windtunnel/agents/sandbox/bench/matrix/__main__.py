@@ -64,4 +64,5 @@ def plain(one: Outcome) -> dict[str, object]:
     }  # fmt: skip
 
 
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
