@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from windtunnel.agents.sandbox.model import Inventory, KindTried, Lack, LackKind, ProcessStood
 from windtunnel.agents.sandbox.policy.standing import (
     GIVEN_BACK,
+    NAMELESS,
+    PEERLESS,
     SEMAPHORES,
     UNACCEPTED,
     UNREAD,
@@ -44,6 +46,7 @@ RULES = (
     Rule("pidfd", "descriptors", r"\[pidfd\]"),
     Rule("inotify", "descriptors", "inotify"),
     Rule("inotify-unread", "descriptors", f"inotify.* {UNREAD}"),
+    Rule("inotify-of-deleted", "descriptors", rf"watch \d+ {NAMELESS}"),
     Rule("epoll-nested", "descriptors", r"\[eventpoll\]"),
     Rule("terminal-raw", "descriptors", "/dev/(pts/|ptmx)"),
     Rule("memfd", "descriptors", "/memfd:"),
@@ -55,6 +58,7 @@ RULES = (
     Rule("udp-unread", "sockets", f"datagram socket .*{UNREAD}"),
     Rule("unix-stream", "sockets", "Unix stream socket"),
     Rule("unix-datagram", "sockets", "Unix (datagram|sequenced) socket"),
+    Rule("unix-peer-is-gone", "sockets", re.escape(PEERLESS)),
     Rule("netlink", "sockets", "netlink"),
     Rule("posix-timer", "timers", "POSIX timer"),
     Rule("system-v-memory", "ipc", "shared memory"),

@@ -44,6 +44,8 @@ class Opened:
     words: dict[int, str] = field(default_factory=dict)
     timers: list[TimerStood] = field(default_factory=list)
     locks: list[LockStood] = field(default_factory=list)
+    watches: list[tuple[int, str]] = field(default_factory=list)
+    """Each inotify watch: its descriptor, and how /proc tells it."""
 
 
 def content(path: str) -> bytes:
@@ -132,6 +134,7 @@ def _add(found: Opened, number: int, link: str, info: str) -> None:
                 watch, *rest = value.split()
                 mask = next((word for word in rest if word.startswith("mask:")), "")
                 words.append(f"watch {watch} {mask}")
+                found.watches.append((number, value))
             case "NSpid":
                 words.append(f"of process {value.split()[-1]}")
             case "lock":

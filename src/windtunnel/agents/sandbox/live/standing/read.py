@@ -17,6 +17,7 @@ from pathlib import Path
 from windtunnel.agents.sandbox.live.standing.descriptors import ANONYMOUS, GHOST, Opened, content, opened
 from windtunnel.agents.sandbox.live.standing.scheduling import of_thread, scheduled
 from windtunnel.agents.sandbox.live.standing.sockets import sockets
+from windtunnel.agents.sandbox.live.standing.watches import mark_nameless
 from windtunnel.agents.sandbox.model import Inventory, ProcessStood, ScheduledStood
 from windtunnel.agents.sandbox.policy.standing import GIVEN_BACK, OUTSIDE, SEMAPHORES
 from windtunnel.linux import namespaces, processes
@@ -51,6 +52,7 @@ def inventory(pids: Iterable[int], init: int) -> Inventory:
     inside = {pid: inner for pid in pids if (inner := processes.inner_pid(pid))}
     ordered = sorted(inside, key=inside.__getitem__)
     have = {pid: opened(pid) for pid in ordered}
+    mark_nameless(have.values(), init)
     shared = _shared(have, inside)
     names = sockets({pid: of.links for pid, of in have.items()})
     usual = of_thread(init, thread=0)

@@ -1,4 +1,7 @@
-"""The sockets of a sandbox in words: what kind, in which state, where."""
+"""The sockets of a sandbox in words: what kind, in which state, where.
+
+Source: Linux, sock_diag(7) and unix_diag.h.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import termios
 from collections.abc import Mapping
 
 from windtunnel.agents.sandbox.live.criu import connections
-from windtunnel.agents.sandbox.policy.standing import OUTSIDE, UNACCEPTED, UNREAD
+from windtunnel.agents.sandbox.policy.standing import OUTSIDE, PEERLESS, UNACCEPTED, UNREAD
+from windtunnel.linux import namespaces
 
 FAMILIES = {
     socket.AF_UNIX: "Unix",
@@ -25,6 +29,7 @@ KINDS = {
     socket.SOCK_SEQPACKET: "sequenced",
     socket.SOCK_RAW: "raw",
 }
+_BY_FAMILY, _REQUEST_DUMP, _SHOW_PEER, _PEER = 20, 0x301, 4, 2
 _WAITING = struct.Struct("<24xI")
 """Where TCP_INFO has, for a socket that listens, the number of connections that nobody has accepted."""
 
@@ -34,6 +39,8 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
     descriptors, by number."""
     words: dict[str, str] = {}
     ends: dict[str, connections.Connection] = {}
+    connected: list[str] = []
+    """Unix datagram sockets, which say so even after their peer is closed."""
     for pid, links in have.items():
         fresh = {
             link: number
@@ -49,9 +56,46 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
                 words[link] = " ".join([kind, *_state(plug)])
             if (found := connections.connection(plug)) is not None:
                 ends[link] = found
+            if words[link] == f"{kind} connected" and plug.type == socket.SOCK_DGRAM:
+                connected.append(link)
     for link in ends.keys() - _inside(ends):
         words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
+    if connected:
+        peers = _peers(next(iter(have)))
+        for link in connected:
+            if peers.get(int(link[len("socket:[") : -1])) == 0:
+                words[link] = words[link].replace("connected", PEERLESS)
     return words
+
+
+def _peers(pid: int) -> dict[int, int]:
+    """Of each connected Unix socket in the network of a process, by the numbers of their inodes: its peer; 0
+    where that is closed. Empty where the kernel does not tell."""
+    asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
+    head = struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _REQUEST_DUMP, 1, 0)
+
+    def ask() -> dict[int, int]:
+        found: dict[int, int] = {}
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, connections.NETLINK_SOCK_DIAG) as channel:
+            channel.send(head + asked)
+            while True:
+                answer = channel.recv(1 << 16)
+                while answer:
+                    length, kind = struct.unpack_from("=IH", answer)
+                    if kind != _BY_FAMILY:
+                        return found  # the end, or an error
+                    (inode,) = struct.unpack_from("=I", answer, 20)
+                    at = 32
+                    while at < length:
+                        size, what = struct.unpack_from("=HH", answer, at)
+                        if what == _PEER:
+                            (found[inode],) = struct.unpack_from("=I", answer, at + 4)
+                        at += (size + 3) & ~3
+                    answer = answer[(length + 3) & ~3 :]
+
+    with contextlib.suppress(OSError):
+        return namespaces.within(f"/proc/{pid}/ns/net", ask)
+    return {}
 
 
 def _inside(ends: dict[str, connections.Connection]) -> set[str]:
