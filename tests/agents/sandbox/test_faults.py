@@ -212,6 +212,37 @@ def test_criu_killed_in_the_middle_of_a_dump(
     checked(host)
 
 
+PAIR = """
+import socket, time
+heard = socket.create_server(("127.0.0.1", 7000))
+near = socket.create_connection(heard.getsockname())
+far, _ = heard.accept()
+open("/workspace/ready", "w").close()
+time.sleep(1000)
+"""
+
+
+def test_criu_killed_while_it_reads_a_connection(
+    make: Callable[..., Any], misbehaving: Callable[[str], None], tmp_path: Path
+) -> None:
+    """Until it is whole again a read from it fails, so it may be given up long after the next dump."""
+    box = make()
+    box.run(f"python3 -c {shlex.quote(PAIR)} </dev/null >/dev/null 2>&1 &")
+    until(lambda: any(entry.name == "ready" for entry in box.listdir("/workspace")))
+    kill = tmp_path / "kill"
+    kill.write_text(f"""#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && mkdir {tmp_path}/once && kill -9 $PPID
+exit 0
+""")
+    kill.chmod(0o755)
+    misbehaving(f'[ "$1" = dump ] && exec $real "$@" --action-script {kill}')
+    with pytest.raises(LessError, match="may have broken") as told:
+        box.checkpoint(full=True)
+    assert told.value.manifest.image is not None and (tmp_path / "once").exists()
+    assert [lack.kind for lack in told.value.manifest.lacks] == ["sockets", "sockets"]
+    assert box.checkpoint(full=True).lacks == ()
+
+
 def _real() -> Path:
     from windtunnel.agents.sandbox.live.criu import find_criu
 

@@ -60,4 +60,10 @@ class InspectError(PartError):
 
 
 class CriuError(PartError):
-    """CRIU is missing, refused or failed. ``details`` holds the lines of its log that say so."""
+    """CRIU is missing, refused or failed. ``details`` holds the lines of its log that say so.
+
+    ``interrupted``: it ended while it read connections, and what has them may have run before they were whole
+    again.
+    """
+
+    interrupted = False

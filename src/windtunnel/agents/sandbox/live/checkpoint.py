@@ -189,7 +189,9 @@ def _take(context: Context, machine: Machine, order: Order) -> Manifest:
                 context.report(Event("failed", name, f"ended by the failed dump: {words}"))
             killed = [stood.alone[pid] for pid in gone if pid in stood.alone]
             ended += because(killed, f"a dump that failed ended it: {why}")
-            ended += because(_broken(machine, stood.inventory), f"a dump that failed broke it: {why}")
+            how = "may have broken" if error.interrupted else "broke"
+            broken = _broken(machine, stood.inventory, doubtful=error.interrupted)
+            ended += because(broken, f"a dump that failed {how} it: {why}")
             if not machine.alive():
                 # a checkpoint without the processes would stand in for the earlier one that has them
                 raise MachineError(f"the sandbox died meanwhile: {error}") from error
@@ -357,12 +359,16 @@ def _ended(machine: Machine, seen: Iterable[int]) -> list[int]:
     return [pid for pid in sorted(seen) if pid not in left]
 
 
-def _broken(machine: Machine, stood: Inventory | None) -> list[Lack]:
+def _broken(machine: Machine, stood: Inventory | None, *, doubtful: bool) -> list[Lack]:
     """Connections inside that were there at a dump that failed and are not now: a read from one that CRIU
-    was looking at when it was killed fails, and the program gives it up."""
+    was looking at when it was killed fails, and the program gives it up. ``doubtful``: all that were there,
+    because a program that has met such a failure may give its connection up later."""
     if stood is None or not machine.alive():
         return []
-    now = standing.inventory(machine.cgroup.pids(), machine.pid)
+    if doubtful:
+        now = replace(stood, processes=tuple(replace(one, facts="") for one in stood.processes))
+    else:
+        now = standing.inventory(machine.cgroup.pids(), machine.pid)
     lost = differences(stood, now)
     return [one for one in lost if one.kind == "sockets" and CONNECTED.search(one.what)]
 

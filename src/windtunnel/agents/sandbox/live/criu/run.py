@@ -123,8 +123,8 @@ class Criu:
                 return self.dump_tree(
                     pid, into, [*arguments, option], leave_running=leave_running, timeout=timeout
                 )
-            except CriuError:
-                leave_repair(pids_of(externals.freezer))
+            except CriuError as failed:
+                failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
                 raise
 
         with _freezer_kept(externals.freezer):
