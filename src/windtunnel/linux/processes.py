@@ -132,7 +132,7 @@ def command_line(pid: int) -> str:
     """Arguments joined by blanks, or the bare name of a process that has none; empty when it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            text = file.read(4096).replace(b"\0", b" ").decode(errors="replace").strip()
         if not text:
             with open(f"/proc/{pid}/comm", "rb") as file:
                 text = file.read().strip().decode(errors="replace")
