@@ -27,6 +27,10 @@ CPU_PERIOD = 100_000
 USUAL, FIRST = {"cpu.shares": 1024, "cpu.weight": 100}, {"cpu.shares": 262_144, "cpu.weight": 10_000}
 """The weight of a group by default, and the largest: of v1 and v2."""
 
+END = "{{ echo 1 > {0}/cgroup.kill || kill -9 $(cat {0}/cgroup.procs); }}"
+"""Shell that kills all processes of a v2 group (its folder, as the shell takes it): before Linux 5.14 one by
+one, which takes all that stand still."""
+
 
 @dataclass(frozen=True)
 class Mounts:

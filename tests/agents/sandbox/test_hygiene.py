@@ -14,8 +14,10 @@ from hurt import COUNT, COUNTER, checked, frozen, traces
 
 from support import preloaded
 from support.waiting import until
+from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.agents.sandbox.policy import Retention
+from windtunnel.linux import cgroup
 
 pytestmark = pytest.mark.root
 
@@ -31,13 +33,13 @@ def turn(box: Any, command: str) -> Any:
 KILLED = """
 import os, sys
 from pathlib import Path
-from windtunnel.agents.sandbox.live import checkpoint, images, restore
+from windtunnel.agents.sandbox.live import checkpoint, images, restore, standing
 from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.criu import Criu, process
 from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.live.images import manifests
 from windtunnel.agents.sandbox.live.inspect import Inspector
-from windtunnel.agents.sandbox.live.machine import Cgroup, Machine
+from windtunnel.agents.sandbox.live.machine import Cgroup, Machine, walls
 from windtunnel.agents.sandbox.model import SandboxSpec
 from windtunnel.base import atomic
 from windtunnel.linux.faults import inject_at
@@ -131,6 +133,26 @@ def test_the_host_is_killed_in_a_restore(lasting: Path, point: str) -> None:
     killed(lasting, name, SETUP, point, "box.restore()" if point[7] == "1" else "box.stop(); box.restore()")
     with Host(lasting) as host:
         box = host.get(name)
+        checked(host)
+        box.restore()
+        assert box.run(f"{SHOW}; {COUNT}").stdout == b"1\n1\n1\n"
+        host.remove(name)
+        checked(host)
+
+
+@pytest.mark.parametrize("point", ["before 1 walls seal", "after 1 standing put_right"])
+def test_what_was_not_looked_at_never_runs(lasting: Path, point: str) -> None:
+    """The host is killed while what it restored stands still to be held against what stood: nothing of that
+    is let go, nor does anything stand still."""
+    from windtunnel.agents.sandbox.live.host import Host
+
+    name = f"u{next(_NUMBERS)}"
+    killed(lasting, name, SETUP, point, "box.stop(); box.restore()")
+    group = cgroup.Cgroup(Path(f"windtunnel-{Home(lasting).tag}") / name)
+    assert until(lambda: not group.pids()), group.pids()
+    with Host(lasting) as host:
+        box = host.get(name)
+        assert box.info().status != "running"
         checked(host)
         box.restore()
         assert box.run(f"{SHOW}; {COUNT}").stdout == b"1\n1\n1\n"

@@ -346,3 +346,9 @@ def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu,
         criu.restore(tmp_path / "images", box.externals, meanwhile=refuse)
     assert not box.pids()
     assert (box.cgroup / "cgroup.freeze").read_text() == "0\n"
+    box.remount()
+    seen = []
+    # who wanted it has ended meanwhile
+    with pytest.raises(CriuError):
+        criu.restore(tmp_path / "images", box.externals, meanwhile=seen.append, wanted=tmp_path / "gone")
+    assert not seen and not box.pids()

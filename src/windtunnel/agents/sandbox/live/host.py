@@ -646,8 +646,12 @@ def _clear_dumps(home: Home) -> None:
     if folder.is_dir():
         used = images_in_use()
         for left in folder.iterdir():
-            if left not in used:
+            if left in used:
+                continue
+            if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
 
 
 def _newest(record: Record, sound: Sequence[Manifest]) -> str:

@@ -13,6 +13,8 @@ from windtunnel.base.errors import UserError
 CHANNEL = ".windtunnel"
 """Mount point in every sandbox of the folder through which host and sandbox talk."""
 
+UNVERIFIED = ".unverified"
+"""How the name of such a note ends (``Home.unverified``)."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")
 
 
@@ -73,6 +75,11 @@ class Home:
     def dump(self, checkpoint: str) -> Path:
         """Where a process image lies between CRIU and the page store."""
         return self.path / "dumps" / checkpoint
+
+    def unverified(self, box: str) -> Path:
+        """A file that is there while processes of a sandbox come back, until they were looked at: should
+        their host end before that, they must not run."""
+        return self.dump(f"{box}{UNVERIFIED}")
 
 
 @dataclass(frozen=True)

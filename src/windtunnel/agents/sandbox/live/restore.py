@@ -174,6 +174,7 @@ def _restored(
     assert context.criu is not None
     folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
     root = context.pool.mount(spec.name)
+    note = context.home.unverified(spec.name)
     pid = 0
 
     def look(first: int) -> None:
@@ -184,19 +185,22 @@ def _restored(
             found = standing.put_right(image.inventory, externals.freezer, first)
         confirm()
         differs(found)
+        note.unlink()
 
     try:
         confirm = context.pages.begin(image.id, folder)
         externals = Machine.prepare(context.home, spec, root)
         Machine.lay_channel(externals, folder / CHANNEL_KEPT)
+        note.touch()
         with launch.group(context.home, spec.name).first():
-            pid = context.criu.restore(folder, externals, meanwhile=look, lazy=lazy)
+            pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note, lazy=lazy)
         return Machine.adopt(context.home, spec, root, pid)
     except BaseException:
         with contextlib.suppress(*FAULTS):
             Machine.clear(context.home, spec.name)
         raise
     finally:
+        note.unlink(missing_ok=True)
         if lazy and pid:
             threading.Thread(target=_drop_read, args=(pid, folder), name="sandbox-lazy", daemon=True).start()
         else:

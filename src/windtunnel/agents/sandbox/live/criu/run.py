@@ -176,14 +176,16 @@ class Criu:
         externals: Externals,
         *,
         meanwhile: Callable[[int], None] = _nothing,
+        wanted: Path | None = None,
         lazy: bool = False,
         timeout: float = 60,
     ) -> int:
         """Bring the tree of ``images`` back under ``externals.root``; the host's pid of its first process.
 
         The tree stands in its freezer until ``meanwhile`` (given that pid) has returned; when that fails,
-        nothing is left of the tree. ``lazy``: return as soon as it runs; its memory comes when it is touched.
-        ``images`` must stay until ``wait_lazy`` of this pid has returned.
+        nothing is left of the tree. ``wanted``: a file; where it is gone before the tree stands, as when this
+        process has ended, the tree is killed. ``lazy``: return as soon as it runs; its memory comes when it
+        is touched. ``images`` must stay until ``wait_lazy`` of this pid has returned.
         """
         # newer files under an older image may have other permissions: an open descriptor does not care
         options = ["--root", str(externals.root), "--skip-file-rwx-check", *NETWORK]
@@ -193,7 +195,9 @@ class Criu:
         restored = False
         try:
             pid = _with_connections(
-                lambda option: self._restore(images, externals, [*options, option], before, lazy, timeout)
+                lambda option: self._restore(
+                    images, externals, [*options, option], before, wanted, lazy, timeout
+                )
             )
             _stand(externals.freezer)
             close_orphans(pids_of(externals.freezer), externals.netns)
@@ -211,6 +215,7 @@ class Criu:
         externals: Externals,
         options: list[str],
         before: set[int],
+        wanted: Path | None,
         lazy: bool,
         timeout: float,
     ) -> int:
@@ -222,6 +227,7 @@ class Criu:
                 images,
                 [*options, "--inherit-fd", f"fd[{netns}]:net"],
                 hold=externals.freezer,
+                wanted=wanted,
                 lazy=lazy,
                 timeout=timeout,
                 procs=externals.procs,
@@ -241,6 +247,7 @@ class Criu:
         options: list[str],
         *,
         hold: Path | None = None,
+        wanted: Path | None = None,
         lazy: bool = False,
         timeout: float = 60,
         procs: tuple[Path, ...] = (),
@@ -257,7 +264,7 @@ class Criu:
             work = pages.work if pages is not None else stack.enter_context(_work(images))
             arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
             if hold is not None:
-                arguments += ["--action-script", str(_holding(work, hold))]
+                arguments += ["--action-script", str(_holding(work, hold, wanted))]
             if lazy:
                 arguments.append("--lazy-pages")
             ended = process.run(
@@ -281,16 +288,22 @@ class Criu:
         return pid
 
 
-def _holding(work: Path, freezer: Path) -> Path:
+def _holding(work: Path, freezer: Path, wanted: Path | None) -> Path:
     """The script that CRIU runs at each step of a restore: when all is made and nothing has been let go,
-    CRIU leaves the sandbox's group, and the group is frozen."""
+    CRIU leaves the sandbox's group, and the group is frozen, or ended where nobody wants it any more."""
     own = shlex.quote(str(cgroup.own() / "cgroup.procs"))
+    group = shlex.quote(str(freezer))
+    lines = [
+        "#!/bin/sh",
+        '[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0',
+        f"echo $PPID > {own} && echo $$ > {own} && echo 1 > {group}/cgroup.freeze",
+    ]
+    if wanted is not None:
+        # CRIU waits for ever for a tree that is killed now
+        unwanted = f"{{ kill -9 $PPID; {cgroup.END.format(group)}; }}"
+        lines.append(f"[ -e {shlex.quote(str(wanted))} ] || {unwanted}")
     script = work / "hold"
-    script.write_text(
-        "#!/bin/sh\n"
-        '[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0\n'
-        f"echo $PPID > {own} && echo $$ > {own} && echo 1 > {shlex.quote(str(freezer))}/cgroup.freeze\n"
-    )
+    script.write_text("\n".join([*lines, ""]))
     script.chmod(0o700)
     return script
 

@@ -2,7 +2,8 @@
 
 A sandbox must not stay frozen because its host's process was killed in the middle of a checkpoint. A shell
 waits for the end of its input, which comes when the process that holds the other end dies, however it dies;
-then it thaws every sandbox of the home. One shell serves a whole host and ends with it.
+then it thaws every sandbox of the home, but ends those that a restore had made and not looked at yet: they
+may be less than they were, and nobody was told that they run. One shell serves a whole host and ends with it.
 
 A CRIU that was at work goes on without its host, and at its end it puts the freezer back as it found it:
 frozen. So the shell thaws until there is none any more, and the next host waits for the shell.
@@ -22,7 +23,7 @@ import psutil
 from windtunnel.agents.sandbox.errors import MachineError
 from windtunnel.agents.sandbox.live.machine import network, walls
 from windtunnel.agents.sandbox.live.machine.group import INIT, Cgroup, Group
-from windtunnel.agents.sandbox.live.place import Home
+from windtunnel.agents.sandbox.live.place import UNVERIFIED, Home
 from windtunnel.linux import LinuxError, cgroup
 from windtunnel.linux.namespaces import holds_namespace
 from windtunnel.linux.network import remove_link
@@ -116,22 +117,30 @@ CONTINUE = (
 """What the shell does where processes are stopped one by one (``group``)."""
 THAW = """exec 2>/dev/null
 thaw() { for file in "$1"/*/cgroup.freeze; do echo 0 > "$file"; done; }
-busy() {
+at_work() {
   for file in /proc/[0-9]*/cmdline; do
     line=; IFS= read -r line < "$file"
-    case "$line" in *--freeze-cgroup"$1"/*) return 0; esac
+    case "$line" in *"$1"/*) file=${file#/proc/}; echo "${file%/*}"; esac
   done
-  return 1
 }
 read -r _
+for note in "$2"/*UNVERIFIED; do
+  [ -e "$note" ] || continue
+  name=${note##*/}
+  group=$1/${name%UNVERIFIED}
+  rm "$note"
+  kill -9 $(at_work "restore-d-D$2")
+  END
+done
 for _ in $(seq 600); do
   thaw "$1"
-  busy "$1" || break
+  [ -n "$(at_work "--freeze-cgroup$1")" ] || break
   sleep 0.1
 done
 thaw "$1"
-"""
-"""The same where control groups are frozen."""
+""".replace("UNVERIFIED", UNVERIFIED).replace("END", cgroup.END.format('"$group"'))
+"""The same where control groups are frozen. What a restore had not looked at yet is ended: first the note
+goes (a CRIU that is about to work ends what it made where there is none), then CRIU, then what stands."""
 PATIENCE = 70.0
 """Seconds; longer than the shell goes on."""
 
@@ -142,8 +151,9 @@ class Guard:
     def __init__(self, home: Home) -> None:
         rootless = os.geteuid() != 0
         groups = home.boxes if rootless else Cgroup(home.tag, "any").path.parent
+        dumps = home.unverified("any").parent
         self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", CONTINUE if rootless else THAW, "windtunnel-guard", str(groups)],
+            ["/bin/sh", "-c", CONTINUE if rootless else THAW, "windtunnel-guard", str(groups), str(dumps)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
