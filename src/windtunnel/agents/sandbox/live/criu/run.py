@@ -290,13 +290,25 @@ class Criu:
 
 def _holding(work: Path, freezer: Path, wanted: Path | None) -> Path:
     """The script that CRIU runs at each step of a restore: when all is made and nothing has been let go,
-    CRIU leaves the sandbox's group, and the group is frozen, or ended where nobody wants it any more."""
+    CRIU leaves the sandbox's group, and the group is frozen, or ended where nobody wants it any more.
+
+    The kernel takes milliseconds to move a process to another group, so CRIU is moved beside its work, as
+    soon as the first process is there, of which all others are born. A later script is then outside, too.
+    """
     own = shlex.quote(str(cgroup.own() / "cgroup.procs"))
     group = shlex.quote(str(freezer))
+    inside = shlex.quote(f"0::/{freezer.relative_to(cgroup.mounts().unified)}")
     lines = [
         "#!/bin/sh",
-        '[ "$CRTOOLS_SCRIPT_ACTION" = pre-resume ] || exit 0',
-        f"echo $PPID > {own} && echo $$ > {own} && echo 1 > {group}/cgroup.freeze",
+        'case "$CRTOOLS_SCRIPT_ACTION" in',
+        f"setup-namespaces) echo $PPID > {own} & exit 0;;",
+        "pre-resume) ;;",
+        "*) exit 0;;",
+        "esac",
+        "while IFS= read -r line; do",
+        f'  if [ "$line" = {inside} ]; then echo $PPID > {own} && echo $$ > {own} || exit 1; fi',
+        "done < /proc/self/cgroup",
+        f"echo 1 > {group}/cgroup.freeze",
     ]
     if wanted is not None:
         # CRIU waits for ever for a tree that is killed now
