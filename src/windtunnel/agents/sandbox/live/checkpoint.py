@@ -309,8 +309,8 @@ def _full(
             _past_vfork(machine.cgroup)
             before = machine.cgroup.pids()
             found = standing.inventory(before, machine.pid)
-            settle = order.refused(tries, beforehand(found, kinds))
-            if settle.answer == "retry":
+            lacking = beforehand(found, kinds)
+            if lacking and (settle := order.refused(tries, lacking)).answer == "retry":
                 raise _Passing(settle.pause)
             stood.alone = processes_alone(machine)
             only = (*stood.alone.values(), *alone_beside(machine, shells))
