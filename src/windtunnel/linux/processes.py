@@ -129,16 +129,16 @@ def host_pid(inner: int, candidates: Iterable[int]) -> int:
 
 
 def command_line(pid: int) -> str:
-    """Arguments joined by blanks, or the bare name of a process that has none; empty when it is gone."""
+    """Its words in one line, or the bare name of a process that has none; empty when it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read(4096).replace(b"\0", b" ").decode(errors="replace").strip()
-        if not text:
+            text = file.read(4096).replace(b"\0", b" ").decode(errors="replace")
+        if not text.strip():
             with open(f"/proc/{pid}/comm", "rb") as file:
-                text = file.read().strip().decode(errors="replace")
+                text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    return text
+    return " ".join(text.split())
 
 
 class Mapping(NamedTuple):
