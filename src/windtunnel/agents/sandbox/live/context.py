@@ -24,7 +24,7 @@ from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.agents.sandbox.live.record import SandboxLog
 from windtunnel.agents.sandbox.model import Event, KindTried, SandboxSpec
-from windtunnel.agents.sandbox.policy import Ceiling, Growth, PolicyName, Retention, Room, Rules, disk_limit
+from windtunnel.agents.sandbox.policy import PolicyName, Retention, Room, Rules, disk_limit
 from windtunnel.base.errors import UserError
 
 NO_IMAGES = "they are not kept without root"
@@ -78,26 +78,6 @@ def room_for(context: Context, box: str, what: str) -> None:
     if admission.refused:  # that there is room is no news
         log.decided(room, admission)
         raise SandboxError(admission.refused)
-
-
-def bound_by_disk(context: Context, before: str) -> str:
-    """What sandboxes write is bounded by what the host's disk has left. Why they may write nothing more, or
-    empty; a change from ``before`` is told."""
-    log = context.log("")
-    seen = Growth(0, 0, 0)
-
-    def look(boxes: int) -> Ceiling:
-        nonlocal seen
-        disk = disk_usage(context.home.path)
-        seen = Growth(disk.free, disk.total, boxes)
-        return log.decide(seen, write=False)
-
-    now = context.pool.ceil(look)
-    why = now.refused if now is not None else ""
-    if now is not None and bool(why) != bool(before):
-        log.decided(seen, now)
-        context.report(Event("full", "", why or "sandboxes may write again: the host's disk has room"))
-    return why
 
 
 def disk_limit_of(context: Context, spec: SandboxSpec) -> int | None:

@@ -32,7 +32,6 @@ from windtunnel.agents.sandbox.live.context import (
     NO_IMAGES,
     Context,
     admit,
-    bound_by_disk,
     disk_limit_of,
     inspector_for,
     lacking,
@@ -89,9 +88,6 @@ from windtunnel.agents.sandbox.policy import (
     forgettable,
 )
 from windtunnel.base.errors import UserError
-
-LOOKED_AT = 1.0
-"""Seconds from one look at what the host's disk has free to the next."""
 
 
 class Host:
@@ -171,9 +167,6 @@ class Host:
             for words in lacking(self.home, pool, self.context.criu, seen, asked=asked):
                 self._report(Event("weaker", "", words))
         self._recover()
-        self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._watch_disk, name="sandbox-disk", daemon=True)
-        self._watch.start()
 
     # --- sandboxes
 
@@ -406,8 +399,6 @@ class Host:
 
         Where none runs, the pool is unmounted too.
         """
-        self._closed.set()
-        self._watch.join()
         with self._lock:
             runs = any(info.status == "running" for info in self.boxes())
             for box in self._boxes.values():
@@ -579,13 +570,6 @@ class Host:
             self._checkpoints_made += 1
             if self._checkpoints_made % self.context.retention.keep == 0:
                 threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
-
-    def _watch_disk(self) -> None:
-        why = ""
-        while not self._closed.is_set():
-            with contextlib.suppress(*FAULTS):
-                why = bound_by_disk(self.context, why)
-            self._closed.wait(LOOKED_AT)
 
     def _tidy(self) -> None:
         if self._tidying.acquire(blocking=False):

@@ -47,7 +47,6 @@ _SEARCH_KEY = struct.Struct("=7Q4I4Q")
 _HEADER = struct.Struct("=3Q2I")
 _ROOT_TREE = 1
 _BUFFER = 256 << 10
-_DISCARD = ("discard=async", "discard=sync")
 
 
 def _request(direction: int, number: int, size: int) -> int:
@@ -60,12 +59,9 @@ _SUBVOL_CREATE = _request(_W, 14, 4096)
 _SNAP_DESTROY = _request(_W, 15, 4096)
 _TREE_SEARCH_V2 = _request(_WR, 17, 112)
 _SNAP_CREATE_V2 = _request(_W, 23, 4096)
-_TRIM = 0xC0185879
 _SCRUB = _request(_WR, 27, 1024)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
-_QGROUP_ASSIGN = _request(_W, 41, 24)
-_QGROUP_CREATE = _request(_W, 42, 16)
 _QGROUP_LIMIT = _request(_R, 43, 48)
 _SUBVOL_INFO = _request(_R, 60, 504)
 
@@ -310,11 +306,7 @@ def newer(given: int, since: int) -> tuple[int, int]:
 
 def counted(path: Path) -> int:
     """Bytes that the kernel counts for a subvolume, as of the last transaction; 0 where quotas are off."""
-    return counted_in(path, subvolume(path).id)
-
-
-def counted_in(path: Path, number: int) -> int:
-    """The same of a quota group of the file system."""
+    number = subvolume(path).id
     with opened(path) as given, suppress(FileNotFoundError):
         for _, item, offset, body in search(given, _QUOTA_TREE, (0, _QGROUP_INFO), (0, _QGROUP_INFO), 0):
             if item == _QGROUP_INFO and offset == number:
@@ -353,36 +345,11 @@ def enable_simple_quotas(path: Path) -> None:
 
 def limit(path: Path, most: int | None) -> None:
     """Bound what the subvolume may own; None: no bound. Quotas must be on."""
+    number = subvolume(path).id
     # not through the subvolume itself: one that is full has no room for the change
-    limit_group(path.parent, subvolume(path).id, LAST if most is None else most)
-
-
-def limit_group(path: Path, number: int, most: int) -> None:
-    """Bound what all that is in a quota group may own, together."""
-    with opened(path) as given:
-        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
-
-
-def group(path: Path, number: int) -> None:
-    """A quota group of that number, whose highest 16 bits are its level. Idempotent."""
-    with opened(path) as given, suppress(FileExistsError):
-        ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 1, number)))
-
-
-def belongs(path: Path, number: int, to: int) -> None:
-    """What a quota group or a subvolume owns counts for the group ``to`` too. Idempotent."""
-    with opened(path) as given, suppress(FileExistsError):
-        ioctl(given, _QGROUP_ASSIGN, _block(struct.pack("=3Q", 1, number, to)))
-
-
-def frugal(path: Path, on: bool) -> None:
-    """Whether blocks are given back to what the file system lies on before others are taken in their place;
-    or else some time later, which costs less."""
-    mounts.mount("none", path, flags=mounts.MS_REMOUNT | mounts.MS_NOATIME, options=_DISCARD[on])
-    if not on:
-        return
-    with opened(path) as given:
-        ioctl(given, _TRIM, _block(struct.pack("=3Q", 0, LAST, 0)))
+    with opened(path.parent) as given:
+        bound = LAST if most is None else most
+        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, bound, 0, 0, 0)))
 
 
 def scrub(path: Path) -> tuple[int, int]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faul
 from windtunnel.agents.sandbox.live.files.quota import FRESHENED, Account, Statement, account_in
 from windtunnel.agents.sandbox.live.files.tree import Comparison
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.agents.sandbox.policy.room import Ceiling
 from windtunnel.base import atomic
 from windtunnel.linux import mounts
 from windtunnel.linux.system import opened
@@ -35,8 +33,6 @@ from windtunnel.linux.system import opened
 LONGEST = 64
 CHANNEL_MOST = 1 << 30
 """Bytes of a channel: the outputs that the host has not read yet."""
-ROOTS, ALL = 1 << 48, 2 << 48
-"""Quota groups: of all live roots, and of these and all channels."""
 FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
 
 Chain = list[tuple[str, int]]
@@ -53,23 +49,6 @@ class BtrfsPool(Pool):
         super().__init__(folder)
         self._own = own
         self._unbounded = self._quotas() if own else FOREIGN
-        self._ceiling = threading.Lock()
-        self._seen: Ceiling | None = None
-        self._bounds = {ROOTS: btrfs.LAST, ALL: btrfs.LAST}
-        self._fresh, self._frugal = 0, False
-        if self._ceils:
-            with faults(f"the pool {folder} cannot be used"):
-                for number in (ROOTS, ALL):
-                    btrfs.group(folder, number)
-                btrfs.belongs(folder, ROOTS, ALL)
-                for parent, number in ((self._lives, ROOTS), (self._channels, ALL)):
-                    for each in parent.iterdir():
-                        with suppress(FileNotFoundError):  # removed meanwhile, by another process
-                            btrfs.belongs(folder, btrfs.subvolume(each).id, number)
-
-    @property
-    def _ceils(self) -> bool:
-        return self._own and not self._unbounded
 
     def _make(self, path: Path) -> None:
         btrfs.create(path)
@@ -111,8 +90,6 @@ class BtrfsPool(Pool):
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
             self._note(made, live, self._chain(origin))
-            if self._ceils:
-                btrfs.belongs(self._folder, btrfs.subvolume(made).id, ROOTS)
             account.hold(made)
             account.write(self._account(box))
             self.unmount(box)
@@ -122,8 +99,6 @@ class BtrfsPool(Pool):
             btrfs.create(self._channels / box)
             if not self._unbounded:
                 btrfs.limit(self._channels / box, CHANNEL_MOST)
-            if self._ceils:
-                btrfs.belongs(self._folder, btrfs.subvolume(self._channels / box).id, ALL)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -235,45 +210,10 @@ class BtrfsPool(Pool):
         live, account = self._live(box), self._accounted(box)
         with faults(f"the limit of sandbox {box!r} cannot be moved"):
             account.hold(live, FRESHENED)
-            self._freshen(FRESHENED)
             try:
                 yield
             finally:
-                self._freshen(-FRESHENED)
                 account.hold(live)
-
-    def ceil(self, disk: Callable[[int], Ceiling]) -> Ceiling | None:
-        if not self._ceils:
-            return None
-        count = len(os.listdir(self._channels))
-        now, seen = disk(count), self._seen
-        if not now.near and seen is not None and abs(now.left - seen.left) <= now.left // 4:
-            return seen  # the kernel counts what they write, and only that
-        with faults("what sandboxes may write cannot be bounded"), self._ceiling:
-            if now.near != self._frugal:
-                # else what is deleted and written again takes blocks twice for a while
-                btrfs.frugal(self._folder, now.near)
-                self._frugal = now.near
-            btrfs.sync(self._folder)
-            # first what they use, then what is free: what is written in between counts twice, never not
-            roots, both = (btrfs.counted_in(self._folder, each) for each in (ROOTS, ALL))
-            now = disk(count)
-            # what channels have in any case they have once, and not once more at every look
-            most = roots + now.left
-            self._bounds = {ROOTS: most, ALL: most + max(both - roots, now.channels)}
-            self._hold()
-            self._seen = now
-        return now
-
-    def _freshen(self, more: int) -> None:
-        if self._ceils:
-            with self._ceiling:
-                self._fresh += more
-                self._hold()
-
-    def _hold(self) -> None:
-        for number, most in self._bounds.items():
-            btrfs.limit_group(self._folder, number, min(most + self._fresh, btrfs.LAST))
 
     def _used(self, snapshot: str) -> int:
         return self._statement(self._snap(snapshot)).used

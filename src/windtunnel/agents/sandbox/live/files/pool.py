@@ -23,7 +23,6 @@ from windtunnel.agents.sandbox.live.files import stream
 from windtunnel.agents.sandbox.live.files.known import Known
 from windtunnel.agents.sandbox.live.files.source import look_at, told_by
 from windtunnel.agents.sandbox.model import FileChange
-from windtunnel.agents.sandbox.policy.room import Ceiling
 from windtunnel.base.errors import UserError
 from windtunnel.linux import mounts
 from windtunnel.linux.system import locked, opened
@@ -167,11 +166,6 @@ class Pool(ABC):
 
     def find_new(self, box: str, generation: int) -> list[str] | None:
         """Paths written since (folders: an entry came or went); None: cannot tell."""
-        return None
-
-    def ceil(self, disk: Callable[[int], Ceiling]) -> Ceiling | None:
-        """Bound what all sandboxes write together by what ``disk`` says of so many; what holds. None where
-        nothing can be held."""
         return None
 
     def unbounded(self, *, asked: bool) -> str:

@@ -37,7 +37,6 @@ from windtunnel.agents.sandbox.live.files.stream import send as send_tree
 from windtunnel.agents.sandbox.live.files.tree import remove
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.place import CHANNEL
-from windtunnel.agents.sandbox.policy import room
 from windtunnel.base.atomic import write_all
 from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
 
@@ -53,7 +52,7 @@ def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN
 
 
 BALLAST = "ballast"
-BALLAST_BYTES = room.BALLAST
+BALLAST_BYTES = 4 * 2**20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
