@@ -10,7 +10,6 @@ Source: Linux, sock_diag(7) and inet_diag.h (SOCK_DESTROY), tcp.h (TCP_REPAIR).
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.linux import namespaces, processes
-from windtunnel.linux.system import copied_descriptor
+from windtunnel.linux.system import copied_descriptor, process_handle
 
 ESTABLISHED = 1
 TCP_REPAIR = 19
@@ -71,47 +70,43 @@ def held(pids: Iterable[int]) -> list[Connection]:
     They are asked one by one: the kernel's table of a network is read by going through that of all networks,
     which takes ten milliseconds where there is much memory.
     """
-    found: dict[str, Connection | None] = {}
-    for pid in pids:
-        numbers = {link: number for number, link in processes.descriptors(pid).items()}
-        fresh = {link: number for link, number in numbers.items() if link.startswith("socket:[")}
-        for link, plug in copies(pid, {link: fresh[link] for link in fresh.keys() - found.keys()}):
-            found[link] = connection(plug)
-    return [one for one in found.values() if one is not None]
+    found = [connection(plug) for _, plug in sockets(_opened(pids))]
+    return [one for one in found if one is not None]
 
 
 def leave_repair(pids: Iterable[int]) -> int:
     """Take the TCP sockets of these processes out of the state into which a CRIU that was killed has put
     them; how many were. Else every later read fails, and a later dump keeps them so."""
     left = 0
-    seen: set[str] = set()
-    for pid in pids:
-        numbers = {link: number for number, link in processes.descriptors(pid).items()}
-        fresh = {link: numbers[link] for link in numbers.keys() - seen if link.startswith("socket:[")}
-        seen |= fresh.keys()
-        for _, plug in copies(pid, fresh):
-            with contextlib.suppress(OSError):  # no TCP socket
-                if plug.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
-                    plug.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
-                    left += 1
+    for _, plug in sockets(_opened(pids)):
+        with contextlib.suppress(OSError):  # no TCP socket
+            if plug.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
+                plug.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
+                left += 1
     return left
 
 
-def copies(pid: int, numbers: Mapping[str, int]) -> Iterator[tuple[str, socket.socket]]:
-    """Copies of the sockets that a process has open under these numbers, each closed before the next."""
-    if not numbers:
-        return
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(pid)
-        try:
-            for name, number in numbers.items():
+def _opened(pids: Iterable[int]) -> Iterator[tuple[int, Mapping[int, str]]]:
+    return ((pid, processes.descriptors(pid)) for pid in pids)
+
+
+def sockets(have: Iterable[tuple[int, Mapping[int, str]]]) -> Iterator[tuple[str, socket.socket]]:
+    """Copies of the sockets that processes have open, with their links in /proc; each socket once, closed
+    before the next. ``have``: processes, with the links of their descriptors by number."""
+    seen: set[str] = set()
+    for pid, links in have:
+        numbers = {link: number for number, link in links.items() if link.startswith("socket:[")}
+        fresh = {link: numbers[link] for link in numbers.keys() - seen}
+        if not fresh:
+            continue
+        with contextlib.suppress(OSError), process_handle(pid) as handle:
+            for link, number in fresh.items():
                 with (
                     contextlib.suppress(OSError),
                     socket.socket(fileno=copied_descriptor(handle, number)) as plug,
                 ):
-                    yield name, plug
-        finally:
-            os.close(handle)
+                    seen.add(link)
+                    yield link, plug
 
 
 def connection(plug: socket.socket) -> Connection | None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.linux import inject, processes
-from windtunnel.linux.system import copied_descriptor, libc
+from windtunnel.linux.system import copied_descriptor, libc, process_handle
 
 _USERFAULTFD, _CLOSE = 323, 3
 
@@ -34,17 +34,16 @@ def userfaultfd_of(pid: int, seconds: float = 0.2) -> int:
     Must be called from a thread that ends soon after: should the stop not come in time, the end of the
     tracing thread is what frees the other one. Raises OSError; the process is unharmed.
     """
-    pidfd = os.pidfd_open(pid)
-    try:
-        with contextlib.closing(inject.Stopped(inject.running(pid), seconds)) as stopped:
-            calls = inject.Calls(pid, stopped)
-            theirs = calls(_USERFAULTFD, os.O_CLOEXEC)
-            try:
-                return copied_descriptor(pidfd, theirs)
-            finally:
-                calls(_CLOSE, theirs)
-    finally:
-        os.close(pidfd)
+    with (
+        process_handle(pid) as pidfd,
+        contextlib.closing(inject.Stopped(inject.running(pid), seconds)) as stopped,
+    ):
+        calls = inject.Calls(pid, stopped)
+        theirs = calls(_USERFAULTFD, os.O_CLOEXEC)
+        try:
+            return copied_descriptor(pidfd, theirs)
+        finally:
+            calls(_CLOSE, theirs)
 
 
 _API, _REGISTER = 0xC018AA3F, 0xC020AA00

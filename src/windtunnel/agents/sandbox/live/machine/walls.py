@@ -57,7 +57,6 @@ FLAGS = {
 }
 WALLS = {
     "/": {"nodev"},
-    "/.windtunnel": {"nosuid", "nodev"},
     "/proc": {"nosuid", "nodev", "noexec"},
     f"/{CHANNEL}": {"nosuid", "nodev"},
     "/dev": {"ro", "nosuid", "noexec"},

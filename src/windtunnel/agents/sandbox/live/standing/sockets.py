@@ -41,23 +41,17 @@ def sockets(have: Mapping[int, Mapping[int, str]]) -> dict[str, str]:
     ends: dict[str, connections.Connection] = {}
     connected: list[str] = []
     """Unix datagram sockets, which say so even after their peer is closed."""
-    for pid, links in have.items():
-        fresh = {
-            link: number
-            for number, link in links.items()
-            if link.startswith("socket:[") and link not in words
-        }
-        for link, plug in connections.copies(pid, fresh):
-            family = FAMILIES.get(plug.family, f"family {int(plug.family)}")
-            kind = f"{family} {KINDS.get(plug.type, f'type {int(plug.type)}')} socket"
-            words[link] = kind
-            # kinds that do not know every question have fewer words
-            with contextlib.suppress(OSError):
-                words[link] = " ".join([kind, *_state(plug)])
-            if (found := connections.connection(plug)) is not None:
-                ends[link] = found
-            if words[link] == f"{kind} connected" and plug.type == socket.SOCK_DGRAM:
-                connected.append(link)
+    for link, plug in connections.sockets(have.items()):
+        family = FAMILIES.get(plug.family, f"family {int(plug.family)}")
+        kind = f"{family} {KINDS.get(plug.type, f'type {int(plug.type)}')} socket"
+        words[link] = kind
+        # kinds that do not know every question have fewer words
+        with contextlib.suppress(OSError):
+            words[link] = " ".join([kind, *_state(plug)])
+        if (found := connections.connection(plug)) is not None:
+            ends[link] = found
+        if words[link] == f"{kind} connected" and plug.type == socket.SOCK_DGRAM:
+            connected.append(link)
     for link in ends.keys() - _inside(ends):
         words[link] = f"{words[link].partition(' socket ')[0]} socket connected {OUTSIDE}"
     if connected:
