@@ -110,9 +110,8 @@ def test_a_run_with_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     env = environment() | {"WINDTUNNEL_HOME": str(tmp_path / "home")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert "step 3" in lines
-    summary = json.loads(lines[-1])
+    assert "step 3" in done.stderr.splitlines()
+    summary = json.loads(done.stdout)  # nothing else is there
     assert summary["status"] == 0
     assert [recovery["failure"] for recovery in summary["recoveries"]] == ["stop:rank=0,step=3"]
     settings = {"copies": 2, "placement": "mixed", "mode": "blocking", "slots": 2}
@@ -150,9 +149,11 @@ def test_a_torchrun_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_fails(tmp_path: Path) -> None:
     text = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)"
-    words = ["train", "--hosts", "2", "--max-restarts", "0", "--out", tmp_path / "out"]
-    done = windtunnel(*words, script(tmp_path, text))
+    words = ["train", "--hosts", "2", "--max-restarts", "0", "--out", tmp_path / "out", "--json"]
+    done = windtunnel(*words, script(tmp_path, "print('a line of the program')\n" + text))
     assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert summary["status"] == 1 and "ended by itself" in summary["reason"]
     last = done.stderr.splitlines()
     assert last[-1].startswith("windtunnel: the job failed: the program ended by itself once")
     assert "ValueError: boom" in last[-2]

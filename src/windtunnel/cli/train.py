@@ -66,7 +66,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="stdout gets the summary as one JSON object, and nothing else.")
+    ] = False,
 ) -> None:
     """Run SCRIPT on emulated hosts, and carry it over their failures.
 

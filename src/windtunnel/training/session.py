@@ -139,6 +139,9 @@ class Request:
 def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
     """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
 
+    ``as_json``: the summary, of a job that failed as well, is all that stdout gets; the ranks print to
+    stderr.
+
     Raises:
         UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
     """
@@ -179,7 +182,8 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
             os.write(2, f"windtunnel {line}\n".encode())
 
     adopt_orphans()
-    with _terminable(), Launched(job, folder, narrate, None) as launched:
+    # stdout is for the one object of JSON alone
+    with _terminable(), Launched(job, folder, narrate, 2 if as_json else None) as launched:
         outcome = launched.wait()
         events = launched.events()
     assert outcome is not None
@@ -193,10 +197,6 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
         highlight=False,
         markup=False,
     )
-    if outcome.status != 0:
-        lost = report.failed_rank(events)
-        details = (lost or {}).get("error") or ""
-        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", details)
     summary = {
         "status": outcome.status,
         "reason": outcome.reason,
@@ -207,7 +207,11 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     if as_json:
-        print(json.dumps(summary))
+        print(json.dumps(summary), flush=True)
+    if outcome.status != 0:
+        lost = report.failed_rank(events)
+        details = (lost or {}).get("error") or ""
+        raise ScriptError(f"the job failed: {in_short(outcome.reason)}", details)
     return summary
 
 
