@@ -67,8 +67,7 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         fully_shard(made[0], mesh=mesh)
         fully_shard(made, mesh=mesh)
     elif args.kind == "ddp":
-        # Else DDP sorts its buckets anew after its first step, and sums in another order from then on.
-        model = DistributedDataParallel(model, find_unused_parameters=True)
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
     samples = Samples()

@@ -18,11 +18,15 @@ PREPARE, SERVE = f"{__name__}:prepare", f"{__name__}:serve_store"
 
 
 def prepare() -> None:
-    """A trainer's own number of threads (its server has one, since a pool must not exist when it forks), and
-    its generation's part of the store."""
+    """A trainer's own number of threads (its server has one, since a pool must not exist when it forks),
+    its generation's part of the store, and a DDP that sums alike whenever it is made."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    if "torch.nn.parallel" in sys.modules:
+        from windtunnel.training.elastic.live import buckets
+
+        buckets.settle()
     if "torch.distributed.rendezvous" in sys.modules and "WINDTUNNEL_PREFIX" in os.environ:
         _prefix_store(os.environ["WINDTUNNEL_PREFIX"])
 

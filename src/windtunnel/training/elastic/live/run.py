@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.elastic.live import buckets
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, Regroup
@@ -81,6 +82,7 @@ def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float
     """
     if dist.is_initialized():
         raise UserError("elastic.run: a process group exists; accepted: none, since run makes it")
+    buckets.settle()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     address = os.environ.get("WINDTUNNEL_AGENT")
     if not address:
