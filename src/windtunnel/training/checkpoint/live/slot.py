@@ -202,6 +202,10 @@ class Slot:
         count = self.capacity if header is None or header.step < 0 else header.nbytes
         return memoryview(self._map)[HEADER : HEADER + count]
 
+    def first(self, count: int) -> memoryview:
+        """The first ``count`` bytes of the data, whatever the header says by now."""
+        return memoryview(self._map)[HEADER : HEADER + count]
+
     def begin(
         self, step: int, *, nbytes: int, world: int, has_shared: bool, generation: int, layout: str
     ) -> None:

@@ -72,11 +72,12 @@ class Holder:
             found = state.folder.find(shard, step, message.get("world"))
             if found is None:
                 raise Refused("copy", f"{shard} of step {step} is not here")
-            file = open(found[0].path, "rb", buffering=0)  # noqa: SIM115 (used after the lock is released)
-        with file:
-            wire.send(sock, asdict(found[1]))
+            slot, header = found
+            data = slot.first(header.nbytes)
+        with data:
+            wire.send(sock, asdict(header))
             # If the slot is overwritten meanwhile the reader's checksum will say so.
-            transfer.send_range(sock, file, 0, found[1].nbytes)
+            transfer.send_data(sock, data)
 
     def _put(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
         state, generation = self._state, message["generation"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live import slot as slots
@@ -19,7 +18,7 @@ from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace, Pacer, Sender
 from windtunnel.training.checkpoint.live.memory.state import Board, Spec, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
-from windtunnel.training.checkpoint.live.slot import CopyError, Header
+from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
 from windtunnel.training.checkpoint.policy.placement import Kind, place
 from windtunnel.training.checkpoint.policy.slots import EMPTY, explain, needed, require
 from windtunnel.training.elastic.model import MemberHost
@@ -208,15 +207,15 @@ class Owner:
             if state.generation == message["generation"]:
                 state.ledger.saved(rank, step, shard, state.host.id, holders)
                 for host in holders:
-                    self._send(host, self._delivery(one.path, header, spec.slots, rank, shelf))
+                    self._send(host, self._delivery(one, header, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
         return {"committed": state.committed}
 
-    def _delivery(self, path: Path, header: Header, count: int, rank: int, shelf: Shelf) -> Delivery:
+    def _delivery(self, slot: Slot, header: Header, count: int, rank: int, shelf: Shelf) -> Delivery:
         def keeps() -> list[int]:
             return [step for step in shelf.held() if step not in (EMPTY, header.step)]
 
-        return Delivery(path, header, count, rank, self._state.generation, keeps, self._delivered)
+        return Delivery(slot, header, count, rank, self._state.generation, keeps, self._delivered)
 
     def _send(self, host: int, delivery: Delivery) -> None:
         state = self._state

@@ -29,12 +29,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import transfer
-from windtunnel.training.checkpoint.live.slot import Header, read_header
+from windtunnel.training.checkpoint.live.slot import Header, Slot
 from windtunnel.training.elastic.model import MemberHost
 
 SMALLEST = 16 << 10
@@ -172,7 +171,7 @@ class Delivery:
     ``done(delivery, host, verdict)`` is called once, with "complete", "have", or why it was given up; not if
     it is cancelled."""
 
-    path: Path
+    slot: Slot
     header: Header
     slots: int
     rank: int
@@ -254,9 +253,6 @@ class Sender:
         while not delivery.cancelled.is_set():
             try:
                 verdict = self._attempt(delivery)
-            except FileNotFoundError:
-                verdict = "its slot is gone"
-                self._close()
             except (OSError, wire.WireError):
                 verdict = "failed"
                 self._close()
@@ -273,6 +269,8 @@ class Sender:
             pause = min(2 * pause, self._limits.pause)
 
     def _attempt(self, delivery: Delivery) -> str:
+        if not delivery.slot.path.exists():
+            return "its slot is gone"  # though it still is mapped
         sock = self._connection()
         answer = self._ask(sock, delivery)
         if answer.get("answer") == "layout":
@@ -286,12 +284,12 @@ class Sender:
         verdict = self._verdict(answer)
         if verdict != "go":
             return verdict
-        with open(delivery.path, "rb", buffering=0) as file:
-            self._stream(sock, file, delivery)
+        with delivery.slot.first(delivery.header.nbytes) as data:
+            self._stream(sock, data, delivery)
         answer, following = wire.receive(sock)
         wire.skip(sock, following)
         verdict = self._verdict(answer)
-        if verdict == "torn" and read_header(delivery.path) != delivery.header:
+        if verdict == "torn" and delivery.slot.header != delivery.header:
             return "it was overwritten meanwhile"
         return verdict
 
@@ -317,8 +315,8 @@ class Sender:
         }
         return transfer.ask(sock, message)
 
-    def _stream(self, sock: socket.socket, file: BinaryIO, delivery: Delivery) -> None:
-        nbytes = delivery.header.nbytes
+    def _stream(self, sock: socket.socket, data: memoryview, delivery: Delivery) -> None:
+        nbytes = len(data)
         at = 0
         while at < nbytes:
             size = self._pacer.take(nbytes - at, self._limits.silence / 4, delivery.cancelled)
@@ -327,7 +325,7 @@ class Sender:
             inside = self._pacer.inside()
             begun = time.monotonic()
             sock.sendall(transfer.LENGTH.pack(size))  # 0 where there is no leave yet: we live
-            transfer.send_range(sock, file, at, size)
+            transfer.send_data(sock, data[at : at + size])
             if self._pacer.measures:
                 _drain(sock, begun + self._limits.silence)
                 self._pacer.sent(size, time.monotonic() - begun)
