@@ -82,6 +82,7 @@ class FakeMemory:
         self.cluster, self.rank = cluster, rank
         self.place = rank // cluster.per_host
         self.windows: list[float] = []
+        self.needs = ""
         self.slots: dict[str, list[Slot]] = {}
 
     def reserve(

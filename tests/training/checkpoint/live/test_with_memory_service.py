@@ -129,6 +129,8 @@ def straight(rank: int, steps: int) -> torch.Tensor:
 def test_hosts_are_lost_one_after_the_other(make: Any, mode: str) -> None:
     world = make(3)
     assert [start for start, _ in together(3, lambda r: run(world, r, 4, mode=mode))] == [0, 0, 0]
+    needs = [note for note in world.notes() if note.startswith("checkpoints take memory on each host")]
+    assert ["2 slots x" in note and "held for others" in note for note in needs] == [True]
     for number, gone in enumerate([1, 0, 2]):
         world.lose(gone)
         steps = 6 + 2 * number

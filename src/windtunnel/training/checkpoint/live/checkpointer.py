@@ -39,7 +39,7 @@ from windtunnel.training.checkpoint.live.snapshot import agree_alike
 from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
-from windtunnel.training.checkpoint.policy.slots import EMPTY
+from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
 
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
 _PAUSE = 0.002
@@ -258,9 +258,17 @@ class PeerCheckpointer:
         self._views.clear()
         self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
         self._held = self._access.reserve(self._plan)
+        if self.job.rank == 0:
+            self._tell_needs(self._access.memory.needs)
         if self.settings.mode == "idle" and self._idle is None:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
+
+    def _tell_needs(self, needs: str) -> None:
+        kept = self.job.keep("checkpoint", dict)
+        if kept.get("needs") != needs:
+            kept["needs"] = needs
+            self.job.event("note", text=f"checkpoints take memory on each host: {needs}; {WHY}")
 
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""

@@ -34,6 +34,9 @@ EMPTY = -1
 """What ``held`` says of a slot without a complete step: never written, or torn."""
 
 
+WHY = "a slot is overwritten only when a newer step has all its copies"
+
+
 def slot_for(slots: int, step: int, held: Sequence[int]) -> int:
     """The slot that ``step`` goes to: an abandoned ``step`` or later one, else an empty one, else the oldest.
 

@@ -100,6 +100,7 @@ class LocalMemory:
             placement=dict(placement or {"kind": "mixed"}),
             pace=asdict(pace),
         )
+        self.needs = str(answer["needs"])
         return {
             shard: [Slot.open(Path(path)) for path in paths[:slots]]
             for shard, paths in answer["paths"].items()

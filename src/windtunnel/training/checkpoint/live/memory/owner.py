@@ -95,7 +95,7 @@ class Owner:
             )
             if holders:
                 self._pacer.configure(Pace(**message["pace"]))
-        self._require(rank, spec)
+        told = self._require(rank, spec)
         state.folder.keep_layout(message["layout"], layout, generation)
         paths = {}
         for shard, count in nbytes.items():
@@ -106,7 +106,7 @@ class Owner:
         state.require(generation)
         with state.changed:
             state.specs[rank] = spec
-        return {"paths": paths}
+        return {"paths": paths, "needs": told}
 
     def _holders(self, rank: int, message: Message) -> tuple[int, ...]:
         """Ids of the hosts that hold the rank's copies, the own host left out."""
@@ -124,8 +124,9 @@ class Owner:
         holders = place(count, copies, kind, domains).holders[rank // membership.per_host]
         return tuple(membership.hosts[at].id for at in holders[1:])
 
-    def _require(self, rank: int, spec: Spec) -> None:
-        """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones.
+    def _require(self, rank: int, spec: Spec) -> str:
+        """Refuse what will not fit, taking for granted that peers' shards are as large as the own ones; the
+        sum in words.
 
         Raises:
             UserError: with the sum.
@@ -141,11 +142,12 @@ class Owner:
         )
         headers = spec.slots * slots.HEADER * sum(len(one.nbytes) * (1 + len(one.holders)) for one in specs)
         more = needed(own, held, spec.slots, headers) - here
+        told = explain(own, held, spec.slots, headers)
         if more > 0:
-            told = explain(own, held, spec.slots, headers)
             state.folder.require(
                 more, lambda: f"checkpoints in memory need {told} on this host", world, state.base
             )
+        return told
 
     def _prepare(self, host: int, shard: str, shelf: Shelf, message: Message) -> None:
         """Have a holder take the memory for its copy now. One that does not answer is the membership's
