@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from host_helpers import environment, script
@@ -17,6 +18,7 @@ from support.quick import windtunnel
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
+from windtunnel.training.checkpoint.live import slot, storage
 
 WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
 
@@ -45,6 +47,8 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--hosts", "3", "--placement", "group"], "2 does not divide 3"),
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),
         (["--persist", "nothing://x"], "Protocol not known"),
+        (["--on-no-checkpoint", "hope"], "--on-no-checkpoint hope: accepted are fail, restart"),
+        (["--start-from", "/proc/none"], "--start-from /proc/none: there is no whole checkpoint in it"),
     ],
 )
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
@@ -65,6 +69,17 @@ def test_a_script_that_is_not_python_starts_nothing(
     assert isinstance(found.exception, UserError)
     assert str(found.exception).startswith(str(path))
     assert "no Python that can be run" in str(found.exception)
+
+
+def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    url = tmp_path / "stored"
+    about: dict[str, Any] = {"world": 1, "has_shared": False, "generation": 1}
+    data = memoryview(b"state")
+    storage.write_shard(str(url), 4, "rank0", data, layout="l", checksum=slot.checksum_of(data), **about)
+    storage.complete_step(str(url), 4, **about)
+    found = CliRunner().invoke(app, ["train", "--persist", str(url), str(script(tmp_path, ""))])
+    assert isinstance(found.exception, UserError)
+    assert "step 4 of another run is in it; give --start-from" in str(found.exception)
 
 
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:

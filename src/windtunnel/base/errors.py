@@ -1,5 +1,5 @@
-"""What windtunnel raises for its users, in four families: their input, their program, the host beneath both,
-and a verdict that they asked for.
+"""What windtunnel raises for its users, in five families: their input, their program, the host beneath both,
+a verdict that they asked for, and less than they asked for.
 
 Whatever else is an exception here stays inside the part that raises it.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class WindtunnelError(Exception):
-    """Any of the four. ``status``: the exit status that the command line ends with. ``details``: printed
+    """Any of the five. ``status``: the exit status that the command line ends with. ``details``: printed
     before the sentence, empty where that says all."""
 
     status = 1
@@ -47,6 +47,15 @@ class VerdictError(WindtunnelError):
     def __init__(self, message: str, run: Any = None, details: str = "") -> None:
         super().__init__(message, details)
         self.run = run
+
+
+class LessError(WindtunnelError):
+    """What was asked for was not reached, though nothing was wrong with input or program. Exit status 3.
+
+    The message is one sentence: what is missing, and what to do where that will do.
+    """
+
+    status = 3
 
 
 class HostError(WindtunnelError):

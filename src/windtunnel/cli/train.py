@@ -47,6 +47,15 @@ def train(
     slots: Annotated[int, typer.Option(help="Steps that are kept of each copy, 2 or 3.")] = 2,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
+    start_from: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="Storage of another run whose newest checkpoint this one starts from."
+        ),
+    ] = "",
+    on_no_checkpoint: Annotated[
+        str, typer.Option(help="When every committed step is lost: fail (status 3), or restart at step 0.")
+    ] = "fail",
     network: Annotated[
         str, typer.Option(help="loopback, or netns: a network for each host (root).")
     ] = "loopback",
@@ -74,7 +83,7 @@ def train(
 
     Options come before SCRIPT; what follows it is the script's own. The script's output appears as it comes,
     lines of other ranks than 0 with their rank. Exit status 0 when all ranks ended well, 1 when the job
-    failed.
+    failed, 3 when what was asked for could not be reached.
 
     Example: windtunnel train --hosts 4 --inject "kill:host=2,step=7" train.py
     """
@@ -97,6 +106,8 @@ def train(
             slots=slots,
             persist=persist,
             persist_every=persist_every,
+            start_from=start_from,
+            on_no_checkpoint=on_no_checkpoint,
             network=network,
             rate=rate,
             lease=lease,

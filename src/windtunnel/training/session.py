@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store.objects import open_files
 from windtunnel.training import cleanup
@@ -30,6 +30,7 @@ CHOICES = {
     "placement": ("group", "ring", "mixed", "domains"),
     "mode": ("blocking", "concurrent", "idle"),
     "network": ("loopback", "netns"),
+    "on_no_checkpoint": ("fail", "restart"),
 }
 LEAST = {
     "hosts": 1,
@@ -62,6 +63,8 @@ class Request:
     slots: int
     persist: str
     persist_every: int
+    start_from: str
+    on_no_checkpoint: str
     network: str
     rate: str
     lease: float
@@ -129,11 +132,29 @@ class Request:
             "mode": self.mode,
             "slots": self.slots,
         }
+        if self.on_no_checkpoint != "fail":
+            settings["on_no_checkpoint"] = self.on_no_checkpoint
         if domains:
             settings["domains"] = list(domains)
         if self.persist:
             settings |= {"persist": writable(self.persist), "persist_every": self.persist_every}
+        if self.start_from:
+            settings["start_from"] = _whole_steps(self.start_from)
         return settings
+
+    def require_own_storage(self) -> None:
+        """Storage with checkpoints of another run is not taken for this one's, nor silently passed over.
+
+        Raises:
+            UserError: there are some, and the user did not say what to do with them.
+        """
+        if self.persist and not self.start_from:
+            url, steps = writable(self.persist), stored_steps(self.persist, "--persist")
+            if steps:
+                raise UserError(
+                    f"--persist {url}: step {steps[-1]} of another run is in it; give --start-from {url} "
+                    "to go on from there, or storage without checkpoints"
+                )
 
 
 def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
@@ -144,8 +165,10 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
 
     Raises:
         UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
+        LessError: what was asked for could not be reached.
     """
     job = request.job()
+    request.require_own_storage()
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -160,7 +183,7 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
     run = Store.open().begin(CAPABILITY, inputs)
     try:
         summary = _launch(job, run.directory, as_json)
-    except (UserError, ScriptError) as error:
+    except (UserError, ScriptError, LessError) as error:
         run.fail(str(error))
         raise
     except BaseException as error:
@@ -208,6 +231,8 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     if as_json:
         print(json.dumps(summary), flush=True)
+    if outcome.status == LessError.status:
+        raise LessError(f"the job ended: {in_short(outcome.reason)}")
     if outcome.status != 0:
         lost = report.failed_rank(events)
         details = (lost or {}).get("error") or ""
@@ -272,6 +297,34 @@ def writable(url: str) -> str:
     except Exception as error:  # whatever a library of object storage raises
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(f"--persist {url}: nothing can be written there ({why})") from error
+    return url
+
+
+def stored_steps(url: str, option: str) -> list[int]:
+    """The whole checkpoints in storage, oldest first.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from windtunnel.store.objects.files import ObjectError
+    from windtunnel.training.checkpoint.live import storage
+
+    try:
+        return [one.step for one in storage.steps(url) if not one.bad]
+    except (ObjectError, OSError) as error:
+        raise UserError(f"{option} {url}: it cannot be read ({error})") from error
+
+
+def _whole_steps(url: str) -> str:
+    """``url``, absolute where it is a path, if there is a whole checkpoint.
+
+    Raises:
+        UserError: there is none.
+    """
+    if "://" not in url:
+        url = str(Path(url).absolute())
+    if not stored_steps(url, "--start-from"):
+        raise UserError(f"--start-from {url}: there is no whole checkpoint in it")
     return url
 
 

@@ -58,16 +58,49 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Commit:
+    """The supervisor's log says that all copies of ``step`` were complete. ``course``: the generation that
+    its copies carry. ``alike``: what all ranks should hold alike beside the shared shard was so then."""
+
+    step: int
+    course: int
+    alike: bool = False
+
+
+@dataclass(frozen=True)
+class Persisted:
+    """The supervisor's log says that ``step`` was written to storage by this run; ``check``: the checksum of
+    its manifest there."""
+
+    step: int
+    course: int
+    check: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """What the supervisor's log says of checkpoints. ``newest``: the newest step that was ever committed, -1
+    for none."""
+
+    committed: tuple[Commit, ...] = ()
+    persisted: tuple[Persisted, ...] = ()
+    newest: int = -1
+
+
+@dataclass(frozen=True)
 class RestorePlan:
     """The step to go on from, and for every shard of it the sources to try, in this order.
 
-    ``step`` is None where nothing can be restored: the job begins at the beginning.
+    ``step`` is None where nothing can be restored: the job begins at the beginning, or, where ``failed``
+    says why, it ends. ``ignored``: whole steps that were passed over since no log knows of them.
     """
 
     step: int | None
     world: int = 0
     sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
     reason: str = ""
+    ignored: tuple[str, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Cluster:
     events: list[dict[str, Any]] = field(default_factory=list)
     said: dict[tuple[int, str], dict[int, Any]] = field(default_factory=dict)
     persisted: list[int] = field(default_factory=list)
+    log: dict[str, Any] | None = None  # of a supervisor
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -199,6 +200,9 @@ class FakeJob:
                 if not self.cluster.changed.wait(max(0.0, end - time.monotonic())):
                     raise TimeoutError(key)
             return dict(said)
+
+    def checkpoints(self) -> dict[str, Any] | None:
+        return self.cluster.log
 
     def check(self) -> None:
         if self.cluster.generation != self.generation:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.training.checkpoint.model import Copy, Source
+from windtunnel.training.checkpoint.model import Commit, Copy, Log, Persisted, Source
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
@@ -16,6 +17,7 @@ from windtunnel.training.checkpoint.policy.restore import (
     local_first,
     needed_shards,
     plan_restore,
+    starts_elsewhere,
 )
 
 
@@ -116,6 +118,50 @@ def test_torn_steps_in_storage_are_told() -> None:
     assert plan.step is None
     assert "steps/5-1 was not completed" in plan.reason
     assert plan_restore([], []).reason == "nothing was saved yet"
+
+
+def test_only_what_the_log_knows_is_restored() -> None:
+    """However new and whole: a forged step, one whose record was lost, one of another course."""
+    log = Log((Commit(6, 1), Commit(7, 1)), (Persisted(3, 1, "check"),), newest=7)
+    forged = [*whole(7), *whole(50), copy(0, "rank0", 60)]
+    plan = plan_restore(forged, [stored(3), stored(70)], log=log)
+    assert plan.step == 7
+    assert (
+        plan.ignored
+        == (
+            "step 50 in memory (2 of 2 shards) is not in the run's log as committed",
+            "step 70 in storage is not in the run's log as written by it",
+            "step 3 in storage is not in the run's log as written by it",  # its manifest is another
+        )[:2]
+    )
+    assert "step 60 in memory (1 of 2 shards) is not" in plan.reason
+    again = [copy(r, f"rank{r}", 7, generation=2) for r in range(2)]
+    assert plan_restore([*again, *whole(6)], [], log=log).step == 6
+    assert plan_restore([*again, *whole(6)], [], log=replace(log, committed=(Commit(7, 2),))).step == 7
+    ours = replace(stored(3), check="check")
+    assert plan_restore(whole(50), [ours, stored(70)], log=log).step == 3
+    assert plan_restore(whole(50), [stored(3)], log=log).step is None  # of another manifest
+
+
+def test_a_job_that_had_a_checkpoint_does_not_begin_anew_unasked() -> None:
+    log = Log((Commit(7, 1),), newest=7)
+    left = [copy(0, "rank0", 7)]
+    plan = plan_restore(left, [], log=log, restart=False)
+    assert plan.step is None
+    assert plan.failed == (
+        "step 7 was committed, and no whole checkpoint is left (step 7 lacks rank1 (1 of 2 shards are left))"
+    )
+    assert not plan_restore(left, [], log=log).failed
+    assert not plan_restore(left, [], log=Log(), restart=False).failed
+    assert not plan_restore(left, [], restart=False).failed
+    assert plan_restore([], [], log=log, restart=False).failed.endswith("(no host and no storage has a copy)")
+
+
+def test_another_runs_storage_is_the_start_of_a_run_without_a_checkpoint_alone() -> None:
+    assert starts_elsewhere(Log(), []) and starts_elsewhere(None, [StoredStep(5, bad="torn")])
+    assert not starts_elsewhere(Log((Commit(0, 1),), newest=0), [])
+    assert not starts_elsewhere(Log(persisted=(Persisted(3, 1, "c"),)), [])
+    assert not starts_elsewhere(None, [stored(3)])
 
 
 def test_courses_are_not_mixed() -> None:

@@ -143,4 +143,39 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+def forge_slots(launched: Launched, place: int, step: int) -> list[Path]:
+    """Make the older slot of every shard that a host holds a whole copy of ``step``."""
+    from windtunnel.training.checkpoint.live import slot
+
+    oldest: dict[str, tuple[int, Path]] = {}
+    for path in Path(launched.places()[place]["memory"]).rglob("*.slot"):
+        header = slot.read_header(path)
+        assert header is not None
+        oldest[header.shard] = min(oldest.get(header.shard, (step, path)), (header.step, path))
+    for _, path in oldest.values():
+        header, one = slot.read_header(path), slot.Slot.open(path)
+        assert header is not None
+        about = {"nbytes": header.nbytes, "layout": header.layout, **header.course}
+        one.begin(step, **about)
+        one.complete(slot.checksum_of(one.data))
+        one.close()
+    return [path for _, path in oldest.values()]
+
+
+def forge_stored(url: str, like: int, step: int) -> None:
+    """A whole checkpoint of ``step`` in storage, of the data of ``like``."""
+    from windtunnel.training.checkpoint.live import storage
+
+    (real,) = [one for one in storage.steps(url) if one.step == like and not one.bad]
+    told: dict[str, Any] = {"world": real.world, "has_shared": real.has_shared, "generation": real.generation}
+    layouts = {}
+    for shard in real.shards:
+        data = memoryview(bytearray(shard.nbytes))
+        storage.read_shard(url, like, shard.shard, data)
+        about = {"layout": shard.layout, "checksum": shard.checksum}
+        storage.write_shard(url, step, shard.shard, data, **about, **told)
+        layouts[shard.layout] = storage.layout(url, shard.layout)
+    storage.complete_step(url, step, layouts=layouts, **told)
+
+
 no_network = network.missing()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_helpers import at_gate, end_well, of, open_gate, running, same
+from runs_helpers import at_gate, end_well, forge_slots, forge_stored, of, open_gate, running, same
 
 from support.waiting import until
 from windtunnel.training.elastic import faults
@@ -111,16 +111,52 @@ def test_many_at_once(tmp_path: Path, sharded: dict[str, Any]) -> None:
     assert "storage" in set(found[2].tiers.values())
 
 
-def test_nothing_left_begins_anew_and_says_so(tmp_path: Path) -> None:
-    with running(tmp_path, "--gates", 4, kind="plain", hosts=2) as launched:
+def test_forged_newer_checkpoints_are_ignored_and_named(tmp_path: Path) -> None:
+    """Whole steps of the future, with checksums that fit, put into memory and storage from outside."""
+    url = str(tmp_path / "stored")
+    settings = {"persist": url, "persist_every": 1}
+    with running(tmp_path, "--gates", 4, 8, kind="plain", hosts=2, settings=settings) as launched:
         at_gate(launched, 4, 2)
+        forged = [path for place in launched.places() for path in forge_slots(launched, place, 50)]
+        assert len(forged) == 6  # of two ranks, and what they hold alike
+        os.kill(launched.places()[1]["workers"][1], signal.SIGKILL)
+        open_gate(launched, 4)
+        at_gate(launched, 8, 2)
+        until(lambda: any(event["step"] == 7 for event in of(launched, "persisted")))
+        forge_stored(url, 7, 60)
         launched.kill_host(0)
         launched.kill_host(1)
-        open_gate(launched, 4)
+        open_gate(launched, 8)
         end_well(launched)
-        steps = [event["step"] for event in of(launched, "step")]
-        assert steps == [*range(4), *range(12)]
-        assert any("begin" in note["text"] for note in of(launched, "note"))
+        assert [event["step"] for event in of(launched, "step")] == [*range(12)]
+        assert [event["step"] for event in of(launched, "restored")] == [3, 3, 7, 7]
+        notes = " ".join(note["text"] for note in of(launched, "note"))
+    assert "not restored: step 50 in memory (3 of 3 shards) is not in the run's log as committed" in notes
+    assert "not restored: step 60 in storage is not in the run's log as written by it" in notes
+
+
+def test_what_is_lost_ends_the_job_or_is_begun_anew_where_that_was_asked_for(tmp_path: Path) -> None:
+    for word in ("fail", "restart"):
+        folder, settings = tmp_path / word, {"on_no_checkpoint": word}
+        folder.mkdir()
+        with running(folder, "--gates", 4, kind="plain", hosts=2, settings=settings) as launched:
+            at_gate(launched, 4, 2)
+            launched.kill_host(0)
+            launched.kill_host(1)
+            open_gate(launched, 4)
+            if word == "restart":
+                end_well(launched)
+                steps = [event["step"] for event in of(launched, "step")]
+                assert steps == [*range(4), *range(12)]
+                assert any("begin" in note["text"] for note in of(launched, "note"))
+                continue
+            outcome = launched.wait(150)
+        assert outcome is not None and outcome.status == 3
+        assert outcome.reason.strip() == (
+            "step 3 was committed, and no whole checkpoint is left (no host and no storage has a copy); "
+            "--on-no-checkpoint restart begins at step 0"
+        )
+        assert [event["step"] for event in of(launched, "step")] == [*range(4)]
 
 
 def test_a_program_that_fails_again_and_again(tmp_path: Path) -> None:

@@ -86,6 +86,40 @@ def test_open_posts_and_durable_agreements_come_over(tmp_path: Path) -> None:
             assert answer[0]["values"] == values
 
 
+def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None:
+    """Nobody else writes it; and the next supervisor knows it, too."""
+    with a_run(tmp_path, 2, deadlines=PATIENT) as run:
+        agents = run.add(2)
+        run.formed(1)
+        for agent in agents:
+            for kind in ("committed", "persisted"):
+                forged = {"step": 99, "course": 1, "alike": True, "check": "x", "key": "persist/99/1"}
+                agent.say("event", kind=kind, generation=1, **forged)
+        for key, posts in (
+            ("checkpoint/7/1", [{"holders": {}, "course": 1, "alike": "a"}] * 2),
+            ("checkpoint/8/1", [{"holders": {}, "course": 1, "alike": a} for a in "ab"]),
+            ("checkpoint/9/1", [{"holders": {}, "course": course} for course in (1, 2)]),
+            ("checkpoint/x/1", ["nonsense", 7]),
+            ("persist/7/1", [None, None]),
+        ):
+            for agent in agents:
+                agent.post(key, agent.place, posts[agent.place])
+            until(lambda k=key: agents[0].of("decided", key=k), key)  # type: ignore[misc]
+        for agent in (*agents, agents[0]):  # of place 0 it is believed, once
+            agent.say("event", kind="persisted", key="persist/7/1", step=7, course=1, check="c", generation=1)
+        agree(run, "all is said")
+        for epoch in (1, 2):
+            agents[1].say("ask", generation=1, key="record/checkpoints")
+            (answer,) = until(lambda e=epoch: agents[1].of("answer", epoch=e), "an answer")  # type: ignore[misc]
+            known = [{"step": step, "course": 1, "alike": step == 7} for step in (7, 8)]
+            stored = [{"step": 7, "course": 1, "check": "c"}]
+            assert answer["values"] == {"0": {"committed": known, "persisted": stored, "newest": 8}}
+            restart(run)
+            back(run, agents)
+        assert [event["step"] for event in run.events("committed")] == [7, 8]
+        assert len(run.events("persisted")) == 1
+
+
 def test_a_host_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
     deadlines = Deadlines(back=0.5, end=2.0)
     with a_run(tmp_path, 2, deadlines=deadlines, lease=0.5) as run:

@@ -46,7 +46,8 @@ class Access:
     def __init__(self, job: Any, settings: Settings, memory: Any) -> None:
         self.memory = memory
         self._job, self._settings = job, settings
-        self._stored = Stored(settings)
+        self.start_from = settings.start_from
+        self._stored = Stored(settings.persist)
         self._slots: dict[str, list[Any]] = {}
         self._due = -1
 
@@ -160,7 +161,8 @@ class Access:
 
     def stored_newest(self) -> bool:
         """Whether the newest step that was due is a checkpoint in storage."""
-        return self._due < 0 or any(found.step >= self._due for found in self.stored())
+        found = Stored(self._settings.persist).stored()
+        return self._due < 0 or any(one.step >= self._due for one in found)
 
     def copies(self) -> Sequence[Copy]:
         """What this host's memory holds."""
@@ -168,7 +170,11 @@ class Access:
 
     def stored(self) -> Sequence[StoredStep]:
         """What storage holds."""
-        return self._stored.stored() if self._settings.persist else []
+        return self._stored.stored()
+
+    def start_elsewhere(self) -> None:
+        """Storage is that of another run from now on, as far as it is read."""
+        self._stored = Stored(self.start_from)
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
         """The layout of that digest.
@@ -206,14 +212,17 @@ class Access:
 class Stored:
     """What can be read where there is no agent: storage. Methods as those of `Access`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._url = settings.persist or ""
+    def __init__(self, url: str | None, start_from: str | None = None) -> None:
+        self._url, self.start_from = url or "", start_from
+
+    def start_elsewhere(self) -> None:
+        self._url = self.start_from or ""
 
     def copies(self) -> Sequence[Copy]:
         return []
 
     def stored(self) -> Sequence[StoredStep]:
-        return storage.steps(self._url)
+        return storage.steps(self._url) if self._url else []
 
     def layout(self, source: Source, step: int, shard: str, digest: str) -> bytes:
         with _had(f"layout {digest}"):

@@ -94,19 +94,22 @@ class PeerCheckpointer:
         or plain value (which is replaced in ``state``). All ranks call it.
 
         Raises:
+            LessError: there was a committed step, nothing of it can be restored, and the job may not begin
+                anew (``on_no_checkpoint``).
             UserError: what was saved is of another state; nothing was changed.
             Regroup: the membership changed meanwhile.
         """
         self._restores += 1
-        if self._access is None and not self.settings.persist:
+        if self._access is None and not (self.settings.persist or self.settings.start_from):
             return 0
         with self._current():
             found = restore(
                 self.job,
-                self._access or Stored(self.settings),
+                self._access or Stored(self.settings.persist, self.settings.start_from),
                 state,
                 key=f"{self._serial}.{self._restores}",
                 rng=self.settings.rng,
+                restart=self.settings.on_no_checkpoint == "restart",
             )
             step = -1 if found is None else found.step
             self._begin(step)

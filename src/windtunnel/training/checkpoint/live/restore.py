@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import snapshot, state
@@ -34,13 +34,14 @@ from windtunnel.training.checkpoint.live.layout import (
     view_of,
 )
 from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source, Tier
+from windtunnel.training.checkpoint.model import SHARED, Copy, Log, Persisted, RestorePlan, Source, Tier
 from windtunnel.training.checkpoint.policy import Inventory
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
     StoredStep,
     local_first,
     plan_restore,
+    starts_elsewhere,
 )
 
 if TYPE_CHECKING:
@@ -100,34 +101,81 @@ class _Missing(Exception):
     """No source of a shard gave it."""
 
 
+@dataclass(frozen=True)
+class _There:
+    """What all ranks said. ``elsewhere``: what is stored is of another run, from which this one starts."""
+
+    copies: list[Copy]
+    stored: list[StoredStep]
+    log: Log | None
+    elsewhere: bool
+
+
+def _inventory(job: Any, reader: Access | Stored, key: str) -> _There:
+    """What there is to go on from, alike on all ranks."""
+    said: dict[str, Any] = {"copies": to_plain(reader.copies()) if job.local_rank == 0 else []}
+    if job.rank == 0:
+        log = job.checkpoints()
+        stored = reader.stored()
+        known = None if log is None else from_plain(Log, log)
+        elsewhere = bool(reader.start_from) and starts_elsewhere(known, stored)
+        if elsewhere:
+            reader.start_elsewhere()
+            stored = reader.stored()
+        said |= {"stored": to_plain(stored), "log": log, "elsewhere": elsewhere}
+    all_said = job.agree(f"inventory/{key}", said)
+    first = all_said[0]
+    copies = [from_plain(Copy, copy) for rank in sorted(all_said) for copy in all_said[rank]["copies"]]
+    there = [from_plain(StoredStep, step) for step in first["stored"]]
+    log = None if first["log"] is None else from_plain(Log, first["log"])
+    if first["elsewhere"]:
+        if job.rank:
+            reader.start_elsewhere()
+        if log is not None:  # the user named that storage
+            log = Log(persisted=tuple(Persisted(one.step, one.generation, one.check) for one in there))
+    return _There(copies, there, log, first["elsewhere"])
+
+
 def restore(
-    job: Any, reader: Access | Stored, program: state.State, *, key: str, rng: bool = True
+    job: Any,
+    reader: Access | Stored,
+    program: state.State,
+    *,
+    key: str,
+    rng: bool = True,
+    restart: bool = False,
 ) -> Restored | None:
     """Put the newest restorable state into ``program``; None if there is none, and nothing was changed.
 
-    All ranks call it. ``key`` makes its agreements distinct within a generation.
+    All ranks call it. ``key`` makes its agreements distinct within a generation. ``restart``: whether the job
+    may begin anew though it had a committed step once.
 
     Raises:
+        LessError: it had one, nothing of it can be restored, and it may not; all ranks raise.
         UserError: what was saved does not fit ``program``; all ranks raise.
         Regroup, TimeoutError: from the agreements.
     """
     begin = time.monotonic()
-    own = to_plain(reader.copies()) if job.local_rank == 0 else []
-    stored = to_plain(reader.stored()) if job.rank == 0 else []
-    said = job.agree(f"inventory/{key}", {"copies": own, "stored": stored})
-    copies = [from_plain(Copy, copy) for rank in sorted(said) for copy in said[rank]["copies"]]
-    there = [from_plain(StoredStep, step) for rank in sorted(said) for step in said[rank]["stored"]]
+    all_there = _inventory(job, reader, key)
+    copies, there = all_there.copies, all_there.stored
     bad: frozenset[BadCopy] = frozenset()
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
-        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)))
-        plan = plan_restore(inventory.copies, inventory.stored, bad)
+        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
+        plan = plan_restore(inventory.copies, inventory.stored, bad, inventory.log, inventory.restart)
         if job.rank == 0:  # all decide alike
             job.event("decision", **eventlog.decided("training.checkpoint", "newest", inventory, plan))
+            if plan.ignored and not attempt:
+                job.event("note", text=f"not restored: {'; '.join(plan.ignored)}")
+        if plan.failed:
+            raise LessError(f"{plan.failed}; --on-no-checkpoint restart begins at step 0")
         if plan.step is None:
-            if copies or there or job.generation > 1:
+            if job.rank == 0 and (copies or there or job.generation > 1):
                 job.event("note", text=f"{plan.reason}; the job begins at the beginning")
             return None
-        load = _Load(job, reader, program, local_first(plan, job.place), _sizes(copies, there, plan), rng)
+        sizes = _sizes(copies, there, plan)
+        load = _Load(job, reader, program, local_first(plan, job.place), sizes, rng)
+        if all_there.elsewhere:
+            load.course = job.generation  # the other run's are not ours
         loaded, error = None, None
         job.at("restoring", plan.step)
         try:
@@ -163,6 +211,9 @@ def restore(
         rng=rng,
         reseed=loaded.reseed,
     )
+    if all_there.elsewhere and job.rank == 0:
+        told = f"this run starts from step {plan.step} of another one, in {reader.start_from}"
+        job.event("note", text=told)
     seconds = time.monotonic() - begin
     job.event("restored", step=plan.step, tier=loaded.tier, seconds=seconds, reason=plan.reason)
     return Restored(plan.step, loaded.shards)
@@ -186,7 +237,7 @@ class _Load:
         self._step, self._world, self._sizes = plan.step, plan.world, sizes
         self._sources = {shard: list(sources) for shard, sources in plan.sources}
         # Copies of several courses may serve if they agree, but that is seen only while they overlap.
-        self._course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
+        self.course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
         self._layouts: dict[str, Layout] = {}
         self._blobs: dict[str, bytes] = {}
         self._kept: dict[str, Kept] = {}
@@ -307,7 +358,7 @@ class _Load:
                 continue
             self._tier = max(self._tier, source.tier, key=_TIERS.index)
             if shard in (f"rank{self._job.rank}", SHARED):
-                about = (self._world, SHARED in self._sources, self._course, source.tier == "memory")
+                about = (self._world, SHARED in self._sources, self.course, source.tier == "memory")
                 self._kept[shard] = Kept(shard, data, checksum, self._blobs[shard], *about)
             return data
         raise _Missing(shard)

@@ -18,6 +18,7 @@ _CHOICES = {
     "placement": ("group", "ring", "mixed", "domains"),
     "mode": ("blocking", "concurrent", "idle"),
     "late": ("wait", "skip"),
+    "on_no_checkpoint": ("fail", "restart"),
 }
 _LEAST = {"copies": 1, "slots": 2, "persist_every": 1, "every": 1, "profile": 1}
 
@@ -27,10 +28,12 @@ class Settings:
     """``copies``: of every shard, the one at home counted. ``placement``: where the others go ("mixed" is
     "group" where the copies divide the places); with ``domains`` (a name for each place) no two of them into
     one. ``mode``: when they are sent. ``slots``: steps that every shard has room for. ``persist``: URL of
-    storage, written every ``persist_every`` steps. ``every``: steps between checkpoints. ``late``: what to
-    do with a step while the one before is not committed: "wait" up to ``patience`` (s), or "skip" the
-    checkpoint (then all ranks agree on it at every checkpoint). ``verify``: compare what all ranks should
-    hold alike now and then, and check every copy.
+    storage, written every ``persist_every`` steps. ``start_from``: URL of storage of another run, whose
+    newest checkpoint a job goes on from as long as it has none of its own. ``on_no_checkpoint``: what becomes
+    of a job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps
+    between checkpoints. ``late``: what to do with a step while the one before is not committed: "wait" up to
+    ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every checkpoint).
+    ``verify``: compare what all ranks should hold alike now and then, and check every copy.
     ``overlap``: copy the state in a thread while the next step's forward and backward run. ``rng``: save and
     restore the global generators. For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s,
     measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``:
@@ -43,7 +46,9 @@ class Settings:
     mode: str = "concurrent"
     slots: int = 2
     persist: str | None = None
-    persist_every: int = 500
+    persist_every: int = 100
+    start_from: str | None = None
+    on_no_checkpoint: str = "fail"
     every: int = 1
     late: str = "wait"
     patience: float = 60.0

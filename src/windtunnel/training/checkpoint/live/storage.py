@@ -172,6 +172,11 @@ def complete_step(
     return manifest
 
 
+def check_of(manifest: StepManifest) -> str:
+    """The checksum of a step's manifest: it covers the shards' manifests, and these their data."""
+    return check(seal(STEP_KIND, VERSION, manifest))
+
+
 def steps(url: str | Files) -> list[StoredStep]:
     """All that is there, oldest first. What cannot be restored has in ``bad`` why."""
     files = open_files(url)
@@ -261,6 +266,7 @@ def _listed(files: Files, name: str) -> StoredStep:
         generation,
         tuple(StoredShard(one.shard, one.nbytes, one.checksum, one.layout) for one in manifest.shards),
         bad=f"{where} lacks {', '.join(lacking)}" if lacking else "",
+        check=check_of(manifest),
     )
 
 

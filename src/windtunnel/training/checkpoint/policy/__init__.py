@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from windtunnel.training.checkpoint.model import Copy, RestorePlan
+from windtunnel.training.checkpoint.model import Copy, Log, RestorePlan
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredStep, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
@@ -19,11 +19,14 @@ __all__ = ["POLICIES", "Decision", "Inventory", "Observation", "Slot", "SlotWant
 @dataclass(frozen=True)
 class Inventory:
     """What is there to go on from: ``copies`` in the memory of all reachable hosts, steps ``stored`` in
-    storage, and those that turned out ``bad`` while they were read."""
+    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``: as in
+    `plan_restore`."""
 
     copies: tuple[Copy, ...]
     stored: tuple[StoredStep, ...]
     bad: tuple[BadCopy, ...] = ()
+    log: Log | None = None
+    restart: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ Decision = RestorePlan | Slot
 def decide(observation: Observation) -> Decision:
     """The newest step that every shard has a good copy of, or the slot to write to."""
     match observation:
-        case Inventory(copies, stored, bad):
-            return plan_restore(copies, stored, frozenset(bad))
+        case Inventory(copies, stored, bad, log, restart):
+            return plan_restore(copies, stored, frozenset(bad), log, restart)
         case SlotWanted(slots, step, held, committed, base):
             free = committed >= base and may_overwrite(slots, step, held, committed)
             return Slot(slot_for(slots, step, held), free)

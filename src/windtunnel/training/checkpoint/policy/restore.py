@@ -9,6 +9,11 @@ one shard equal bit for bit does not come from another state.) Else the newest g
 Within one generation two copies of a rank's shard that disagree cannot both be right, though each fits its
 own checksum: the majority is believed, and without one none. State that all ranks hold alike (``"shared"``)
 may differ in the last bits between them: without a majority the lowest place's is taken.
+
+Where the supervisor keeps a log, it is the authority: a step that it does not call committed (in storage:
+written by this run) is never restored, however new and whole it is. So nobody who can write to memory or
+storage can push a job forward. When all copies of a step were complete and only the record of it was lost,
+the job goes back to the step before.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.training.checkpoint.model import SHARED, Copy, RestorePlan, Source
+from windtunnel.training.checkpoint.model import SHARED, Copy, Log, RestorePlan, Source
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A step in storage. ``bad``: why it cannot be used (torn, foreign, of another version), "" if it can."""
+    """A step in storage. ``bad``: why it cannot be used (torn, foreign, of another version), "" if it can.
+    ``check``: the checksum of its manifest."""
 
     step: int
     world: int = 0
@@ -52,6 +58,7 @@ class StoredStep:
     generation: int = 0
     shards: tuple[StoredShard, ...] = ()
     bad: str = ""
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,17 +92,26 @@ def needed_shards(world: int, has_shared: bool) -> tuple[str, ...]:
 
 
 def plan_restore(
-    copies: Sequence[Copy], stored: Sequence[StoredStep], bad: frozenset[BadCopy] = frozenset()
+    copies: Sequence[Copy],
+    stored: Sequence[StoredStep],
+    bad: frozenset[BadCopy] = frozenset(),
+    log: Log | None = None,
+    restart: bool = True,
 ) -> RestorePlan:
     """The newest step that can be restored, and the sources of each of its shards.
 
     ``copies``: what all reachable hosts list. ``stored``: what storage lists; steps with ``bad`` are
-    passed over. ``bad``: found out while restoring; plan again with what failed added. Sources in memory
+    passed over. ``bad``: found out while restoring; plan again with what failed added. ``log``: what the
+    supervisor's log knows; None where there is no supervisor, and all is believed. ``restart``: whether the
+    job may begin anew where it had a committed step that is lost; else the plan has ``failed``.
+
+    Sources in memory
     have the tier ``"peer"`` and are ordered so that first choices are spread evenly over the holders; the
     reader puts its own place first with `local_first`. Storage comes last. The order of the arguments does
     not matter.
     """
-    kinds = _kinds(copies, stored, bad)
+    known, there, unknown = _believed(copies, stored, log)
+    kinds = _kinds(known, there, bad)
     passed: list[str] = []
     for kind in sorted(kinds, key=lambda k: (k.step, _newest(kinds[k]), k.world, k.has_shared), reverse=True):
         shards = needed_shards(kind.world, kind.has_shared)
@@ -104,14 +120,29 @@ def plan_restore(
             chosen = {shard: _agreed(shard, [e for e in family if e.shard == shard]) for shard in shards}
             missing = [shard for shard in shards if not chosen[shard]]
             if not missing:
-                return RestorePlan(
-                    kind.step, kind.world, _sources(chosen), _reason(kind, chosen, passed, bad)
-                )
+                told, ignored = _told_unknown(unknown, kind.step)
+                reason = _reason(kind, chosen, [*told, *passed], bad)
+                return RestorePlan(kind.step, kind.world, _sources(chosen), reason, ignored)
             lacking = lacking or _lacking(kind, missing, family)
         passed.append(lacking)
     torn = [f"step {one.step} in storage is unusable: {one.bad}" for one in stored if one.bad]
-    told = "; ".join(_short([*passed, *torn]))
-    return RestorePlan(None, reason=f"nothing can be restored: {told}" if told else "nothing was saved yet")
+    told, ignored = _told_unknown(unknown, -1)
+    words = "; ".join(_short([*told, *passed, *torn]))
+    reason = f"nothing can be restored: {words}" if words else "nothing was saved yet"
+    failed = ""
+    if log is not None and log.newest >= 0 and not restart:
+        failed = f"step {log.newest} was committed, and no whole checkpoint is left" + (
+            f" ({words})" if words else " (no host and no storage has a copy)"
+        )
+    return RestorePlan(None, reason=reason, ignored=ignored, failed=failed)
+
+
+def starts_elsewhere(log: Log | None, stored: Sequence[StoredStep]) -> bool:
+    """Whether a run to which the user named another run's storage starts from there: as long as it has no
+    checkpoint of its own."""
+    if log is None:
+        return all(one.bad for one in stored)
+    return log.newest < 0 and not log.persisted
 
 
 def local_first(plan: RestorePlan, place: int) -> RestorePlan:
@@ -122,6 +153,42 @@ def local_first(plan: RestorePlan, place: int) -> RestorePlan:
         return own + tuple(source for source in sources if source.place != place)
 
     return replace(plan, sources=tuple((shard, mine(sources)) for shard, sources in plan.sources))
+
+
+def _believed(
+    copies: Sequence[Copy], stored: Sequence[StoredStep], log: Log | None
+) -> tuple[Sequence[Copy], Sequence[StoredStep], list[tuple[int, bool, str]]]:
+    """What the log knows of; and the steps that it does not know: each with whether it is whole, and in
+    words."""
+    if log is None:
+        return copies, stored, []
+    committed = {(one.step, one.course) for one in log.committed}
+    persisted = {(one.step, one.course, one.check) for one in log.persisted}
+    unknown: dict[tuple[int, int, int, bool], set[str]] = defaultdict(set)
+    for copy in copies:
+        if (copy.step, copy.generation) not in committed:
+            unknown[copy.step, copy.generation, copy.world, copy.has_shared].add(copy.shard)
+    found = []
+    for (step, _, world, has_shared), shards in sorted(unknown.items(), reverse=True):
+        needed = needed_shards(world, has_shared)
+        here = f"{len(shards & set(needed))} of {len(needed)} shards"
+        told = f"step {step} in memory ({here}) is not in the run's log as committed"
+        found.append((step, set(needed) <= shards, told))
+    foreign = {
+        (one.step, one.generation)
+        for one in stored
+        if not one.bad and (one.step, one.generation, one.check) not in persisted
+    }
+    for step, _ in sorted(foreign, reverse=True):
+        found.append((step, True, f"step {step} in storage is not in the run's log as written by it"))
+    known = [copy for copy in copies if (copy.step, copy.generation) in committed]
+    return known, [one for one in stored if (one.step, one.generation) not in foreign], found
+
+
+def _told_unknown(unknown: Sequence[tuple[int, bool, str]], step: int) -> tuple[list[str], tuple[str, ...]]:
+    """Of what no log knows, what is newer than ``step``: all of it in words, and the whole steps."""
+    newer = [(whole, told) for at, whole, told in unknown if at > step]
+    return [told for _, told in newer], tuple(told for whole, told in newer if whole)
 
 
 def _kinds(

@@ -13,6 +13,7 @@ from windtunnel.training.elastic.faults import POINTS
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.link import Link
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.checkpoints import RECORD
 
 T = TypeVar("T")
 
@@ -96,6 +97,19 @@ class Job:
         if self._link is None:
             return self._kept.get(DURABLE, {}).get(key)
         return self._link.ask(self.generation, key, self.timeout)
+
+    def checkpoints(self) -> dict[str, Any] | None:
+        """What the run's log says of checkpoints (values of `checkpoint.model.Log`); None where there is no
+        supervisor.
+
+        Raises:
+            TimeoutError: the supervisor does not answer.
+        """
+        if self._link is None:
+            return None
+        found = self._link.ask(self.generation, RECORD, self.timeout)
+        assert found is not None
+        return dict(found[0])
 
     def check(self) -> None:
         """Come here now and then in long work outside the process group.

@@ -9,7 +9,7 @@
    brings out the neighbours that wait for *this* rank; the supervisor is told (`suspect`); the newer
    generation is waited for.
 4. An exception of the program's own: the agent is told (`failed`), the process ends with status 1 (with 2
-   for a `UserError`: another try would end alike, and the job ends).
+   for a `UserError`, with 3 for a `LessError`: another try would end alike, and the job ends).
 5. A program that does not come out of a group that was cut is killed: another process takes its place.
 6. `train` returned in every rank (an agreement on the durable key "commit/end", so that a failure in the last
    step still brings everybody back): the result is reported and the process ends with status 0.
@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import LessError, UserError
 from windtunnel.training.elastic.live import buckets
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
@@ -174,6 +174,8 @@ def _after(
     if not isinstance(error, Regroup) and not link.newer(generation):
         if isinstance(error, UserError):
             _failed(link, f"{error}\n", status=2)
+        if isinstance(error, LessError):
+            _failed(link, f"{error}\n", status=LessError.status)
         if not of_peers(error):
             _failed(link, text)
         link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
@@ -225,7 +227,7 @@ def _reported(result: Any) -> Any:
 
 def _failed(link: Link, text: str, status: int = 1) -> NoReturn:
     sys.stderr.write(text)
-    link.send("failed", error=text)
+    link.send("failed", error=text, less=status == LessError.status)
     _end(status)
 
 

@@ -44,6 +44,7 @@ from windtunnel.training.elastic.policy.state import (
 )
 
 Message = dict[str, Any]
+NOT_REACHED = 3  # the exit status of what was asked for and not reached
 
 
 class Core:
@@ -73,6 +74,7 @@ class Core:
         self._store_error = ""
         # the present generation
         self.agreements = Agreements(dict(before.durable))
+        self.checkpoints = before.checkpoints
         self._formed = now
         self.grouped = set(before.grouped)
         self.done: dict[int, Any] = dict(before.done)
@@ -384,14 +386,24 @@ class Core:
         self.change(now)
 
     def worker_ended(
-        self, host: LiveHost, rank: int, status: int | None, words: str, error: str, now: float
+        self,
+        host: LiveHost,
+        rank: int,
+        status: int | None,
+        words: str,
+        error: str,
+        now: float,
+        less: bool = False,
     ) -> None:
-        """A process is gone: ``status`` is None where a signal ended it, or nobody knows. ``words``: how."""
-        decision = self.ask(Ended(rank, status, self._hit, self.hosts.doubtful()))
+        """A process is gone: ``status`` is None where a signal ended it, or nobody knows. ``words``: how.
+        ``less``: it said that what was asked for cannot be reached; ``error`` says what."""
+        decision = self.ask(Ended(rank, status, self._hit, self.hosts.doubtful(), less))
         assert isinstance(decision, Blame)
         told = f"{words}: {error}" if error else words
         self.worker_lost(host, rank, "exit", told, decision.own, now)
-        if decision.hopeless:
+        if decision.hopeless and less:
+            self.finish(NOT_REACHED, error, now)
+        elif decision.hopeless:
             self.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)
 
     def fence(self, host: LiveHost, rank: int, pid: int | None) -> None:

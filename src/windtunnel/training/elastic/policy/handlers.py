@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windtunnel.training.elastic.policy.checkpoints import RECORD
 from windtunnel.training.elastic.policy.core import Core, Message
 from windtunnel.training.elastic.policy.state import DURABLE, LiveHost
 
@@ -20,7 +21,7 @@ LARGEST_DURABLE = 64 << 10
 """Bytes of values of a durable agreement that the log takes; of larger ones it keeps only that they are."""
 OURS = frozenset(
     {"started", "host.joined", "lost", "ordered", "decided", "finished", "agreed", "store"}
-    | {"suspected", "done"}
+    | {"suspected", "done", "committed"}
 )
 """Events that nobody else may write: a later supervisor believes them."""
 
@@ -135,7 +136,8 @@ def _worker(core: Core, host: LiveHost, message: Message, now: float) -> None:
     else:  # without a status: the fork server, which could have told, is gone as well
         words = "it ended" if status is None else f"ended with status {status}"
     error = str(message.get("error") or "")
-    core.worker_ended(host, rank, None if killed else status, words, error, now)
+    less = bool(message.get("less"))
+    core.worker_ended(host, rank, None if killed else status, words, error, now, less)
 
 
 def _suspect(core: Core, host: LiveHost, message: Message, now: float) -> None:
@@ -159,6 +161,9 @@ def _event(core: Core, host: LiveHost, message: Message) -> None:
             return
         core.cooperative = True
         core.grouped.add(rank)
+    elif kind == "persisted":
+        _persisted(core, host, fields)
+        return
     elif kind in OURS:
         return
     elif kind == "step" and generation == core.generation:
@@ -180,6 +185,10 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
         if key.startswith(DURABLE):
             small = len(repr(values)) <= LARGEST_DURABLE
             core.record("agreed", key=key, values=values if small else dict.fromkeys(values))
+        committed = core.checkpoints.sealed(key, values)
+        if committed is not None:
+            core.record("committed", **committed)
+            core.checkpoints.apply({"kind": "committed", **committed})
         core.agreements.seal(key)
         for other in core.hosts.live.values():
             if other.link is not None:
@@ -187,9 +196,21 @@ def _post(core: Core, host: LiveHost, message: Message, now: float) -> None:
 
 
 def _ask(core: Core, host: LiveHost, message: Message) -> None:
-    answer = {**message, "op": "answer", "values": core.agreements.ask(str(message["key"]))}
+    key = str(message["key"])
+    values = {0: core.checkpoints.plain()} if key == RECORD else core.agreements.ask(key)
+    answer = {**message, "op": "answer", "values": values}
     if host.link is not None:
         core.send(host.link, answer)
+
+
+def _persisted(core: Core, host: LiveHost, fields: Message) -> None:
+    """A manifest is in storage. Believed of the place that completes steps, once, where all ranks' shards are
+    known to be there."""
+    if core.place_of(host) != 0 or not core.checkpoints.written(str(fields.pop("key", ""))):
+        return
+    known = {"step": int(fields["step"]), "course": int(fields["course"]), "check": str(fields["check"])}
+    core.record("persisted", **known, url=str(fields.get("url", "")))
+    core.checkpoints.apply({"kind": "persisted", **known})
 
 
 def _welcome(core: Core, host: LiveHost) -> None:

@@ -142,12 +142,14 @@ class Ended:
     """A rank's process ended: with ``status``, or None where a signal ended it or nobody could tell.
 
     ``hit``: this generation is broken already. ``doubtful``: a host is away this instant, perhaps lost.
+    ``less``: it said that what was asked for cannot be reached.
     """
 
     rank: int
     status: int | None
     hit: bool
     doubtful: bool
+    less: bool = False
 
 
 Observation = Change | Doubt | Late | Overdue | Ended
@@ -226,7 +228,7 @@ def decide(observation: Observation) -> Decision:
         case Ended():
             own = observation.status is not None and observation.status != 0
             counts = own and not observation.hit and not observation.doubtful
-            return Blame(counts, own and observation.status == WRONG_USE)
+            return Blame(counts, own and (observation.less or observation.status == WRONG_USE))
 
 
 def after_change(now: Change) -> Form | Wait | Fail | Keep:

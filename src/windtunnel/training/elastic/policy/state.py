@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windtunnel.training.elastic.model import MemberHost, Membership
+from windtunnel.training.elastic.policy.checkpoints import Checkpoints
 from windtunnel.training.elastic.policy.rules import Decision, Observation
 
 
@@ -59,7 +60,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended. ``status``: 0 when all ranks are done, else 1, with the ``reason`` in words.
+    """How the run ended. ``status``: 0 when all ranks are done, 3 where what was asked for cannot be reached,
+    else 1, with the ``reason`` in words.
     ``results``: what each rank returned.
     """
 
@@ -273,6 +275,7 @@ class Past:
     grouped: set[int] = field(default_factory=set)
     done: dict[int, Any] = field(default_factory=dict)
     durable: dict[str, Values] = field(default_factory=dict)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     store: dict[str, Any] | None = None
 
 
@@ -287,7 +290,14 @@ def past(events: list[dict[str, Any]]) -> Past:
         _apply(state, event)
         if event["kind"] == "finished":
             gone = state.gone | set(state.hosts)
-            state = Past(generation=state.generation, gone=gone, next_id=state.next_id, store=state.store)
+            stored = Checkpoints(persisted=state.checkpoints.persisted)  # memory went with the run
+            state = Past(
+                generation=state.generation,
+                gone=gone,
+                next_id=state.next_id,
+                checkpoints=stored,
+                store=state.store,
+            )
     return state
 
 
@@ -310,6 +320,8 @@ def _apply(state: Past, event: dict[str, Any]) -> None:
             forgotten.clear()
     elif kind == "agreed":
         state.durable[event["key"]] = {int(rank): value for rank, value in event["values"].items()}
+    elif kind in ("committed", "persisted"):
+        state.checkpoints.apply(event)
     elif kind == "store":
         state.store = event
     elif kind == "lost" and event["what"] == "host":

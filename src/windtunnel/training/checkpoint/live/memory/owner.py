@@ -207,7 +207,7 @@ class Owner:
         holders = () if alone else spec.holders
         with state.changed:
             if state.generation == message["generation"]:
-                state.ledger.saved(rank, step, shard, state.host.id, holders)
+                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation)
                 for host in holders:
                     self._send(host, self._delivery(one, header, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
@@ -260,8 +260,10 @@ class Owner:
             spec = state.specs.get(rank)
             holders = state.ledger.done(rank, step, spec.nbytes) if spec else None
             generation = state.generation
+            course = state.ledger.course(rank, step) if holders is not None else 0
         if holders is not None:
-            state.context.post(f"checkpoint/{step}/{generation}", rank, holders)
+            posted = {"holders": holders, "course": course}
+            state.context.post(f"checkpoint/{step}/{generation}", rank, posted)
 
     def _wait(self, message: Message) -> Message:
         state, step = self._state, message["step"]

@@ -98,8 +98,8 @@ class MemoryService:
             return
         if kind == "persist":
             self._persister.decided(key, values)
-        elif self._state.commit(int(step), values) and self._state.place == 0:
-            self._state.context.event("committed", step=int(step))
+        else:
+            self._state.commit(int(step), values)
 
     def close(self, wipe: bool) -> None:
         """Stop; ``wipe``: and delete all that is kept, or else let a step that is being written to storage
@@ -241,11 +241,12 @@ class Persister:
             blobs = {
                 digest: self._layout(digest, int(rank)) for rank, given in values.items() for digest in given
             }
-            storage.complete_step(url, header.step, layouts=blobs, **header.course)
+            made = storage.complete_step(url, header.step, layouts=blobs, **header.course)
         except Exception as error:
             state.context.event("note", text=f"step {header.step} in {url} is not completed: {error}")
             return
-        state.context.event("persisted", step=header.step, url=url)
+        about = {"course": header.generation, "check": storage.check_of(made)}
+        state.context.event("persisted", key=key, step=header.step, url=url, **about)
 
     def _layout(self, digest: str, rank: int) -> bytes:
         """A layout, from here or from the host of the rank that has it."""

@@ -32,6 +32,7 @@ Holders = dict[str, list[int]]
 class _Shard:
     has: set[int]
     lacks: set[int]
+    course: int
 
 
 @dataclass
@@ -41,9 +42,10 @@ class Ledger:
     _steps: dict[tuple[int, int], dict[str, _Shard]] = field(default_factory=dict)
     _posted: set[tuple[int, int]] = field(default_factory=set)
 
-    def saved(self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int]) -> None:
-        """``host`` (this one) has ``shard``; the hosts ``wanted`` are to get it."""
-        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host})
+    def saved(self, rank: int, step: int, shard: str, host: int, wanted: Iterable[int], course: int) -> None:
+        """``host`` (this one) has ``shard``, of the generation ``course``; the hosts ``wanted`` are to get
+        it."""
+        self._steps.setdefault((rank, step), {})[shard] = _Shard({host}, set(wanted) - {host}, course)
         # Only the newest steps of a rank can still be committed.
         for old in [key for key in self._steps if key[0] == rank and key[1] < step - 8]:
             del self._steps[old]
@@ -66,16 +68,20 @@ class Ledger:
         self._posted.add((rank, step))
         return {shard: sorted(entries[shard].has) for shard in shards}
 
+    def course(self, rank: int, step: int) -> int:
+        """The generation that the copies of the rank's shards carry."""
+        return max(entry.course for entry in self._steps[rank, step].values())
+
     def missing(self) -> int:
         """Copies that are still to arrive."""
         return sum(len(entry.lacks) for shards in self._steps.values() for entry in shards.values())
 
 
-def merged(values: Iterable[Mapping[str, Iterable[int]]]) -> dict[str, frozenset[int]]:
+def merged(values: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
     """The holders that all ranks posted, together."""
     found: dict[str, frozenset[int]] = {}
     for value in values:
-        for shard, hosts in value.items():
+        for shard, hosts in value["holders"].items():
             found[shard] = found.get(shard, frozenset()) | frozenset(hosts)
     return found
 

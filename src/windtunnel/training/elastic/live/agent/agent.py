@@ -324,7 +324,7 @@ class Agent:
         elif op == "done":
             self._done(worker, message.get("result"))
         elif op == "failed":
-            worker.error = message["error"]
+            worker.error, worker.less = message["error"], bool(message.get("less"))
         elif op == "inject":
             inject.inject_on_host(self, message)
 
@@ -403,7 +403,7 @@ class Agent:
         elif op == "suspect" and untold:
             self.link.send({**message, "rank": message.get("rank", worker.rank)})
         elif op == "failed":
-            worker.error = message["error"]
+            worker.error, worker.less = message["error"], bool(message.get("less"))
         elif op == "done" and untold:
             self._done(worker, message.get("result"))
             self._end_waiting(time.monotonic())
@@ -453,6 +453,7 @@ class Agent:
                 "status": status,
                 "signal": number,
                 "error": error,
+                "less": worker.less,
             }
         )
 

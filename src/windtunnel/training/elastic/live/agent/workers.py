@@ -156,6 +156,7 @@ class Worker:
     last_beat: float = field(default_factory=time.monotonic)
     step: int | None = None
     error: str = ""
+    less: bool = False
 
 
 class Workers:
