@@ -300,6 +300,10 @@ def test_hosts_with_a_network_each(go: Launch, tmp_path: Path) -> None:
     assert not list(Path("/run/netns").glob(f"{bridge}*"))
 
 
+def knowing(launched: Launched) -> dict[str, str]:
+    return {**environment(), "WINDTUNNEL_SECRET": (launched.folder / "secret").read_text()}
+
+
 def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=2, listen="127.0.0.1:0")
     code = (
@@ -307,7 +311,7 @@ def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
         "raise SystemExit(lend(sys.argv[1], '', 'rack'))"
     )
     lent = [
-        subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
+        subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=knowing(launched))
         for _ in range(2)
     ]
     here(launched, 1, 2)
@@ -320,7 +324,7 @@ def test_hosts_that_are_not_ours_join(go: Launch, tmp_path: Path) -> None:
 def test_what_a_killed_lent_host_leaves_is_swept(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=1, listen="127.0.0.1:0")
     code = "import sys; from windtunnel.training.session import lend; lend(sys.argv[1], '', '')"
-    lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=environment())
+    lent = subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=knowing(launched))
     here(launched, 1, 1)
     lent.kill()
     lent.wait(30)

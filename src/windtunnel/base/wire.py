@@ -2,10 +2,18 @@
 
 A frame is two big-endian lengths (32 bit: the JSON text, 64 bit: the bytes), the text, the bytes. Every
 receive is bounded by the socket's timeout; what a peer may ask a reader to hold is bounded too.
+
+On a connection that leads over a network both sides have shown that they know the job's secret before the
+first frame (`handshake`), and the socket carries a `Session`. From then on the lengths and the text are
+followed by a tag, and so are the raw bytes of a frame: HMAC-SHA256 under a key of this connection and this
+direction, over a counter and what was sent. What was altered, repeated, left out, sent back or moved here
+from another connection has no such tag, and ends the connection. A Unix socket has no session: the kernel
+says who is at its other end.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
 import struct
@@ -13,12 +21,71 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-_HEAD = struct.Struct("!IQ")
+HEAD = struct.Struct("!IQ")
 LARGEST_TEXT = 64 << 20
+TAG = 16
+"""Bytes of a tag."""
+_COUNT = struct.Struct("!Q")
 
 
 class WireError(ConnectionError):
     """The peer is gone, too slow, or speaks something else."""
+
+
+class _Way:
+    """One direction of a connection."""
+
+    def __init__(self, key: bytes) -> None:
+        self._mac = hmac.new(key, digestmod="sha256")
+        self._count = 0
+
+    def tag(self, *parts: Buffer) -> bytes:
+        """The tag of the next thing that is sent this way."""
+        mac = self._mac.copy()
+        mac.update(_COUNT.pack(self._count))
+        for part in parts:
+            mac.update(part)
+        self._count += 1
+        return mac.digest()[:TAG]
+
+
+class Session:
+    """What both ends of one connection know after their handshake: a key for each direction."""
+
+    def __init__(self, sending: bytes, receiving: bytes) -> None:
+        self._out, self._in = _Way(sending), _Way(receiving)
+
+    def seal(self, *parts: Buffer) -> bytes:
+        """The tag to send behind ``parts``."""
+        return self._out.tag(*parts)
+
+    def verify(self, tag: Buffer, *parts: Buffer) -> None:
+        """Take ``parts`` for what the peer sent next.
+
+        Raises:
+            WireError: they are not.
+        """
+        if not hmac.compare_digest(self._in.tag(*parts), bytes(tag)):
+            raise WireError("a message is not from the peer that the connection was made with")
+
+
+class Secured(socket.socket):
+    """A TCP socket with room for its session."""
+
+    authentic: Session | None = None
+
+
+def session(sock: socket.socket) -> Session | None:
+    """The session of a connection, None where it has none."""
+    found: Session | None = getattr(sock, "authentic", None)
+    return found
+
+
+def frame(message: dict[str, Any], following: int, sealed: Session | None) -> bytes:
+    """The frame of ``message`` up to the ``following`` raw bytes."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    head = HEAD.pack(len(text), following)
+    return head + text + (sealed.seal(head, text) if sealed else b"")
 
 
 def send(sock: socket.socket, message: dict[str, Any], data: Buffer | None = None) -> None:
@@ -27,34 +94,81 @@ def send(sock: socket.socket, message: dict[str, Any], data: Buffer | None = Non
     Raises:
         OSError: the connection is gone, or its timeout passed.
     """
-    text = json.dumps(message, separators=(",", ":")).encode()
+    sealed = session(sock)
     view = memoryview(data).cast("B") if data is not None else memoryview(b"")
-    sock.sendall(_HEAD.pack(len(text), len(view)) + text)
+    sock.sendall(frame(message, len(view), sealed))
     if len(view):
         sock.sendall(view)
+        if sealed:
+            sock.sendall(sealed.seal(view))
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], int]:
-    """The next message, and how many raw bytes follow it: read them with `fill` or drop them with `skip`.
+    """The next message, and how many raw bytes follow it: read them with `rest` or drop them with `skip`.
 
     Raises:
         WireError: the peer closed, or sent no frame of ours.
         TimeoutError: nothing came within the socket's timeout.
     """
-    head = bytearray(_HEAD.size)
+    head = bytearray(HEAD.size)
     fill(sock, memoryview(head))
-    length, following = _HEAD.unpack(head)
+    length, following = lengths(head)
+    sealed = session(sock)
+    body = bytearray(length + (TAG if sealed else 0))
+    fill(sock, memoryview(body))
+    return opened(head, body, sealed), following
+
+
+def parse(buffer: bytearray, sealed: Session | None) -> dict[str, Any] | None:
+    """Take the first message out of ``buffer``; None while it is not whole.
+
+    Raises:
+        WireError: it is no frame of ours, or has raw bytes that nobody asked for.
+    """
+    if len(buffer) < HEAD.size:
+        return None
+    head = buffer[: HEAD.size]
+    length, following = lengths(head)
+    if following:
+        raise WireError("a frame has bytes that nobody asked for")
+    end = HEAD.size + length + (TAG if sealed else 0)
+    if len(buffer) < end:
+        return None
+    message = opened(head, buffer[HEAD.size : end], sealed)
+    del buffer[:end]
+    return message
+
+
+def lengths(head: Buffer) -> tuple[int, int]:
+    """What a frame's first bytes say: the length of its text, and how many raw bytes follow.
+
+    Raises:
+        WireError: the text is longer than a reader will hold.
+    """
+    length, following = HEAD.unpack(head)
     if length > LARGEST_TEXT:
         raise WireError(f"a message of {length} bytes is longer than {LARGEST_TEXT}")
-    text = bytearray(length)
-    fill(sock, memoryview(text))
+    return length, following
+
+
+def opened(head: Buffer, body: bytearray, sealed: Session | None) -> dict[str, Any]:
+    """The message in ``body``, the text with its tag.
+
+    Raises:
+        WireError: it is not from the peer, or not a JSON object.
+    """
+    if sealed:
+        text = body[:-TAG]
+        sealed.verify(body[-TAG:], head, text)
+    else:
+        text = body
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
         raise WireError("a message is not JSON") from error
     if not isinstance(message, dict):
         raise WireError("a message is not a JSON object")
-    return message, following
+    return message
 
 
 def fill(sock: socket.socket, view: memoryview) -> None:
@@ -71,8 +185,29 @@ def fill(sock: socket.socket, view: memoryview) -> None:
         at += count
 
 
+def rest(sock: socket.socket, count: int) -> bytearray:
+    """The ``count`` raw bytes of a frame.
+
+    Raises:
+        WireError: the peer closed before, or did not send them.
+    """
+    data = bytearray(count)
+    fill(sock, memoryview(data))
+    if count and (sealed := session(sock)):
+        tag = bytearray(TAG)
+        fill(sock, memoryview(tag))
+        sealed.verify(tag, data)
+    return data
+
+
 def skip(sock: socket.socket, count: int) -> None:
-    """Read and drop ``count`` bytes."""
+    """Read and drop the ``count`` raw bytes of a frame.
+
+    Raises:
+        WireError: the peer closed before, or sends bytes where none belong.
+    """
+    if count and session(sock):
+        raise WireError("a message has bytes that nobody asked for")
     scratch = memoryview(bytearray(min(count, 1 << 20)))
     while count:
         part = scratch[: min(count, len(scratch))]
@@ -82,7 +217,7 @@ def skip(sock: socket.socket, count: int) -> None:
 
 def connect(address: str, timeout: float) -> socket.socket:
     """A connection to "host:port" or to "unix:/path", with ``timeout`` on it, without delay of small
-    messages.
+    messages. One over TCP is not to be used before its handshake (`handshake.connect`).
 
     Raises:
         OSError: nobody listens there within ``timeout``.

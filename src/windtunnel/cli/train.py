@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+SECRET = typer.Option(
+    metavar="FILE",
+    help="The secret that the job's processes share (mode 0600); else WINDTUNNEL_SECRET, else one is made.",
+)
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -72,6 +76,7 @@ def train(
         bool, typer.Option("--external-hosts", help="Hosts come by `windtunnel host`; none is emulated.")
     ] = False,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such hosts find this one.")] = "",
+    secret_file: Annotated[Path | None, SECRET] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
@@ -116,6 +121,7 @@ def train(
             replace_after=replace_after,
             external=external_hosts,
             listen=listen,
+            secret_file=secret_file,
         ),
         out,
         as_json=as_json,
@@ -130,6 +136,7 @@ def host(
         str, typer.Option(help="Address of this host for its peers; else that of the connection.")
     ] = "",
     domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
+    secret_file: Annotated[Path | None, SECRET] = None,
 ) -> None:
     """Lend this host to a job that was begun elsewhere; ends with the job.
 
@@ -137,4 +144,4 @@ def host(
     """
     from windtunnel.training.session import lend
 
-    raise typer.Exit(lend(launcher, address, domain))
+    raise typer.Exit(lend(launcher, address, domain, secret_file))

@@ -62,7 +62,7 @@ def with_memory(agent: Agent) -> None:
     """Add the memory service, in a folder of its own within the agent's."""
     folder = agent.memory / "shards"
     folder.mkdir(exist_ok=True)
-    agent.services.append(MemoryService(folder, agent.config.address, context=agent))
+    agent.services.append(MemoryService(folder, agent.config.address, keys=agent.keys, context=agent))
 
 
 def _watch(agent: Agent, lifeline: int) -> None:

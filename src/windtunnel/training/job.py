@@ -34,7 +34,8 @@ class JobSpec:
     bytes/s. Seconds: ``lease`` of hosts, ``frozen_after`` of workers, ``replace_after`` until a host
     that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
     of the process group where the program does not say. ``listen``: "host:port"
-    where hosts that are not ours ask for the job; then none are emulated.
+    where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
+    that the job's processes share; None: that of the environment (`base.keys`), or a new one.
     """
 
     script: Path
@@ -56,6 +57,7 @@ class JobSpec:
     timeout: float = 60.0
     deadlines: dict[str, float] = field(default_factory=dict)
     listen: str | None = None
+    secret_file: Path | None = None
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import keys
 from windtunnel.base.errors import UserError
 from windtunnel.linux import namespaces, network, processes
 from windtunnel.linux.forkserver_client import ForkServerKeeper
@@ -214,6 +215,7 @@ class Launched:
 
     def _begin(self) -> None:
         job = self.job
+        self.keys = keys.of_run(self.folder, job.secret_file)
         if job.network == "netns":
             self.network = network.Network(self.token, job.rate)
         env = self._environment()
@@ -223,6 +225,7 @@ class Launched:
         rules = asdict(job.rules)
         plain = {
             "folder": str(self.folder),
+            "secret": str(self.folder / keys.NAME),
             "rules": rules,
             "places": job.hosts,
             "per_host": job.per_host,
@@ -249,8 +252,11 @@ class Launched:
         self._supervisor = self._start_supervisor()
         self.address = self._told_address()
         if job.listen is not None:
-            self._offer = rendezvous.Offer(job.listen, lambda: self._agent_config(len(self._hosts)))
-            self._note(f"hosts join by `windtunnel host {self._offer.address}`")
+            self._offer = rendezvous.Offer(
+                job.listen, self.keys, lambda: self._agent_config(len(self._hosts))
+            )
+            secret = self.folder / keys.NAME
+            self._note(f"hosts join by `windtunnel host {self._offer.address}`, with the secret in {secret}")
             return
         for _ in range(job.hosts + job.spares):
             self._start_host()
@@ -262,6 +268,7 @@ class Launched:
 
     def _environment(self) -> dict[str, str]:
         env = {**os.environ, **self.job.env, cleanup.TOKEN: self.token}
+        env.pop(keys.VARIABLE, None)  # it is in the run's folder
         env.setdefault("OMP_NUM_THREADS", "1")
         # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
         env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -302,6 +309,7 @@ class Launched:
         return AgentConfig(
             run=str(self.folder),
             supervisor=self.address,
+            secret=str(self.folder / keys.NAME),
             script=str(job.script),
             arguments=job.arguments,
             cwd=str(job.cwd),

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from windtunnel.base import keys
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store.objects import open_files
@@ -73,6 +74,7 @@ class Request:
     replace_after: float
     external: bool
     listen: str
+    secret_file: Path | None
 
     def job(self) -> JobSpec:
         """What is to be launched.
@@ -117,6 +119,7 @@ class Request:
             deadlines={"form": self.timeout},
             timeout=self.timeout,
             listen=self.listen if self.external else None,
+            secret_file=self.secret_file,
         )
         job.check()
         return job
@@ -179,7 +182,11 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
         return _launch(job, out, as_json)
     from windtunnel.store.runs import Store
 
-    inputs = {**asdict(request), "script": str(request.script)}
+    inputs = {
+        **asdict(request),
+        "script": str(request.script),
+        "secret_file": str(request.secret_file or ""),
+    }
     run = Store.open().begin(CAPABILITY, inputs)
     try:
         summary = _launch(job, run.directory, as_json)
@@ -259,15 +266,23 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def lend(launcher: str, address: str, domain: str) -> int:
+def lend(launcher: str, address: str, domain: str, secret_file: Path | None = None) -> int:
     """Be a host of the job that the ``launcher`` has begun: the exit status.
 
     Raises:
-        UserError: nobody listens there, or the script is not on this host.
+        UserError: there is no secret, or another than the job's; nobody listens there; the script is not on
+            this host.
     """
     from windtunnel.training.host import serve
 
-    config = rendezvous.ask(launcher, address, domain)
+    secret = keys.Keys.given(secret_file)
+    if secret is None:
+        raise UserError(
+            f"host {launcher}: the secret of that job is needed; give --secret-file FILE (its launcher keeps "
+            f"it in the file {keys.NAME} of the run's folder), or the environment variable {keys.VARIABLE}"
+        )
+    os.environ.pop(keys.VARIABLE, None)  # the trainers have no use for it
+    config = rendezvous.ask(launcher, secret, address, domain)
     if not Path(config.script).is_file():
         raise UserError(f"{config.script}: no such file on this host; the job at {launcher} needs it")
     Path(config.run).mkdir(parents=True, exist_ok=True)
@@ -276,7 +291,9 @@ def lend(launcher: str, address: str, domain: str) -> int:
     name = f"host-{os.uname().nodename}-{os.getpid()}"
     os.write(2, f"windtunnel this host is lent to the job at {launcher} until that ends\n".encode())
     try:
-        return serve(replace(config, name=name, memory_root=str(memory)))
+        secret.write(memory / keys.NAME)
+        own = str(memory / keys.NAME)
+        return serve(replace(config, name=name, memory_root=str(memory), secret=own))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SUPERVISOR, OFFER, STORE = "supervisor", "offer", "store"
+"""The names under which these services are meant (`base.handshake`)."""
+
 
 @dataclass(frozen=True)
 class MemberHost:

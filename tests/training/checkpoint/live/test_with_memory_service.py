@@ -213,8 +213,7 @@ def test_a_second_loss_while_the_restored_step_lacks_copies(
 
     for place in range(4):
         service = world.hosts.service(place)
-        for listener in (service._peers, service._ranks):
-            listener._handlers["put"] = functools.partial(held_up, service._holder)
+        service._holder.handlers["put"] = functools.partial(held_up, service._holder)
 
     def one(rank: int, steps: int) -> int:
         state = program(rank)

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from support.secret import KEYS
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.checkpoint.policy.slots import slot_for
@@ -74,7 +75,7 @@ class Cluster:
         self.contexts[host] = Context(self, host)
         folder = self.folder / f"n{host}"
         self.services[host] = MemoryService(
-            folder, "127.0.0.1", context=self.contexts[host], limits=self.limits
+            folder, "127.0.0.1", keys=KEYS, context=self.contexts[host], limits=self.limits
         )
         return host
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from support.secret import KEYS
 from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
 from windtunnel.training.elastic.model import Membership
 
@@ -19,7 +20,7 @@ class Context:
 
 if __name__ == "__main__":
     limits = Limits(silence=5.0, membership=5.0, slot=0.3)
-    service = MemoryService(Path(sys.argv[1]), "127.0.0.1", context=Context(), limits=limits)
+    service = MemoryService(Path(sys.argv[1]), "127.0.0.1", keys=KEYS, context=Context(), limits=limits)
     print(json.dumps([service.address, service.path]), flush=True)
     for line in sys.stdin:
         place, membership = json.loads(line)

@@ -19,6 +19,7 @@ import pytest
 import xxhash
 from memory_cluster import DIGEST, LAYOUT, QUICK, Cluster, Context, content
 
+from support import secret
 from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService, transfer
@@ -44,6 +45,7 @@ class Process:
         script = Path(__file__).with_name("memory_process.py")
         self.popen = subprocess.Popen(
             [sys.executable, str(script), str(folder)],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -112,7 +114,7 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
     for attempt, at in enumerate([0, N - 1, *(rng.randrange(N) for _ in range(4))]):
         folder = tmp_path / f"f{attempt}"
         process = Process(folder)
-        with wire.connect(process.address, 5.0) as sock:
+        with secret.memory(process.address) as sock:
             for step in (3, 4):
                 assert put(sock, step, content(SHARD, step, N)) == "go"
                 send(sock, content(SHARD, step, N))
@@ -136,12 +138,12 @@ def test_a_holder_that_is_killed_anywhere_has_no_torn_complete_slot(tmp_path: Pa
 
 
 def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Cluster) -> None:
-    with wire.connect(cluster.service(0).address, 5.0) as sock:
+    with secret.memory(cluster.service(0).address) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
         sock.sendall(transfer.LENGTH.pack(N) + content(SHARD, 0, N)[: N // 2])
     until(lambda: not cluster.service(0)._holder._under_way)
     assert whole(cluster.folder / "n0") == {}
-    with wire.connect(cluster.service(0).address, 5.0) as sock:
+    with secret.memory(cluster.service(0).address) as sock:
         assert put(sock, 0, content(SHARD, 0, N)) == "go"
         send(sock, content(SHARD, 0, N))
         assert verdict(sock) == "complete"
@@ -149,7 +151,7 @@ def test_an_owner_that_is_killed_while_it_sends_leaves_nothing_torn(cluster: Clu
 
 
 def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
-    with wire.connect(cluster.service(0).address, 5.0) as sock:
+    with secret.memory(cluster.service(0).address) as sock:
         data = bytearray(content(SHARD, 0, N))
         data[N // 3] ^= 1
         assert put(sock, 0, bytes(data), summed=content(SHARD, 0, N)) == "go"
@@ -160,7 +162,7 @@ def test_bytes_that_are_not_the_owners_are_refused(cluster: Cluster) -> None:
 
 def test_a_stale_generation_cannot_write(cluster: Cluster) -> None:
     service = cluster.service(0)
-    with wire.connect(service.address, 5.0) as early, wire.connect(service.address, 5.0) as late:
+    with secret.memory(service.address) as early, secret.memory(service.address) as late:
         assert put(early, 0, content(SHARD, 0, N)) == "go"
         cluster.form(cluster.places)
         # What was under way is cut, and whoever was fenced and comes back is refused at once.
@@ -177,7 +179,7 @@ def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
     answers: list[str] = []
 
     def early() -> None:
-        with wire.connect(service.address, 5.0) as sock:
+        with secret.memory(service.address) as sock:
             answers.append(put(sock, 0, content(SHARD, 0, N), generation=2))
 
     thread = threading.Thread(target=early)
@@ -189,7 +191,7 @@ def test_a_request_of_a_newer_generation_waits_for_it(cluster: Cluster) -> None:
 
 def test_a_sender_that_comes_back_displaces_its_old_connection(cluster: Cluster) -> None:
     service = cluster.service(0)
-    with wire.connect(service.address, 5.0) as old, wire.connect(service.address, 5.0) as new:
+    with secret.memory(service.address) as old, secret.memory(service.address) as new:
         assert put(old, 0, content(SHARD, 0, N)) == "go"
         assert put(new, 0, content(SHARD, 0, N)) == "go"
         send(new, content(SHARD, 0, N))
@@ -205,7 +207,7 @@ def test_garbage_does_not_harm(cluster: Cluster) -> None:
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0" * 12):
         with wire.connect(service.address, 5.0) as sock:
             sock.sendall(garbage)
-    with wire.connect(service.address, 5.0) as sock:
+    with secret.memory(service.address) as sock:
         assert transfer.ask(sock, {"op": "no such"})["error"] == "user"
         assert transfer.ask(sock, {"op": "put", "generation": "x"})["error"] == "user"
         assert transfer.ask(sock, {"op": "saved"})["error"] == "user"  # only local ranks may
@@ -317,7 +319,7 @@ def test_a_frozen_holder_holds_nobody_up_after_the_membership_has_changed(tmp_pa
     frozen = Process(tmp_path / "frozen")
     context = Context(cluster=None, host=0)  # type: ignore[arg-type]
     context.post = lambda *_: None  # type: ignore[method-assign]
-    service = MemoryService(tmp_path / "n", "127.0.0.1", context=context, limits=QUICK)
+    service = MemoryService(tmp_path / "n", "127.0.0.1", keys=secret.KEYS, context=context, limits=QUICK)
     size = 30 << 20  # more than sockets take
 
     def form(generation: int, other: str) -> LocalMemory:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from host_helpers import SPEAKER, STAYS, alive, environment, script
 
+from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.linux.forkserver_client import ForkServerKeeper
@@ -40,6 +41,7 @@ class Played:
         self.keeper = ForkServerKeeper(tmp_path / "z", (), environment())
         config = AgentConfig(
             run=str(self.run),
+            secret=secret.kept(tmp_path),
             supervisor=f"127.0.0.1:{self.listener.getsockname()[1]}",
             script=str(script(tmp_path, text)),
             memory_root=str(self.memory),
@@ -61,7 +63,7 @@ class Played:
 
     def accept(self, welcome: dict[str, Any] | None = WELCOME) -> dict[str, Any]:
         """The agent's hello, on a new connection."""
-        self.sock, _ = self.listener.accept()
+        self.sock = secret.admitted(self.listener, "supervisor")
         self.sock.settimeout(30)
         hello, _ = wire.receive(self.sock)
         if welcome is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
@@ -84,7 +85,7 @@ class Agent:
     def _live(self) -> None:
         while not self._closed.is_set() and not self.ended.is_set():
             with contextlib.suppress(OSError):
-                sock = wire.connect(self.address, 1.0)
+                sock = secret.supervisor(self.address, 1.0)
                 sock.settimeout(None)
                 try:
                     self._hello(sock)
@@ -167,7 +168,12 @@ class Run:
         self.supervisor = self.supervise()
 
     def supervise(self) -> Supervisor:
-        settings = {"start_store": self._store, "order_hosts": self.ordered.append, **self.settings}
+        settings = {
+            "start_store": self._store,
+            "order_hosts": self.ordered.append,
+            "keys": secret.KEYS,
+            **self.settings,
+        }
         per_host = settings.pop("per_host", 1)
         self.supervisor = Supervisor(self.folder, self.rules, self.places, per_host, **settings)
         self.supervisor.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fake_agents import FakeStore
 
+from support.secret import KEYS
 from support.waiting import PATIENCE, until
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy.rules import Rules
@@ -61,6 +62,7 @@ def main() -> None:
         1,
         start_store=lambda: ("127.0.0.1:1", FakeStore()),
         order_hosts=lambda count: None,
+        keys=KEYS,
         beat=0.02,
         lease=lease,
         deadlines=Deadlines(grace=10.0, back=10.0, suspect=0.2),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_agents import Agent, a_run
 
+from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
@@ -144,7 +145,7 @@ def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path)
         old = agents[1]
         old.kill()
         run.formed(2, [agents[0], agents[2]])
-        with wire.connect(run.supervisor.address, 10.0) as sock:
+        with secret.supervisor(run.supervisor.address) as sock:
             about = {"address": "h", "memory": "m", "domain": "", "pid": old.pid}
             wire.send(sock, {"op": "hello", "host": old.host, "generation": 1, "workers": {}, **about})
             message, _ = wire.receive(sock)
@@ -157,7 +158,7 @@ def test_another_process_with_a_live_hosts_id_is_refused(tmp_path: Path) -> None
     with a_run(tmp_path, 1) as run:
         run.add()
         run.formed(1)
-        with wire.connect(run.supervisor.address, 10.0) as sock:
+        with secret.supervisor(run.supervisor.address) as sock:
             wire.send(sock, {"op": "hello", "host": 0, "address": "h", "memory": "m", "pid": 1})
             assert wire.receive(sock)[0]["op"] == "end"
         assert run.supervisor.snapshot()["places"] == [0]
@@ -451,7 +452,7 @@ def test_stop_ends_everybody(tmp_path: Path) -> None:
 
 
 def test_refused_values(tmp_path: Path) -> None:
-    given = {"start_store": lambda: None, "order_hosts": lambda count: None}
+    given = {"start_store": lambda: None, "order_hosts": lambda count: None, "keys": secret.KEYS}
     with pytest.raises(UserError, match="at least 1"):
         Supervisor(tmp_path, Rules(), 0, 1, **given)
     with pytest.raises(UserError, match="two beats"):

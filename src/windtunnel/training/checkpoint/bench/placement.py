@@ -26,6 +26,7 @@ from typing import Any
 
 import xxhash
 
+from windtunnel.base import keys
 from windtunnel.bench.rows import Row
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.bench.harness import PROGRAMS, SOURCE, Failed
@@ -159,7 +160,8 @@ class MemoryHost:
 
     def __init__(self, host: int, folder: Path, posted: Any) -> None:
         self.host, self.folder = host, folder
-        command = [sys.executable, str(PROGRAMS / "memory_host.py"), str(folder)]
+        secret = folder.parent / keys.NAME
+        command = [sys.executable, str(PROGRAMS / "memory_host.py"), str(folder), str(secret)]
         env = {**os.environ, cleanup.TOKEN: folder.parent.name}
         self.process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -206,6 +208,7 @@ class Hosts:
     def __init__(self, count: int, nbytes: int) -> None:
         self._nbytes = nbytes
         self._folder = cleanup.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
+        keys.Keys.made().write(self._folder / keys.NAME)
         self._lock = threading.Lock()
         self._posts: dict[str, dict[int, Any]] = {}
         self._next = self._generation = 0

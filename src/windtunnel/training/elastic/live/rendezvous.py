@@ -1,21 +1,23 @@
 """How a host that is not ours learns what the job is: it asks the launcher, which listens for it.
 
-One frame each way: ``{op: "job"}``, and the `AgentConfig` that the host is to use. Its own address is the
-one that the connection came from, unless it knows better.
+Both show that they know the job's secret (`base.handshake`). Then one frame each way: ``{op: "job"}``, and
+the `AgentConfig` that the host is to use. Its own address is the one that the connection came from, unless it
+knows better.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from windtunnel.base import wire
+from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
+from windtunnel.base.listener import Listener
 from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.model import OFFER
 
 PATIENCE = 10.0
 
@@ -23,47 +25,39 @@ PATIENCE = 10.0
 class Offer:
     """Listens at ``address`` ("host:port") and answers with what ``config()`` makes."""
 
-    def __init__(self, address: str, config: Callable[[], AgentConfig]) -> None:
+    def __init__(self, address: str, keys: Keys, config: Callable[[], AgentConfig]) -> None:
         host, port = split(address, "--listen")
         self._config = config
         try:
-            self._listener = socket.create_server((host, port), backlog=64)
+            sock = socket.create_server((host, port), backlog=64)
         except OSError as error:
             raise UserError(f"--listen {address}: {error.strerror}") from error
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, name="offer", daemon=True)
-        self._thread.start()
+        self.address = f"{host}:{sock.getsockname()[1]}"
+        self._listener = Listener(sock, self._serve, keys=keys, services=lambda: (OFFER,), name="offer")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2.0)
         self._listener.close()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with sock, contextlib.suppress(OSError):
-                sock.settimeout(PATIENCE)
-                wire.receive(sock)
-                wire.send(sock, {"op": "job", "config": asdict(self._config())})
+    def _serve(self, sock: socket.socket) -> None:
+        sock.settimeout(PATIENCE)
+        wire.receive(sock)
+        wire.send(sock, {"op": "job", "config": asdict(self._config())})
 
 
-def ask(launcher: str, address: str = "", domain: str = "") -> AgentConfig:
-    """What the ``launcher`` wants a host to do.
+def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> AgentConfig:
+    """What the ``launcher`` wants a host to do; ``secret`` is to be set to a file of this host.
 
     Raises:
-        UserError: nobody listens there, or somebody else.
+        UserError: nobody listens there, or somebody else, or the secret is not that of the job.
     """
     split(launcher, "host")
     try:
-        with wire.connect(launcher, PATIENCE) as sock:
+        with handshake.connect(launcher, PATIENCE, keys, OFFER) as sock:
             wire.send(sock, {"op": "job"})
             plain = wire.receive(sock)[0]["config"]
             here = sock.getsockname()[0]
+    except handshake.Refused as error:
+        raise UserError(f"host {launcher}: {error}; give this host the secret of that job") from error
     except (OSError, KeyError) as error:
         raise UserError(
             f"host {launcher}: no launcher with --external-hosts answers there ({error})"

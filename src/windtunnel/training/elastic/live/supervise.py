@@ -1,9 +1,9 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: folder, rules, places, per_host, host, port, forkserver, beat, lease, config. On stdout, a
-line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every order of
-hosts. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended, 2 for a
-wrong input, whose sentence is on stderr.
+CONFIG is JSON: folder, secret (its file), rules, places, per_host, host, port, forkserver, beat, lease,
+config. On stdout, a line of JSON each: ``{"address": …}`` once it listens, ``{"order": count}`` for every
+order of hosts. It can be killed and started again on the same folder; exit status 0 or 1 as the run ended,
+2 for a wrong input, whose sentence is on stderr.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
 from windtunnel.base.processes import start_time
 from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.training.elastic.live import forked
@@ -58,6 +59,7 @@ def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
         plain["per_host"],
         start_store=start_store,
         order_hosts=lambda count: _say(order=count),
+        keys=Keys.read(Path(plain["secret"]), "the job's secret"),
         beat=plain["beat"],
         lease=plain["lease"],
         listen=(plain["host"], plain["port"]),

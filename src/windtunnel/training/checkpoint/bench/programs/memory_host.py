@@ -1,7 +1,8 @@
 """One host's memory service in a process of its own, for `bench.placement`: to be killed.
 
-Argument: its folder. Says, a line of JSON each: its address and path, then ``["post", key, rank, value]`` for
-what it posts. Each line that it is told is ``["membership", plain, place]`` or ``["decided", key, values]``.
+Arguments: its folder, and the file with the secret. Says, a line of JSON each: its address and path, then
+``["post", key, rank, value]`` for what it posts. Each line that it is told is ``["membership", plain,
+place]`` or ``["decided", key, values]``.
 """
 
 import json
@@ -10,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
 from windtunnel.training.elastic.model import Membership
 
@@ -32,9 +34,9 @@ class Context:
 
 def main() -> None:
     """Serve until the end of the input."""
-    context = Context()
+    context, keys = Context(), Keys.read(Path(sys.argv[2]))
     limits = Limits(connect=1.0, silence=10.0, slot=0.3, pause=0.05)
-    service = MemoryService(Path(sys.argv[1]), "127.0.0.1", context=context, limits=limits)
+    service = MemoryService(Path(sys.argv[1]), "127.0.0.1", keys=keys, context=context, limits=limits)
     context.say([service.address, service.path])
     for line in sys.stdin:
         op, first, second = json.loads(line)

@@ -18,8 +18,9 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.base import wire
+from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.replicate import Pace
@@ -56,7 +57,9 @@ class LocalMemory:
         self._lock = threading.Lock()
         self._windows: socket.socket | None = None
         try:
-            self._board = Board(Path(self._ask("hello")["board"]))
+            hello = self._ask("hello")
+            self._keys = Keys(bytes.fromhex(hello["secret"]))  # peers want to see that we know it
+            self._board = Board(Path(hello["board"]))
         except BaseException:
             self._hang_up()
             raise
@@ -164,7 +167,7 @@ class LocalMemory:
             where = self._ask("locate", place=place, shard=shard, step=step, world=world)
         if "path" in where:
             return slots.load(Path(where["path"]), into, step=step).checksum
-        with wire.connect(where["address"], min(CONNECT, self._timeout)) as sock:
+        with self._peer(where["address"]) as sock:
             sock.settimeout(self._timeout)
             return transfer.receive_copy(sock, transfer.ask_copy(sock, shard, step, world), into)
 
@@ -177,7 +180,7 @@ class LocalMemory:
         for address in (self._path, *self._ask("places")["addresses"]):
             with (
                 contextlib.suppress(OSError, CopyError),
-                wire.connect(address, min(CONNECT, self._timeout)) as sock,
+                self._peer(address) as sock,
             ):
                 sock.settimeout(self._timeout)
                 return transfer.layout(sock, digest)
@@ -206,6 +209,9 @@ class LocalMemory:
             if self._windows is None:
                 self._windows = self._connect()
             wire.send(self._windows, {"op": "window", "until": until, **self._about})
+
+    def _peer(self, address: str) -> socket.socket:
+        return handshake.connect(address, min(CONNECT, self._timeout), self._keys, transfer.service(address))
 
     def _connect(self) -> socket.socket:
         sock = wire.connect(self._path, self._timeout)

@@ -11,7 +11,7 @@ import contextlib
 import time
 from dataclasses import asdict
 
-from windtunnel.base import wire
+from windtunnel.base import handshake, wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
@@ -75,7 +75,7 @@ class Owner:
             if not board.exists():  # somebody wiped this memory
                 state.board = Board(board, create=True)
                 state.board.write(state.committed)
-        return {"board": str(board)}
+        return {"board": str(board), "secret": state.keys.secret.hex()}
 
     def _reserve(self, message: Message, layout: bytes) -> Message:
         state, rank, generation = self._state, message["rank"], message["generation"]
@@ -163,7 +163,8 @@ class Owner:
         }
         limits = state.limits
         try:
-            with wire.connect(self._address(host), limits.connect) as sock:
+            address = self._address(host)
+            with handshake.connect(address, limits.connect, state.keys, transfer.service(address)) as sock:
                 sock.settimeout(
                     limits.silence + limits.membership + message["slots"] * shelf.capacity / ALLOCATION
                 )
@@ -228,6 +229,7 @@ class Owner:
             self._senders[host] = Sender(
                 target,
                 self._pacer,
+                state.keys,
                 state.limits,
                 lambda: (state.committed, state.base),
                 state.folder.layout,

@@ -31,7 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.base import wire
+from windtunnel.base import handshake, wire
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.slot import Header, Slot
 from windtunnel.training.elastic.model import MemberHost
@@ -191,12 +192,13 @@ class Sender:
         self,
         host: MemberHost,
         pacer: Pacer,
+        keys: Keys,
         limits: Limits,
         known: Callable[[], tuple[int, int]],
         layout: Callable[[str], bytes | None],
     ) -> None:
         self.host = host
-        self._pacer, self._limits = pacer, limits
+        self._pacer, self._keys, self._limits = pacer, keys, limits
         self._known, self._layout = known, layout
         self._queue: deque[Delivery] = deque()
         self._changed = threading.Condition()
@@ -335,7 +337,8 @@ class Sender:
 
     def _connection(self) -> socket.socket:
         if self._sock is None:
-            sock = wire.connect(self.host.memory, self._limits.connect)
+            address = self.host.memory
+            sock = handshake.connect(address, self._limits.connect, self._keys, transfer.service(address))
             # Longer than the other side waits before it answers.
             sock.settimeout(self._limits.silence + self._limits.slot + self._limits.membership)
             if self._pacer.pace.mode == "idle":

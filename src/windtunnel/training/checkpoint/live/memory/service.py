@@ -22,8 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import wire
+from windtunnel.base import handshake
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
+from windtunnel.base.listener import Listener
 from windtunnel.base.units import amount
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
@@ -32,7 +34,7 @@ from windtunnel.training.checkpoint.live.memory.holder import Holder
 from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
-from windtunnel.training.checkpoint.live.memory.transfer import Handler, Listener, Message
+from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Requests
 from windtunnel.training.checkpoint.live.slot import CopyError, Header
 from windtunnel.training.checkpoint.model import SHARED
 from windtunnel.training.elastic.model import Membership
@@ -42,7 +44,7 @@ _LONGEST_SOCKET_NAME = 100
 
 class MemoryService:
     """``folder``: in tmpfs, of this host alone. ``host``: the address under which peers reach it; it listens
-    there alone.
+    there alone. ``keys``: of the job; whoever does not know them learns nothing here and leaves nothing.
 
     ``address``: "host:port" for peers. ``path``: "unix:/..." for local ranks.
     """
@@ -52,18 +54,22 @@ class MemoryService:
         folder: Path,
         host: str,
         *,
+        keys: Keys,
         context: Context,
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits()
         self._folder = folder
-        self._state = State(folder, context, limits)
+        self._state = State(folder, keys, context, limits)
         self._holder = Holder(self._state)
         self._owner = Owner(self._state)
         self._persister = Persister(self._state)
         outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
-        self._peers = Listener(outer, self._holder.handlers, limits.silence)
+        requests = Requests(self._holder.handlers, limits.silence)
+        self._peers = Listener(
+            outer, requests.serve, keys=keys, services=self._services, name="memory-listener"
+        )
         self._spare: str | None = None
         path = folder / "memory.sock"
         if len(str(path)) > _LONGEST_SOCKET_NAME:
@@ -81,7 +87,15 @@ class MemoryService:
             "persist": lambda _, message, raw: self._persister.asked(message),
             "places": lambda *_: {"addresses": self._state.addresses()},
         }
-        self._ranks = Listener(inner, handlers, limits.silence)
+        self._ranks = Listener(inner, Requests(handlers, limits.silence).serve, name="memory-ranks")
+
+    def _services(self) -> tuple[str, ...]:
+        """What peers take this service for: its address, and where they reach it by another, that."""
+        state, own = self._state, transfer.service(self.address)
+        membership, place = state.membership, state.place
+        if membership is None or place is None:
+            return (own,)
+        return own, transfer.service(membership.hosts[place].memory)
 
     def membership(self, membership: Membership, place: int | None) -> None:
         """A new generation; ``place``: this host's in it, None for none. Does not wait."""
@@ -257,6 +271,6 @@ class Persister:
         membership = state.membership
         assert membership is not None
         address = membership.hosts[rank // membership.per_host].memory
-        with wire.connect(address, state.limits.connect) as sock:
+        with handshake.connect(address, state.limits.connect, state.keys, transfer.service(address)) as sock:
             sock.settimeout(state.limits.silence)
             return transfer.layout(sock, digest)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory.folder import Folder
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.transfer import Refused
@@ -152,7 +153,8 @@ class Board:
 class State:
     """Hold ``changed`` (a condition that is notified after every change) around what is not a method."""
 
-    def __init__(self, path: Path, context: Context, limits: Limits) -> None:
+    def __init__(self, path: Path, keys: Keys, context: Context, limits: Limits) -> None:
+        self.keys = keys
         self.changed = threading.Condition()
         self.folder = Folder(path, self.changed)
         self.context = context

@@ -4,15 +4,13 @@ A copy that is pushed (PUT) comes in chunks, each behind its length: a length of
 for its window and lives. A copy that is read (GET) comes as it lies in the slot. Bulk bytes never become
 Python objects: they go from the mapped slot on one side (``sendfile`` takes tmpfs apart into pages of 4 KiB,
 which costs both sides more than twice the time) into that on the other, hashed as they arrive.
-`Listener` gives each connection a thread that answers one request after the other.
+`Requests` answers those of a connection one after the other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +37,11 @@ class Refused(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+def service(address: str) -> str:
+    """The name of the memory service at ``address`` (`handshake`)."""
+    return f"memory {address}"
 
 
 def ask(sock: socket.socket, message: dict[str, Any], data: bytes | None = None) -> dict[str, Any]:
@@ -131,71 +134,41 @@ def layout(sock: socket.socket, digest: str) -> bytes:
     if "error" in answer:
         wire.skip(sock, following)
         raise CopyError(f"{answer['text']}")
-    blob = _raw(sock, following)
+    if following > LARGEST:
+        raise wire.WireError(f"a layout of {following} bytes, more than {LARGEST}")
+    blob = bytes(wire.rest(sock, following))
     if xxhash.xxh3_128_hexdigest(blob) != digest:
         raise CopyError(f"layout {digest} is not what its digest says")
     return blob
 
 
-class Listener:
-    """``handlers``: by op. ``silence``: seconds without a byte within a request end a connection."""
+class Requests:
+    """Answers the requests of connections, one after the other on each (`listener.Listener` calls `serve`).
+    ``handlers``: by op. ``silence``: seconds without a byte within a request end a connection."""
 
-    def __init__(self, sock: socket.socket, handlers: dict[str, Handler], silence: float) -> None:
-        self._sock, self._handlers, self._silence = sock, handlers, silence
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="memory-listener", daemon=True)
-        self._thread.start()
+    def __init__(self, handlers: dict[str, Handler], silence: float) -> None:
+        self._handlers, self._silence = handlers, silence
 
-    def close(self) -> None:
-        """Take no more connections, end those that there are."""
-        with self._lock:
-            self._closed = True
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2.0)
-        self._sock.close()
+    def serve(self, sock: socket.socket) -> None:
+        """Answer until the peer goes.
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._sock.accept()
-            except OSError:
-                return
-            with self._lock:
-                if self._closed:
-                    sock.close()
-                    return
-                self._open.add(sock)
-            threading.Thread(target=self._converse, args=(sock,), name="memory-peer", daemon=True).start()
-
-    def _converse(self, sock: socket.socket) -> None:
+        Raises:
+            OSError: the connection ended, or is of no use any more.
+        """
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A peer that vanished between two requests is noticed by the kernel's probes.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        try:
-            while True:
-                sock.settimeout(None)
-                if not sock.recv(1, socket.MSG_PEEK):
-                    return
-                sock.settimeout(self._silence)
-                answer = self._answer(sock, *_request(sock))
-                if answer is not None:
-                    wire.send(sock, answer)
-        except (OSError, wire.WireError):
-            return
-        finally:
-            with self._lock:
-                self._open.discard(sock)
-            sock.close()
+        while True:
+            sock.settimeout(None)
+            if not sock.recv(1, socket.MSG_PEEK):
+                return
+            sock.settimeout(self._silence)
+            answer = self._answer(sock, *_request(sock))
+            if answer is not None:
+                wire.send(sock, answer)
 
     def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
         op = str(message.get("op"))
@@ -218,10 +191,4 @@ def _request(sock: socket.socket) -> tuple[Message, bytes]:
     message, following = wire.receive(sock)
     if following > LARGEST:
         raise wire.WireError(f"a request with {following} bytes, more than {LARGEST}")
-    return message, _raw(sock, following)
-
-
-def _raw(sock: socket.socket, count: int) -> bytes:
-    found = bytearray(count)
-    wire.fill(sock, memoryview(found))
-    return bytes(found)
+    return message, bytes(wire.rest(sock, following))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.base import atomic
+from windtunnel.base.keys import Keys
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, inject
@@ -85,7 +86,10 @@ class Agent:
         self._local = LocalServer(
             self.memory / "agent.sock", lambda v, m: self.do(lambda: self._hear_local(v, m))
         )
-        self.link = Link(config.supervisor, self._hello_from_link, lambda m: self.do(lambda: self._hear(m)))
+        self.keys = Keys.read(Path(config.secret), "the job's secret")
+        self.link = Link(
+            config.supervisor, self.keys, self._hello_from_link, lambda m: self.do(lambda: self._hear(m))
+        )
 
     # -- what services call ------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.keys import FILE_VARIABLE
 from windtunnel.training.elastic.model import Membership
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``run``: the run's folder. ``supervisor``: its "host:port". ``address``: under which peers
+    """``run``: the run's folder. ``supervisor``: its "host:port". ``secret``: this host's file with the
+    job's secret. ``address``: under which peers
     reach this host. ``memory_root``: the folder in tmpfs under which this host keeps its own.
 
     ``forkserver``: the socket of a fork server that somebody else keeps; None: the agent keeps one, with
@@ -30,6 +32,7 @@ class AgentConfig:
 
     run: str
     supervisor: str
+    secret: str
     script: str
     arguments: tuple[str, ...] = ()
     cwd: str = "."
@@ -86,4 +89,5 @@ def environment(
         "WINDTUNNEL_AGENT": f"unix:{local}",
         "WINDTUNNEL_RUN": config.run,
         "WINDTUNNEL_PREFIX": f"{member.prefix}/env",
+        FILE_VARIABLE: config.secret,
     }

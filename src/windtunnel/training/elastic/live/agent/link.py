@@ -18,7 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import wire
+from windtunnel.base import handshake, wire
+from windtunnel.base.keys import Keys
+from windtunnel.base.listener import Listener, peer
+from windtunnel.training.elastic.model import SUPERVISOR
 
 LONGEST_PAUSE = 0.2
 SILENCE = 5.0
@@ -30,9 +33,10 @@ class Link:
     """``hello()`` makes the first message of each connection, ``deliver(message)`` gets all that arrive."""
 
     def __init__(
-        self, address: str, hello: Callable[[], Message], deliver: Callable[[Message], None]
+        self, address: str, keys: Keys, hello: Callable[[], Message], deliver: Callable[[Message], None]
     ) -> None:
         self.address = address
+        self._keys = keys
         self.beat = 0.2
         self.last_heard = time.monotonic()
         self._hello, self._deliver = hello, deliver
@@ -81,7 +85,7 @@ class Link:
         pause = 0.01
         while not self._ended.is_set():
             try:
-                sock = wire.connect(self.address, 1.0)
+                sock = handshake.connect(self.address, 1.0, self._keys, SUPERVISOR)
             except OSError:
                 self._ended.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -140,8 +144,7 @@ class LocalConnection:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.pid = int.from_bytes(credentials[:4], "little")
+        self.pid, _ = peer(sock)
 
     def send(self, message: Message) -> None:
         """Say ``message``; a worker that is gone or frozen shows by other signs, so nothing is raised."""
@@ -160,28 +163,16 @@ class LocalServer:
         self.path = path
         self._deliver = deliver
         path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
         os.chmod(path, 0o600)
-        self._listener.listen(64)
-        self._thread = threading.Thread(target=self._accept_for_ever, name="local-server", daemon=True)
-        self._thread.start()
+        listener.listen(64)
+        self._listener = Listener(listener, self._read_for_ever, name="local-server")
 
     def close(self) -> None:
         """No more connections."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2.0)
         self._listener.close()
         self.path.unlink(missing_ok=True)
-
-    def _accept_for_ever(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._read_for_ever, args=(sock,), name="connection", daemon=True).start()
 
     def _read_for_ever(self, sock: socket.socket) -> None:
         connection = LocalConnection(sock)
@@ -194,7 +185,5 @@ class LocalServer:
                 message, following = wire.receive(sock)
                 wire.skip(sock, following)
                 self._deliver(connection, message)
-        except (OSError, wire.WireError):
-            self._deliver(connection, None)
         finally:
-            sock.close()
+            self._deliver(connection, None)

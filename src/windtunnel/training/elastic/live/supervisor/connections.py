@@ -1,13 +1,13 @@
 """The supervisor's connections: frames of `wire` in and out without ever waiting for a peer.
 
 One thread serves all; a peer that does not read (its host is stopped) only fills its own buffer, up to a
-bound, and loses its connection there.
+bound, and loses its connection there. Nobody is heard before the handshake (`base.handshake`): of more than
+`MOST_STRANGERS` whose handshake is under way the one that came first has to go.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
 import time
@@ -15,30 +15,42 @@ from collections.abc import Iterator
 from typing import Any
 
 from windtunnel.base import wire
+from windtunnel.base.handshake import STRANGE, Server
+from windtunnel.base.keys import Keys
+from windtunnel.base.listener import MOST_STRANGERS
+from windtunnel.base.wire import Session
+from windtunnel.training.elastic.model import SUPERVISOR
 
 MOST_UNSENT = 64 << 20
 """Bytes that a peer may leave unread."""
 
 
 class Connection:
-    """One peer: what it sent in part, and what it has not read. ``since``: when it came."""
+    """One peer: what it sent in part, and what it has not read. ``since``: when it came. A stranger until its
+    handshake is over; a stranger's bytes are read in small parts and not kept beyond it."""
 
-    def __init__(self, sock: socket.socket, since: float) -> None:
+    def __init__(self, sock: socket.socket, since: float, handshake: Server) -> None:
         self.sock = sock
         self.since = since
         self.greeted = False
         self.leaving = False
         self.unsent = bytearray()
         self._unread = bytearray()
+        self._handshake = handshake
+        self._session: Session | None = None
+
+    @property
+    def strange(self) -> bool:
+        return self._session is None
 
     def read(self) -> list[dict[str, Any]] | None:
         """The messages that are complete now, None when the peer is gone.
 
         Raises:
-            WireError: the peer speaks something else.
+            WireError: the peer does not know the secret, or speaks something else.
         """
         try:
-            part = self.sock.recv(1 << 18)
+            part = self.sock.recv(STRANGE if self._session is None else 1 << 18)
         except BlockingIOError:
             return []
         except OSError:
@@ -46,29 +58,23 @@ class Connection:
         if not part:
             return None
         self._unread += part
-        return list(self._frames())
+        if self._session is None:
+            answer, self._session = self._handshake.take(self._unread)
+            self.unsent += answer
+        return list(self._messages())
 
-    def _frames(self) -> Iterator[dict[str, Any]]:
-        head = wire._HEAD
-        while len(self._unread) >= head.size:
-            length, following = head.unpack_from(self._unread)
-            if length > wire.LARGEST_TEXT or following:
-                raise wire.WireError("a frame is too long, or has bytes that nobody asked for")
-            end = head.size + length
-            if len(self._unread) < end:
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        while self._session is not None:
+            message = wire.parse(self._unread, self._session)
+            if message is None:
                 return
-            try:
-                message = json.loads(self._unread[head.size : end])
-            except ValueError as error:
-                raise wire.WireError("a message is not JSON") from error
-            del self._unread[:end]
-            if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-                raise wire.WireError('a message is not a JSON object with an "op"')
+            if not isinstance(message.get("op"), str):
+                raise wire.WireError('a message has no "op"')
             yield message
 
     def write(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message, separators=(",", ":")).encode()
-        self.unsent += wire._HEAD.pack(len(text), 0) + text
+        assert self._session is not None
+        self.unsent += wire.frame(message, 0, self._session)
 
     def flush(self) -> bool:
         """Send what the peer takes now; False when it is gone or takes too little."""
@@ -85,7 +91,8 @@ class Connection:
 class Connections:
     """A listening socket and all that came over it, each by a number that is never used again."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, keys: Keys) -> None:
+        self._keys = keys
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._open: dict[int, Connection] = {}
@@ -123,7 +130,10 @@ class Connections:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._open[self._next] = Connection(sock, now)
+        strangers = [link for link, one in self._open.items() if one.strange]
+        if len(strangers) >= MOST_STRANGERS:
+            self.close(strangers[0])  # nobody has heard of it
+        self._open[self._next] = Connection(sock, now, Server(self._keys, (SUPERVISOR,)))
         self._selector.register(sock, selectors.EVENT_READ, self._next)
         self._next += 1
 
@@ -142,6 +152,8 @@ class Connections:
                 self.close(link)
                 yield link, ""
                 return
+            if connection.unsent:
+                self._watch(link, connection, writing=True)
             for message in messages if not connection.leaving else ():
                 yield link, message
         if mask & selectors.EVENT_WRITE and link in self._open and not self._flush(link, connection):
@@ -150,7 +162,7 @@ class Connections:
     def send(self, link: int, message: dict[str, Any]) -> None:
         """Nothing is lost when the peer is gone: `poll` reports it."""
         connection = self._open.get(link)
-        if connection is not None and not connection.leaving:
+        if connection is not None and not connection.leaving and not connection.strange:
             connection.write(message)
             self._watch(link, connection, writing=True)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.keys import Keys
 from windtunnel.store import eventlog
 from windtunnel.training.elastic.live.supervisor import ownership
 from windtunnel.training.elastic.live.supervisor.connections import Connections
@@ -62,6 +63,7 @@ class Supervisor:
         *,
         start_store: StartStore,
         order_hosts: Callable[[int], None],
+        keys: Keys,
         beat: float = 0.1,
         lease: float = 1.0,
         settle: float = 0.02,
@@ -87,7 +89,7 @@ class Supervisor:
             ownership.publish(self.folder, self.address, self._owner.epoch)
             undo.pop_all()
         self._log_works = True
-        self._connections = Connections(listener)
+        self._connections = Connections(listener, keys)
         self._stores = Stores(start_store, self._connections.wake)
         self._order = order_hosts
         self._stop: tuple[str, bool] | None = None
