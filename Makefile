@@ -28,11 +28,12 @@ format: $(VENV)/ready
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, CRIU's limits, the inspector.
+# Rebuild what lies built beside its source: the library of the absent device, the sandboxes' init, CRIU's limits and steps, the inspector.
 native: $(VENV)/ready
 	$(BIN)/python -m windtunnel.training.emulate.live.native_library
 	$(BIN)/python -m windtunnel.agents.sandbox.live.machine.native
 	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.preload
+	$(BIN)/python -m windtunnel.agents.sandbox.live.criu.steps
 	$(BIN)/python -m windtunnel.agents.sandbox.live.inspect.kernel
 
 # Emulates with CUDA builds of PyTorch too, and writes what comes out to docs/frameworks.md. Pulls some 14 GB, once.

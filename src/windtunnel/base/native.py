@@ -83,7 +83,8 @@ def rebuilt(folder: Path, name: str, others: str, build: Build) -> None:
 class Freestanding:
     """A program or library in C without a C library, so that one build serves every Linux of a processor.
 
-    ``main`` is compiled; every C file of its folder counts in the digest. ``what`` names it in messages.
+    ``main`` is compiled; every C file of its folder counts in the digest, and so do ``others`` that it
+    includes. ``what`` names it in messages.
     """
 
     main: Path
@@ -91,13 +92,14 @@ class Freestanding:
     ending: str
     flags: tuple[str, ...]
     what: str
+    others: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:
         return self.main.parent
 
     def file_name(self) -> str:
-        found = digest(sorted(self.folder.glob("*.[ch]")), " ".join(self.flags))
+        found = digest([*sorted(self.folder.glob("*.[ch]")), *self.others], " ".join(self.flags))
         return f"{self.name}-{platform.machine()}-{found}{self.ending}"
 
     def build(self, target: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.agents.sandbox.live.criu import preload
+from windtunnel.agents.sandbox.live.criu import preload, steps
 from windtunnel.agents.sandbox.live.machine import native, walls
 from windtunnel.base.errors import UserError
 
-BUILDS = {native.PROGRAM.what: native.PROGRAM, preload.LIMITS.what: preload.LIMITS}
+BUILDS = {one.what: one for one in (native.PROGRAM, preload.LIMITS, steps.STEPS)}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")

@@ -1,12 +1,12 @@
 """Runs the CRIU program, its daemon for lazy memory too: where it is born, how long it may take, and what it
 leaves when it is killed.
 
-Three things make this more than ``subprocess.run``. A restore must enter the sandbox's cgroups *before* it
-makes a process, so that every restored task is born in them: a line of shell does that, because code between
-fork and exec is unsafe in a program with threads. CRIU keeps what it learnt about the kernel in ``/run``, but
-only where that is a tmpfs; elsewhere each start asks the kernel again (10 ms), so there it runs in a mount
-namespace of its own with a private tmpfs folder on ``/run``. And waiting is by pidfd: waiting by polling
-would add up to 50 ms to a step that takes as long.
+Three things make this more than ``subprocess.run``. CRIU runs in the sandbox's network, which is the host's
+to keep: so it neither saves it nor brings it back (to save it, it would read the host's whole table of
+tracked connections, 10 ms while the sandbox stands). It keeps what it learnt about the kernel in ``/run``,
+but only where that is a tmpfs; elsewhere each start asks the kernel again (10 ms), so there it runs in a
+mount namespace of its own with a private tmpfs folder on ``/run``. Both are done by a small program (see
+``steps``). And waiting is by pidfd: waiting by polling would add up to 50 ms to a step that takes as long.
 
 A lazy restore leaves a daemon behind that hands out memory when it is touched. While it works, untouched
 memory of the sandbox exists only in the images. When the daemon dies, the kernel would fill what is missing
@@ -24,7 +24,6 @@ import hashlib
 import os
 import resource
 import select
-import shlex
 import shutil
 import signal
 import stat
@@ -32,14 +31,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from windtunnel.agents.sandbox.errors import CriuError
+from windtunnel.agents.sandbox.live.criu import steps
 from windtunnel.agents.sandbox.live.criu.failure import real_errors
-from windtunnel.agents.sandbox.live.criu.preload import environment
 from windtunnel.linux import processes
 from windtunnel.linux.cgroup import pids_of
 from windtunnel.linux.system import TMPFS, copied_descriptor, file_system
@@ -65,16 +64,20 @@ def run(
     arguments: Sequence[str],
     work: Path,
     *,
-    procs: Sequence[Path] = (),
+    netns: Path | None = None,
+    given: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
     timeout: float,
     own_mounts: bool = True,
 ) -> Ended:
-    """Run ``program`` to its end in the cgroups of ``procs``, with messages in the folder ``work``.
+    """Run ``program`` to its end in the network of ``netns``, with messages in the folder ``work``.
+    ``given``: what it finds in its environment.
 
     ``own_mounts``: the tree has a mount namespace of its own, so CRIU itself may run in another one too.
     """
-    child = start(program, arguments, work, procs=procs, descriptors=descriptors, own_mounts=own_mounts)
+    child = start(
+        program, arguments, work, netns=netns, given=given, descriptors=descriptors, own_mounts=own_mounts
+    )
     try:
         code = wait(child, timeout)
         if code is None and arguments[0] == "dump" and let_fail(child):
@@ -99,23 +102,18 @@ def start(
     arguments: Sequence[str],
     work: Path,
     *,
-    procs: Sequence[Path] = (),
+    netns: Path | None = None,
+    given: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
     own_mounts: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start ``program`` in a session of its own; its standard error goes to ``work/stderr``."""
-    command = [str(program), *arguments]
-    kept = kernel_cache(program) if own_mounts else None
-    lines = [f"echo $$ > {shlex.quote(str(file))}" for file in procs]
-    if processes.SESSION_WEIGHT.exists():
-        # the sandbox stands still while it works; what it restores is in a control group, and not weighed so
-        lines.insert(0, f"echo {processes.SESSION_FIRST} 2>/dev/null > {processes.SESSION_WEIGHT} || :")
-    if kept is not None:
-        lines.append(f"mount --bind {shlex.quote(str(kept))} /run")
-    if lines:
-        command = ["/bin/sh", "-c", "set -e\n" + "\n".join(lines) + '\nexec "$@"', "criu", *command]
-    if kept is not None:
-        command = ["unshare", "--mount", "--propagation", "slave", *command]
+    command = steps.starting(
+        [str(program), *arguments],
+        netns=netns,
+        cache=kernel_cache(program) if own_mounts else None,
+        moves=bool(given),
+    )
     with open(work / "stderr", "wb") as errors:
         return subprocess.Popen(
             command,
@@ -123,7 +121,7 @@ def start(
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=work,
-            env=environment(),
+            env={**steps.environment_in(work), **(given or {})},
             pass_fds=tuple(descriptors),
             start_new_session=True,
             # this leaves SIGXFSZ ignored, as Python has it: see let_fail
@@ -184,7 +182,7 @@ def kill_new(cgroup: Path, before: set[int], timeout: float = 5.0) -> list[int]:
 
 def kernel_cache(program: Path) -> Path | None:
     """A private tmpfs folder to stand in for ``/run``; None where it is one or none can be had."""
-    if os.geteuid() != 0 or is_tmpfs("/run") or not is_tmpfs(str(SHARED_MEMORY)) or not _unshare():
+    if os.geteuid() != 0 or is_tmpfs("/run") or not is_tmpfs(str(SHARED_MEMORY)):
         return None
     folder = SHARED_MEMORY / f"windtunnel-criu-{_mark(program)}"
     with contextlib.suppress(FileExistsError):
@@ -208,11 +206,6 @@ def forget_half_written_cache(program: Path) -> None:
 def _mark(program: Path) -> str:
     state = program.stat()
     return hashlib.blake2s(f"{program} {state.st_mtime_ns}".encode(), digest_size=4).hexdigest()
-
-
-@cache
-def _unshare() -> bool:
-    return shutil.which("unshare") is not None and shutil.which("mount") is not None
 
 
 @cache

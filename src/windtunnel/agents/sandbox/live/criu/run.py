@@ -4,12 +4,13 @@ A dump leaves either a complete folder of images or none. A restore ends with th
 none of it; before any of it runs it stands in the freezer, so that it can be looked at and mended. Whatever
 happens, the freezer of the sandbox's cgroup is as it was before the call.
 
-Options: the network namespace belongs to the host and stays (external), so no packet has to be locked out;
-cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept (``--tcp-established``):
-both ends of one inside the sandbox come back together and go on. Of one to the outside (the host's model
-proxy, another host) only the inner end comes back, which is then ended (see ``connections``). A file that
-was deleted under the name by which it is open while another name remains makes the dump fail: CRIU's stand-in
-for it (``--link-remap``) exists only while it dumps, so no snapshot of files would hold it.
+Options: the network namespace belongs to the host and stays, so no packet has to be locked out, and CRIU
+runs in it; cgroups are the host's too (``--manage-cgroups=ignore``). TCP connections are kept
+(``--tcp-established``): both ends of one inside the sandbox come back together and go on. Of one to the
+outside (the host's model proxy, another host) only the inner end comes back, which is then ended (see
+``connections``). A file that was deleted under the name by which it is open while another name remains makes
+the dump fail: CRIU's stand-in for it (``--link-remap``) exists only while it dumps, so no snapshot of files
+would hold it.
 
 CRIU's own statistics are two small files beside its log, each two magic numbers, a length and one protobuf
 message of unsigned varints, so a few lines read them without generated code (CRIU, images/stats.proto).
@@ -20,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import struct
 import tempfile
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from windtunnel.agents.sandbox.errors import CriuError
-from windtunnel.agents.sandbox.live.criu import process
+from windtunnel.agents.sandbox.live.criu import process, steps
 from windtunnel.agents.sandbox.live.criu.connections import close_orphans, leave_repair
 from windtunnel.agents.sandbox.live.criu.failure import explain_dump, explain_restore, who
 from windtunnel.agents.sandbox.live.place import Externals
@@ -116,12 +116,16 @@ class Criu:
         arguments = ["--freeze-cgroup", str(externals.freezer), *NETWORK]
         for inside, key, _ in externals.mounts:
             arguments += ["--external", f"mnt[{inside}]:{key}"]
-        arguments += ["--external", f"net[{externals.netns.stat().st_ino}]:net"]
 
         def attempt(option: str) -> DumpStats:
             try:
                 return self.dump_tree(
-                    pid, into, [*arguments, option], leave_running=leave_running, timeout=timeout
+                    pid,
+                    into,
+                    [*arguments, option],
+                    netns=externals.netns,
+                    leave_running=leave_running,
+                    timeout=timeout,
                 )
             except CriuError as failed:
                 failed.interrupted = leave_repair(pids_of(externals.freezer)) > 0
@@ -136,6 +140,7 @@ class Criu:
         into: Path,
         options: list[str],
         *,
+        netns: Path | None = None,
         leave_running: bool = True,
         timeout: float = 60,
         own_mounts: bool = True,
@@ -154,7 +159,9 @@ class Criu:
         try:
             with _work(into) as work:
                 arguments += ["-W", str(work)]
-                ended = process.run(self.path, arguments, work, timeout=timeout, own_mounts=own_mounts)
+                ended = process.run(
+                    self.path, arguments, work, netns=netns, timeout=timeout, own_mounts=own_mounts
+                )
                 if ended.code is None:
                     raise CriuError(
                         f"process image: not complete after {timeout:g} s; CRIU was stopped", ended.log
@@ -220,17 +227,17 @@ class Criu:
         timeout: float,
     ) -> int:
         """One attempt, of which nothing is left when it fails."""
+        # images of earlier checkpoints name the network, which CRIU then has to be given
         netns = os.open(externals.netns, os.O_RDONLY)
         restored = False
         try:
             pid = self.restore_tree(
                 images,
                 [*options, "--inherit-fd", f"fd[{netns}]:net"],
-                hold=externals.freezer,
+                within=externals,
                 wanted=wanted,
                 lazy=lazy,
                 timeout=timeout,
-                procs=externals.procs,
                 descriptors=(netns,),
             )
             restored = True
@@ -246,16 +253,15 @@ class Criu:
         images: Path,
         options: list[str],
         *,
-        hold: Path | None = None,
+        within: Externals | None = None,
         wanted: Path | None = None,
         lazy: bool = False,
         timeout: float = 60,
-        procs: tuple[Path, ...] = (),
         descriptors: tuple[int, ...] = (),
         own_mounts: bool = True,
     ) -> int:
-        """``restore`` with options given one by one, for a tree that is no sandbox. ``hold``: the freezer in
-        which it stands afterwards."""
+        """``restore`` with options given one by one, for a tree that is no sandbox. ``within``: the network
+        and the control groups that it gets into; it stands in the freezer afterwards."""
         if not (images / "inventory.img").exists():
             raise CriuError(f"process restore: {images} holds no complete process image")
         arguments = ["restore", "-d", "-D", str(images), *COMMON, *options]
@@ -263,15 +269,18 @@ class Criu:
             pages = stack.enter_context(process.start_pages(self.path, images)) if lazy else None
             work = pages.work if pages is not None else stack.enter_context(_work(images))
             arguments += ["-W", str(work), "--pidfile", str(work / "pid")]
-            if hold is not None:
-                arguments += ["--action-script", str(_holding(work, hold, wanted))]
+            given: dict[str, str] = {}
+            if within is not None:
+                script, given = steps.script(within.procs, within.freezer, wanted)
+                arguments += ["--action-script", script]
             if lazy:
                 arguments.append("--lazy-pages")
             ended = process.run(
                 self.path,
                 arguments,
                 work,
-                procs=procs,
+                netns=within.netns if within is not None else None,
+                given=given,
                 descriptors=descriptors,
                 timeout=timeout,
                 own_mounts=own_mounts,
@@ -284,40 +293,8 @@ class Criu:
                 raise CriuError(explain_restore(ended.log), ended.log)
             pid = int((work / "pid").read_text())
             if pages is not None:
-                pages.serve(pid, procs)
+                pages.serve(pid, within.procs if within is not None else ())
         return pid
-
-
-def _holding(work: Path, freezer: Path, wanted: Path | None) -> Path:
-    """The script that CRIU runs at each step of a restore: when all is made and nothing has been let go,
-    CRIU leaves the sandbox's group, and the group is frozen, or ended where nobody wants it any more.
-
-    The kernel takes milliseconds to move a process to another group, so CRIU is moved beside its work, as
-    soon as the first process is there, of which all others are born. A later script is then outside, too.
-    """
-    own = shlex.quote(str(cgroup.own() / "cgroup.procs"))
-    group = shlex.quote(str(freezer))
-    inside = shlex.quote(f"0::/{freezer.relative_to(cgroup.mounts().unified)}")
-    lines = [
-        "#!/bin/sh",
-        'case "$CRTOOLS_SCRIPT_ACTION" in',
-        f"setup-namespaces) echo $PPID > {own} & exit 0;;",
-        "pre-resume) ;;",
-        "*) exit 0;;",
-        "esac",
-        "while IFS= read -r line; do",
-        f'  if [ "$line" = {inside} ]; then echo $PPID > {own} && echo $$ > {own} || exit 1; fi',
-        "done < /proc/self/cgroup",
-        f"echo 1 > {group}/cgroup.freeze",
-    ]
-    if wanted is not None:
-        # CRIU waits for ever for a tree that is killed now
-        unwanted = f"{{ kill -9 $PPID; {cgroup.END.format(group)}; }}"
-        lines.append(f"[ -e {shlex.quote(str(wanted))} ] || {unwanted}")
-    script = work / "hold"
-    script.write_text("\n".join([*lines, ""]))
-    script.chmod(0o700)
-    return script
 
 
 def _stand(freezer: Path) -> None:

@@ -129,7 +129,13 @@ for note in "$2"/*UNVERIFIED; do
   name=${note##*/}
   group=$1/${name%UNVERIFIED}
   rm "$note"
-  kill -9 $(at_work "restore-d-D$2")
+  # its first process may just have been born and be in no group yet
+  for _ in $(seq 100); do
+    left=$(at_work "restore-d-D$2")
+    [ -n "$left" ] || break
+    kill -9 $left
+    sleep 0.01
+  done
   END
 done
 for _ in $(seq 600); do

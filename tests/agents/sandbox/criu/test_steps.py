@@ -1,0 +1,79 @@
+"""The program beside CRIU: its parts that need no CRIU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from windtunnel.agents.sandbox.live.criu import steps
+
+OPTIONS = ("--gzip", "--no-unquote", "--no-wildcards")
+
+
+def tar(*words: str, folder: Path | None = None, image: Path) -> None:
+    """As CRIU calls it: what is packed is standard input, where the image goes standard output."""
+    stdin = os.open(folder if folder is not None else image, os.O_RDONLY)
+    with open(image if folder is not None else os.devnull, "wb") as out:
+        done = subprocess.run(
+            ["tar", *words],
+            executable=steps.STEPS.locate(),
+            stdin=stdin,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env={"WINDTUNNEL_TAR": shutil.which("tar") or "", "PATH": os.environ["PATH"]},
+        )
+    os.close(stdin)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["empty", "with files"])
+def test_a_tmpfs_comes_back_as_it_was(full: bool, tmp_path: Path) -> None:
+    before, after, image = tmp_path / "before", tmp_path / "after", tmp_path / "image"
+    before.mkdir()
+    after.mkdir()
+    if full:
+        (before / "sem.a").write_bytes(b"held")
+        (before / "link").symlink_to("sem.a")
+    before.chmod(0o1750)
+    os.utime(before, ns=(7, 1_700_000_000_123_456_789))
+    tar(
+        "--create",
+        *OPTIONS,
+        "--numeric-owner",
+        "--directory",
+        "/proc/self/fd/0",
+        ".",
+        folder=before,
+        image=image,
+    )
+    tar("--extract", *OPTIONS, "--directory", str(after), image=image)
+    assert sorted(os.listdir(after)) == (["link", "sem.a"] if full else [])
+    assert not full or (after / "link").read_bytes() == b"held"
+    assert after.stat().st_mode == before.stat().st_mode
+    assert after.stat().st_mtime_ns // 10**9 == before.stat().st_mtime_ns // 10**9
+
+
+def test_what_nobody_wants_any_more_gets_into_no_group(tmp_path: Path) -> None:
+    groups = [tmp_path / "first", tmp_path / "second"]
+    for group in groups:
+        group.touch()
+    note = tmp_path / "wanted"
+    script, given = steps.script(groups, tmp_path, note)
+
+    def act(step: str) -> int:
+        return subprocess.run(
+            [script], env=given | {"CRTOOLS_SCRIPT_ACTION": step, "CRTOOLS_INIT_PID": "77"}
+        ).returncode
+
+    assert act("setup-namespaces") == 1
+    assert [group.read_text() for group in groups] == ["", ""]
+    note.touch()
+    assert act("post-restore") == 0 and [group.read_text() for group in groups] == ["", ""]
+    assert act("setup-namespaces") == 0
+    assert [group.read_text() for group in groups] == ["77", "77"]
+    (tmp_path / "second").unlink()
+    assert act("setup-namespaces") == 1
