@@ -62,6 +62,19 @@ def resilience(
     storage: Annotated[
         str, typer.Option(metavar="RATE", help="Bandwidth of the shared storage, for all hosts together.")
     ] = "20 GB/s",
+    storage_share: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Part of that bandwidth that saving may take.")
+    ] = 1.0,
+    storage_within: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time between two checkpoints to storage.")
+    ] = "1d",
+    save_stall: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="What a checkpoint to storage takes from training; the copy within a host by default.",
+        ),
+    ] = None,
     host_memory: Annotated[
         str, typer.Option(metavar="BYTES", help="Memory of a host that checkpoints may take.")
     ] = "1 TB",
@@ -80,10 +93,14 @@ def resilience(
         typer.Option(metavar="FILE", help="Costs measured by 'windtunnel bench training.checkpoint'."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the failures.")] = 0,
+    script: Annotated[str, typer.Option(help="Of the command that is printed.")] = "train.py",
+    persist: Annotated[
+        str, typer.Option(metavar="URL", help="Of the command that is printed: the storage.")
+    ] = "checkpoints",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
 ) -> None:
-    """Recommend interval, copies, placement and the way to go on, with the reasons.
+    """Recommend intervals, copies, placement and the way to go on, with the reasons and the command.
 
     All of it is emulated: a trace of failures is drawn, and each way to go on goes through it with the
     decisions of the policies that also run live.
@@ -111,6 +128,9 @@ def resilience(
         detect=detect,
         start=start,
         storage=storage,
+        storage_share=storage_share,
+        storage_within=storage_within,
+        save_stall=save_stall,
         host_memory=host_memory,
         network_share=network_share,
         stages=stages,
@@ -118,6 +138,8 @@ def resilience(
         layers=layers,
         costs=costs,
         seed=seed,
+        script=script,
+        persist=persist,
     )
     with shown_progress("plan") as progress:
         made = plan(asked, progress)

@@ -49,6 +49,7 @@ def train(
     ] = "",
     mode: Annotated[str, typer.Option(help="Of checkpoints: blocking, concurrent or idle.")] = "concurrent",
     slots: Annotated[int, typer.Option(help="Steps that are kept of each copy, 2 or 3.")] = 2,
+    every: Annotated[int, typer.Option(help="Steps between checkpoints to memory.")] = 1,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
     start_from: Annotated[
@@ -109,6 +110,7 @@ def train(
             domains=domains,
             mode=mode,
             slots=slots,
+            every=every,
             persist=persist,
             persist_every=persist_every,
             start_from=start_from,

@@ -39,6 +39,7 @@ LEAST = {
     "spares": 0,
     "min_hosts": 1,
     "slots": 2,
+    "every": 1,
     "persist_every": 1,
     "max_restarts": 0,
     "replace_after": 0,
@@ -62,6 +63,7 @@ class Request:
     domains: str
     mode: str
     slots: int
+    every: int
     persist: str
     persist_every: int
     start_from: str
@@ -97,7 +99,8 @@ class Request:
             raise UserError(f"--min-hosts {self.min_hosts}: more than --hosts {self.hosts}")
         domains = read_domains(self.domains, self.hosts)
         settings = self._settings(domains)
-        place(self.hosts, settings["copies"], settings["placement"], domains)
+        if domains or not self.external:  # hosts that come by `windtunnel host` say their domains themselves
+            place(self.hosts, settings["copies"], settings["placement"], domains)
         if self.external and not self.listen:
             raise UserError("--external-hosts: give --listen HOST:PORT, where the hosts find this one")
         job = JobSpec(
@@ -134,6 +137,7 @@ class Request:
             "placement": self.placement or ("domains" if self.domains else "mixed"),
             "mode": self.mode,
             "slots": self.slots,
+            "every": self.every,
         }
         if self.on_no_checkpoint != "fail":
             settings["on_no_checkpoint"] = self.on_no_checkpoint

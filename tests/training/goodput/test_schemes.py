@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.traces.failures import Change, poisson
+from windtunnel.training import session
 from windtunnel.training.checkpoint.policy.placement import survives
-from windtunnel.training.goodput.advise import Question, advise
+from windtunnel.training.goodput.advise import advise
+from windtunnel.training.goodput.model import RUN, Question
 from windtunnel.training.goodput.twin import templates as twin_templates
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 from windtunnel.training.goodput.twin.replicas import ReplicaDrop, Rerouting
@@ -90,10 +93,10 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     advice = advise(question(), trace)
     assert advice.chosen.copies == 2 and advice.chosen.placement.kind == "domains"
     assert {result.scheme for result in advice.results} >= {"templates", "peer memory", "rerouting"}
-    best = max(
-        (f for f in advice.results if f.scheme in ("templates", "peer memory")), key=lambda f: f.goodput
-    )
-    assert advice.scheme == best.scheme
+    by_name = {found.scheme: found.goodput for found in advice.results}
+    # the spare is one host more than the others hold
+    by_name["peer memory, a spare"] *= 24 / 25
+    assert advice.scheme == max(RUN, key=lambda name: by_name[name])
     assert any("failure domains" in reason for reason in advice.reasons)
     promise = [reason for reason in advice.reasons if "hosts may be lost at once" in reason]
     assert len(promise) == (advice.scheme == "templates")
@@ -128,6 +131,25 @@ def test_a_domain_that_holds_all_copies_falls_to_storage_with_it() -> None:
     assert advise(across, ()).choices[1].fallbacks < 0.1 * hardware
 
 
+def test_the_interval_of_storage_follows_what_memory_does_not_cover() -> None:
+    """Not the time of a write, whatever fails how often."""
+    slow = replace(COSTS, save_stall=2.0)  # a write of 9.6 s, 2 steps
+    found = [
+        advise(question(costs=slow, mtbf=mtbf, domains=("",) * 24, horizon=1e5), ()).choices[1].storage_every
+        for mtbf in (60.0, 1800.0, 6 * 3600.0, 30 * 86400.0)
+    ]
+    assert found == sorted(set(found)) and found[-1] == 86_400 / JOB.step_time
+    shared = advise(question(costs=replace(slow, storage_share=0.01), mtbf=60.0), ())
+    # 960 s, whatever a failure a minute asks for
+    assert shared.chosen.storage_every == shared.intervals["restart from storage"] == 192
+    one = advise(question(costs=slow, host_memory=10e9), ())
+    assert one.chosen.copies == 1
+    # one copy covers what leaves the host alive: nothing of these failures
+    assert one.chosen.storage_every == one.intervals["restart from storage"]
+    with pytest.raises(UserError, match="more than --storage-within 5 s"):
+        advise(question(longest=5.0), ())
+
+
 def test_memory_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(UserError, match=r"2 slots x \(4 GB of its own \+ 0 B held for others\) = 8 GB"):
         advise(question(host_memory=5e9), ())
@@ -157,6 +179,10 @@ def test_plan_prints_and_writes(tmp_path: Path) -> None:
     assert "plotly" in page.read_text()
     plain = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain["origin"] == "emulated" and plain["copies"] >= 1
+    assert plain["command"] in shown.output
+    assert plain["scheme"] in RUN and {found["name"] for found in plain["schemes"]} == set(RUN)
+    forecast = {found["name"] for found in plain["forecast_only"]}
+    assert forecast == {"redundant computation", "rerouting", "replica drop"}
     again = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain == again
     costs = tmp_path / "costs.json"
@@ -165,6 +191,38 @@ def test_plan_prints_and_writes(tmp_path: Path) -> None:
         runner.invoke(app, [*ASKED, "--json", "--costs", str(costs)], catch_exceptions=False).output
     )
     assert measured["costs"]["detect"] == 0.05
+
+
+def test_the_commands_are_taken_by_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is a command line of ``windtunnel train``, with the intervals that were recommended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("pass")
+    asked = [*ASKED, "--save-stall", "2s", "--json"]
+    plain = json.loads(CliRunner().invoke(app, asked, catch_exceptions=False).output)
+    assert plain["command"] == plain["commands"][plain["scheme"]]
+    jobs = {}
+    for name, line in plain["commands"].items():
+        monkeypatch.setattr(
+            session,
+            "train_and_store",
+            lambda request, *_, name=name, **__: jobs.update({name: request.job()}),
+        )
+        program, *words = shlex.split(line)
+        assert program == "windtunnel"
+        taken = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert taken.exit_code == 0, (line, taken.output)
+    assert set(jobs) == set(RUN)
+    memory = jobs["peer memory, a spare"]
+    assert (memory.hosts, memory.per_host, memory.spares) == (16, 8, 1)
+    assert memory.settings["copies"] == plain["copies"]
+    assert memory.settings["every"] == plain["every"]
+    assert memory.settings["persist"] == str(tmp_path / "checkpoints")
+    if plain["scheme"].startswith("peer"):
+        assert memory.settings["persist_every"] == plain["persist_every"]
+    storage = jobs["restart from storage"]
+    assert storage.settings["every"] == storage.settings["persist_every"] < memory.settings["persist_every"]
+    shrinks = jobs["templates"].rules
+    assert shrinks.shrinks and 1 < shrinks.minimum <= plain["job"]["stages"]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +234,8 @@ def test_plan_prints_and_writes(tmp_path: Path) -> None:
         (["--microbatches", "1"], "fewer than the 16 pipelines"),
         (["--step-overhead", "10s"], "--step-overhead 10s is no part of --step-time 10s"),
         (["--costs", "/nowhere.json"], "is no JSON file"),
+        (["--storage-within", "10s"], "a checkpoint takes 50 s to storage"),
+        (["--save-stall", "long"], "--save-stall 'long' is no quantity"),
     ],
 )
 def test_wrong_questions_are_one_sentence(changed: list[str], said: str) -> None:

@@ -15,7 +15,9 @@ from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.traces.failures import Trace, load, poisson
-from windtunnel.training.goodput.advise import Advice, Question, advise
+from windtunnel.training.goodput.advise import advise
+from windtunnel.training.goodput.command import commands
+from windtunnel.training.goodput.model import Advice, Question
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
 MOST_FAILURES = 100_000
@@ -42,6 +44,9 @@ class PlanRequest:
     detect: str
     start: str
     storage: str
+    storage_share: float
+    storage_within: str
+    save_stall: str | None
     host_memory: str
     network_share: float
     stages: int
@@ -49,16 +54,20 @@ class PlanRequest:
     layers: int
     costs: Path | None
     seed: int
+    script: str
+    persist: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked, in numbers, and the advice. ``failures``: of the trace that was drawn or read."""
+    """What was asked, in numbers, and the advice. ``failures``: of the trace that was drawn or read.
+    ``commands``: what to run, by scheme, the recommended one first."""
 
     cluster: Cluster
     question: Question
     advice: Advice
     failures: int
+    commands: dict[str, str]
 
 
 def plan(asked: PlanRequest, progress: Callable[[str, float], None] | None = None) -> Plan:
@@ -85,9 +94,12 @@ def plan(asked: PlanRequest, progress: Callable[[str, float], None] | None = Non
         software,
         asked.spares,
         wide,
+        _quantity(asked.storage_within, "seconds", "--storage-within"),
         away=told.away if told.replaced else None,
     )
-    return Plan(cluster, question, advise(question, told.changes, progress), len(told.losses))
+    advice = advise(question, told.changes, progress)
+    lines = commands(advice, question, cluster.host.devices, asked.script, asked.persist)
+    return Plan(cluster, question, advice, len(told.losses), lines)
 
 
 def _job(asked: PlanRequest, cluster: Cluster) -> JobModel:
@@ -125,6 +137,8 @@ def _costs(asked: PlanRequest, cluster: Cluster) -> PhaseCosts:
         memory_bandwidth=host.devices * host.pcie.bandwidth * host.pcie.efficiency,
         peer_bandwidth=host.nic_bandwidth * host.nics * host.nic.efficiency * asked.network_share,
         storage_bandwidth=_quantity(asked.storage, "bytes/s", "--storage"),
+        storage_share=asked.storage_share,
+        save_stall=_quantity(asked.save_stall, "seconds", "--save-stall") if asked.save_stall else None,
     )
     return costs if asked.costs is None else measured_costs(asked.costs, costs)
 
@@ -176,7 +190,8 @@ def measured_costs(path: Path, given: PhaseCosts) -> PhaseCosts:
     for name, value in found.items():
         if isinstance(value, bool) != isinstance(known[name], bool) or not isinstance(value, int | float):
             raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number is accepted")
-        if not value >= 0 or (name.endswith("bandwidth") and not 0 < value < math.inf):
-            least = "above 0" if name.endswith("bandwidth") else "from 0 up"
+        positive = name.endswith(("bandwidth", "share"))
+        if not value >= 0 or (positive and not 0 < value < math.inf):
+            least = "above 0" if positive else "from 0 up"
             raise UserError(f"plan: --costs {path}: {name} is {value!r}; a number {least} is accepted")
     return replace(given, **found)

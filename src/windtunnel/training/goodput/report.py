@@ -12,12 +12,13 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
 from windtunnel.report.page import figure, heading, page, plot
-from windtunnel.training.goodput.advise import Advice
+from windtunnel.training.goodput.model import RUN, Advice
 from windtunnel.training.goodput.plan import Plan
 from windtunnel.training.goodput.twin.model import PHASES, SimulationResult
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 COLOURS = {
     "useful": "#2a9d8f", "slow": "#8ab17d", "checkpoint": "#e9c46a", "redo": "#e76f51", "detect": "#6d597a",
@@ -88,28 +89,33 @@ def plain(plan: Plan) -> dict[str, Any]:
         "failures": plan.failures,
         "copies": chosen.copies,
         "placement": chosen.placement.kind,
-        "checkpoint_every": chosen.every,
-        "storage_every": chosen.storage_every,
+        "every": chosen.every,
+        "persist_every": advice.intervals[advice.scheme],
         "memory_per_host": chosen.memory,
         "scheme": advice.scheme,
+        "command": plan.commands[advice.scheme],
+        "commands": plan.commands,
         "reasons": advice.reasons,
         "job": asdict(question.job),
         # JSON knows no infinity: null says that hosts come when the trace says so
         "costs": {
-            name: value if math.isfinite(value) else None for name, value in asdict(question.costs).items()
+            name: None if value is None or math.isinf(value) else value
+            for name, value in asdict(question.costs).items()
         },
-        "schemes": [
-            {
-                "name": result.scheme,
-                "goodput": result.goodput,
-                "steps": result.steps,
-                "redone": result.redone,
-                "failures": result.failures,
-                "from_storage": result.from_storage,
-                "phases": dict(result.phases),
-            }
-            for result in advice.results
-        ],
+        "schemes": [_result(result) for result in advice.results if result.scheme in RUN],
+        "forecast_only": [_result(result) for result in advice.results if result.scheme not in RUN],
+    }
+
+
+def _result(result: SimulationResult) -> dict[str, Any]:
+    return {
+        "name": result.scheme,
+        "goodput": result.goodput,
+        "steps": result.steps,
+        "redone": result.redone,
+        "failures": result.failures,
+        "from_storage": result.from_storage,
+        "phases": dict(result.phases),
     }
 
 
@@ -149,7 +155,24 @@ def show(plan: Plan, console: Console) -> None:
             f"{choice.fallbacks:.3g} times",
         )
     console.print(table)
-    results = Table(title=f"Ways to go on, {question.horizon / 86400:g} days (emulated)")
+    days = f"{question.horizon / 86400:g} days (emulated)"
+    ours = [result for result in advice.results if result.scheme in RUN]
+    console.print(_ways(f"Ways to go on, {days}", ours, advice.scheme))
+    others = [result for result in advice.results if result.scheme not in RUN]
+    console.print(_ways(f"Forecast only, not run by windtunnel train, {days}", others, advice.scheme))
+    console.print("Recommended", style="bold")
+    for reason in advice.reasons:
+        console.print(f"  • {reason}", highlight=False)
+    console.print("Run", style="bold")
+    console.print(f"  {plan.commands[advice.scheme]}", highlight=False, soft_wrap=True)
+    if advice.chosen.placement.kind == "domains" and "--placement" in plan.commands[advice.scheme]:
+        console.print("  and on each host: windtunnel host HOST:29400 --domain ITS-LEAF", highlight=False)
+
+
+def _ways(title: str, found: list[SimulationResult], best: str) -> Table:
+    from rich.table import Table
+
+    results = Table(title=title)
     results.add_column("")
     results.add_column("goodput", justify="right")
     groups = {
@@ -161,14 +184,11 @@ def show(plan: Plan, console: Console) -> None:
     }
     for name in groups:
         results.add_column(name, justify="right")
-    for result in sorted(advice.results, key=lambda result: -result.goodput):
+    for result in sorted(found, key=lambda result: -result.goodput):
         shares = [
             f"{sum(result.phases[phase] for phase in phases) / result.horizon:.2%}"
             for phases in groups.values()
         ]
-        mark = "→ " if result.scheme == advice.scheme else ""
+        mark = "→ " if result.scheme == best else ""
         results.add_row(f"{mark}{result.scheme}", f"{result.goodput:.2%}", *shares)
-    console.print(results)
-    console.print("Recommended", style="bold")
-    for reason in advice.reasons:
-        console.print(f"  • {reason}", highlight=False)
+    return results

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.training.checkpoint.policy.interval import (
+    Failures,
     best_every,
     best_interval,
     slowdown,
@@ -25,9 +26,9 @@ def test_wasted_time() -> None:
 @given(st.floats(1e-3, 1e3), st.floats(10.0, 1e6))
 def test_the_best_interval_is_best(stall: float, mtbf: float) -> None:
     best = best_interval(stall, mtbf)
-    least = slowdown(best, stall, mtbf)
+    least = slowdown(best, stall, Failures(mtbf))
     for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0):
-        assert slowdown(best * factor, stall, mtbf) >= least * (1 - 1e-9)
+        assert slowdown(best * factor, stall, Failures(mtbf)) >= least * (1 - 1e-9)
 
 
 def test_young_is_the_first_order() -> None:
@@ -36,42 +37,99 @@ def test_young_is_the_first_order() -> None:
     assert best_interval(0.0, 100.0) == 0
 
 
-@given(st.floats(0, 100), st.floats(10, 1e5), st.floats(0.1, 100), st.floats(0, 500))
-def test_whole_steps(stall: float, mtbf: float, step: float, complete: float) -> None:
-    every = best_every(stall, mtbf, step, complete)
+@given(
+    stall=st.floats(0, 100),
+    mtbf=st.floats(10, 1e5),
+    uncovered=st.floats(1e-6, 1),
+    step=st.floats(0.1, 100),
+    write=st.floats(0, 500),
+)
+def test_whole_steps(stall: float, mtbf: float, uncovered: float, step: float, write: float) -> None:
+    failures = Failures(mtbf, uncovered, recovery=20.0, fall=60.0)
+    every = best_every(stall, failures, step, write)
     assert every >= 1
-    assert every * step >= complete * (1 - 1e-9)
-    for other in (every - 1, every + 1):
-        if other >= 1 and other * step >= complete:
-            assert slowdown(other * step, stall, mtbf) >= slowdown(every * step, stall, mtbf) * (1 - 1e-9)
+    assert every * step >= write * (1 - 1e-9)
+    least = slowdown(every * step, stall, failures, write)
+    for other in (every - 1, every + 1, 2 * every):
+        if other >= 1 and other * step >= write:
+            assert slowdown(other * step, stall, failures, write) >= least * (1 - 1e-9)
+    assert best_every(stall, failures, step, write, longest=write + step) * step <= write + 2 * step
 
 
-def test_slowdown_is_that_of_a_simulated_job() -> None:
-    stall, mtbf, restart, interval = 5.0, 300.0, 20.0, 60.0
+def simulated(interval: float, stall: float, write: float, failures: Failures, saves: int) -> float:
+    """Time over work of a job that is walked from event to event until so many saves are whole.
+
+    A failure in a recovery begins it anew; one that memory does not cover falls back to the last save that
+    was whole, by then ``write`` seconds old and more.
+    """
     rng = np.random.default_rng(7)
-    clock, done = 0.0, 0
-    failure = rng.exponential(mtbf)
-    while done < 20_000:
-        if failure >= interval + stall:
-            failure -= interval + stall
-            clock += interval + stall
-            done += 1
+    clock = 0.0
+    whole = 0  # saves that are in storage
+    at = 0.0  # seconds of work and stalls since that save began
+    due = interval + stall + write  # .. when the next one is whole
+    recovering = 0.0
+    left = rng.exponential(failures.mtbf)
+    while whole < saves:
+        busy = recovering if recovering > 0 else due - at
+        if left >= busy:
+            clock, left = clock + busy, left - busy
+            if recovering > 0:
+                recovering = 0.0
+            else:
+                whole, at = whole + 1, write
             continue
-        clock += failure
-        failure = rng.exponential(mtbf)
-        while failure < restart:  # failures while it restarts
-            clock += failure
-            failure = rng.exponential(mtbf)
-        clock += restart
-        failure -= restart
-    assert clock / (done * interval) == pytest.approx(slowdown(interval, stall, mtbf, restart), rel=0.02)
+        clock += left
+        at += 0.0 if recovering > 0 else left
+        left = rng.exponential(failures.mtbf)
+        if rng.random() < failures.uncovered or recovering == failures.fall > 0:
+            at, recovering = 0.0, failures.fall
+        else:
+            recovering = failures.recovery
+    return clock / (saves * interval)
+
+
+@pytest.mark.parametrize("uncovered", [1.0, 0.3, 0.05, 0.0])
+def test_slowdown_is_that_of_a_simulated_job(uncovered: float) -> None:
+    failures = Failures(300.0, uncovered, recovery=30.0, fall=45.0)
+    for interval, write in ((60.0, 0.0), (100.0, 80.0)):
+        told = slowdown(interval, 5.0, failures, write)
+        assert simulated(interval, 5.0, write, failures, 100_000) == pytest.approx(told, rel=0.01)
+
+
+def test_the_best_interval_is_that_of_the_simulated_job() -> None:
+    """Truth at a small scale: of intervals on either side none is better."""
+    failures = Failures(200.0, 0.25, recovery=15.0, fall=40.0)
+    every = best_every(4.0, failures, 10.0, write=20.0)
+    times = {n: simulated(10.0 * n, 4.0, 20.0, failures, 20_000) for n in (every // 2, every, 2 * every)}
+    assert times[every] < min(times[every // 2], times[2 * every])
+
+
+def test_limits_of_what_memory_covers() -> None:
+    # nothing covered: Daly's, and Young's to the first order
+    bare = Failures(1e6, 1.0, fall=100.0)
+    assert best_every(2.0, bare, 1.0) == pytest.approx(best_interval(2.0, 1e6), abs=1)
+    assert best_every(2.0, bare, 1.0) == pytest.approx(math.sqrt(2 * 2.0 * 1e6), rel=1e-2)
+    # a part of it: as if only those failed
+    tenth = Failures(1e5, 0.1)
+    assert best_every(2.0, tenth, 1.0) == pytest.approx(best_every(2.0, bare, 1.0), abs=1)
+    # all covered: as seldom as allowed
+    assert best_every(2.0, Failures(1e5, 0.0, recovery=50.0), 7.0, 20.0, longest=86_400.0) == 86_400 // 7
+    with pytest.raises(ValueError, match="no longest interval"):
+        best_every(2.0, Failures(1e5, 0.0), 7.0)
+    # rarer failures, longer intervals; and never shorter than a write takes
+    found = [best_every(2.0, Failures(10.0**k, 0.01), 1.0, 100.0, 1e6) for k in range(1, 15)]
+    assert found == sorted(found) and found[0] == 100 and found[-1] == 10**6 and len(set(found)) > 8
 
 
 def test_extremes() -> None:
-    assert slowdown(1e9, 1.0, 1.0) == math.inf
-    assert slowdown(0.0, 0.0, 100.0) == 1.0
+    assert slowdown(1e9, 1.0, Failures(1.0)) == math.inf
+    assert slowdown(0.0, 0.0, Failures(100.0)) == 1.0
+    assert slowdown(10.0, 1.0, Failures(1.0, 0.0, recovery=1e6)) == math.inf
+    assert best_interval(1e-3, 1e30) == pytest.approx(math.sqrt(2e-3 * 1e30))
     with pytest.raises(ValueError, match="mtbf=0"):
         best_interval(1.0, 0.0)
+    with pytest.raises(ValueError, match="impossible"):
+        Failures(10.0, 1.5)
 
 
 def test_the_sum_of_memory() -> None:

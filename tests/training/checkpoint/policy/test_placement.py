@@ -137,24 +137,15 @@ def test_recovery_equals_enumeration(both: tuple[Placement, list[str]], data: st
         assert closed_form(len(domains), placement.copies, lost) == truth
 
 
-@given(placed(most=8), st.data())
-def test_recovery_of_domains_equals_enumeration(
-    both: tuple[Placement, list[str]], data: st.DataObject
-) -> None:
+@given(placed(most=8))
+def test_recovery_of_domains_equals_enumeration(both: tuple[Placement, list[str]]) -> None:
     placement, domains = both
     names = sorted(set(domains))
-    odds = {name: data.draw(st.fractions(0, 1, max_denominator=20)) for name in names}
-    total = Fraction(0)
     by_count = [Fraction(0)] * (len(names) + 1)
     for lost in range(len(names) + 1):
         for gone in combinations(names, lost):
             if survives(placement, [p for p, domain in enumerate(domains) if domain in gone]):
-                chance = Fraction(1)
-                for name in names:
-                    chance *= odds[name] if name in gone else 1 - odds[name]
-                total += chance
                 by_count[lost] += Fraction(1, comb(len(names), lost))
-    assert probability.recovery_given(placement, domains, odds).exact == total
     for lost in range(len(names) + 1):
         assert probability.recovery(placement, lost, domains).exact == by_count[lost]
 
@@ -184,16 +175,30 @@ def test_large_strange_placements_are_sampled_with_their_error() -> None:
 
 def test_sampling_agrees_with_counting() -> None:
     placement = place(24, 3, "ring")
-    exact = probability.recovery_given(placement, ["r"] * 12 + ["s"] * 12, {"r": 0.1, "s": 0.2})
-    assert exact.value == pytest.approx(0.9 * 0.8)
-    domains = [str(p) for p in range(24)]
-    told = probability.recovery_given(
-        placement, domains, dict.fromkeys(domains, 0.3), rng=np.random.default_rng(3), samples=4000
-    )
-    ways = probability.survivable(copy_sets(placement), 24, 24)
+    sets = copy_sets(placement)
+    told = probability._sampled(24, 9, sets, np.random.default_rng(3), 4000)
+    ways = probability.survivable(sets, 24, 9)
     assert ways is not None
-    truth = sum(count * 0.3**k * 0.7 ** (24 - k) for k, count in enumerate(ways))
-    assert abs(told.value - truth) < 5 * told.error
+    assert abs(told.value - ways[9] / comb(24, 9)) < 5 * told.error
+
+
+@given(placed(), st.fractions(0, 1, max_denominator=30))
+def test_independent_losses_equal_enumeration(both: tuple[Placement, list[str]], chance: Fraction) -> None:
+    placement, domains = both
+    places = len(domains)
+    ways = [
+        (1 - probability.enumerate_recovery(placement, lost)) * comb(places, lost)
+        for lost in range(places + 1)
+    ]
+    fatal = sum(count * chance**k * (1 - chance) ** (places - k) for k, count in enumerate(ways))
+    assert probability.fatal_alike(placement, float(chance)) == pytest.approx(float(fatal), rel=1e-9)
+
+
+def test_rare_losses_keep_their_digits() -> None:
+    assert probability.fatal_alike(place(4096, 3, "ring"), 1e-7) == pytest.approx(4096 * 1e-21, rel=1e-5)
+    assert probability.fatal_alike(place(4096, 2, "group"), 1e-9) == pytest.approx(2048 * 1e-18, rel=1e-5)
+    with pytest.raises(ValueError, match="neither groups nor rings"):
+        probability.fatal_alike(Placement("theirs", 2, ((0, 1), (1, 2), (2, 0), (3, 0))), 0.1)
 
 
 def test_eight_thousand_hosts() -> None:
@@ -203,12 +208,6 @@ def test_eight_thousand_hosts() -> None:
     assert ring is not None
     assert group is not None
     assert ring < group
-
-
-def test_chances() -> None:
-    told = probability.chances({"a": 1e-6, "b": 0.0}, 60.0)
-    assert told["a"] == pytest.approx(6e-5, rel=1e-3)
-    assert told["b"] == 0
 
 
 def test_racks() -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -35,7 +35,6 @@ ENUMERATED = 18
 """A part of at most so many hosts is enumerated (2^18 subsets)."""
 
 Sets = frozenset[frozenset[int]]
-Draw = Callable[[np.random.Generator], list[int]]
 
 
 @dataclass(frozen=True)
@@ -73,43 +72,47 @@ def recovery(
     if ways is not None:
         exact = Fraction(ways[lost], math.comb(count, lost))
         return Estimate(float(exact), exact=exact)
-    return _sampled(lambda draw: draw.permutation(count)[:lost].tolist(), sets, rng, samples)
+    return _sampled(count, lost, sets, rng, samples)
 
 
-def recovery_given(
-    placement: Placement,
-    domains: Sequence[str],
-    chance: Mapping[str, float | Fraction],
-    *,
-    rng: np.random.Generator | None = None,
-    samples: int = 20_000,
-) -> Estimate:
-    """Probability to recover from memory when each domain is lost independently with its own chance.
+def fatal_alike(placement: Placement, chance: float) -> float:
+    """Probability that memory does not suffice where all hosts are lost independently with one ``chance``.
 
-    ``chance``: of a domain, within the time in which losses count as simultaneous: 1 - exp(-rate * window)
-    for a rate per second and the window from a loss until all copies are made again, see `chances`. For
-    hosts that fail one by one give each a domain of its own. Exact with `Fraction` chances.
+    ``chance``: within the time in which losses count as simultaneous, 1 - exp(-rate * window) for a rate per
+    second and the window from a loss until all copies are made again. Added up from what is fatal, so that
+    it keeps its digits where it is tiny.
+
+    Raises:
+        ValueError: a placement that `placement.place` does not make.
     """
-    names = sorted(set(domains))
-    value: float | Fraction = Fraction(1)
-    sets = _of_domains(placement, domains, names)
-    odds = np.array([float(chance[name]) for name in names])
-    for part in _parts(sets):
+    kept = 0.0  # log of the probability that nothing fatal happens
+    shapes: Counter[tuple[int, int]] = Counter()
+    for part in _parts(copy_sets(placement)):
         members = sorted(set().union(*part))
-        if len(members) > ENUMERATED:
-            return _sampled(lambda draw: _hit(draw, odds), sets, rng, samples)
-        value *= sum(_weights(part, members, [chance[names[m]] for m in members]), Fraction(0))
-    return Estimate(float(value), exact=value if isinstance(value, Fraction) else None)
+        length = len(members) if len(part) == 1 else _ring(part, members)
+        if length is None:
+            raise ValueError("the placement is made of neither groups nor rings")
+        shapes[len(members), length] += 1
+    for (size, length), times in shapes.items():
+        fatal = chance**size if length == size else _ring_fatal(size, length, chance)
+        if fatal >= 1.0:
+            return 1.0
+        kept += times * math.log1p(-fatal)
+    return -math.expm1(kept)
 
 
-def chances(rates: Mapping[str, float], window: float) -> dict[str, float]:
-    """The chance that a failure of each domain falls in ``window`` seconds, from its rate per second."""
-    return {domain: -math.expm1(-rate * window) for domain, rate in rates.items()}
-
-
-def _hit(rng: np.random.Generator, odds: np.ndarray) -> list[int]:
-    hit: list[int] = np.flatnonzero(rng.random(len(odds)) < odds).tolist()
-    return hit
+def _ring_fatal(size: int, length: int, chance: float) -> float:
+    """That of ``size`` in a ring ``length`` or more in a row are lost."""
+    fatal = 0.0
+    for head in range(min(length, size)):
+        # `head` lost ones, then one that is kept; then the rest, whose last run joins the head.
+        runs = [0.0] * length  # by length of the present run
+        runs[0] = chance**head * (1.0 - chance)
+        for _ in range(size - head - 1):
+            fatal += runs[-1] * chance
+            runs = [sum(runs) * (1.0 - chance), *(run * chance for run in runs[:-1])]
+        fatal += sum(runs[length - head :])
+    return fatal + chance ** min(length, size)
 
 
 def _of_domains(placement: Placement, domains: Sequence[str], names: Sequence[str]) -> Sets:
@@ -232,18 +235,6 @@ def _enumerated(part: Iterable[frozenset[int]], members: list[int]) -> list[int]
     return np.bincount(np.asarray(sizes)[alive], minlength=len(members) + 1).tolist()
 
 
-def _weights(
-    part: Iterable[frozenset[int]], members: list[int], odds: Sequence[float | Fraction]
-) -> list[float | Fraction]:
-    """The probabilities of all survivable losses among ``members``."""
-    masks = _masks(part, members)
-    weights: list[float | Fraction] = [Fraction(1)]
-    for odd in odds:
-        kept: list[float | Fraction] = [w * (1 - odd) for w in weights]
-        weights = kept + [w * odd for w in weights]
-    return [w for gone, w in enumerate(weights) if all(gone & mask != mask for mask in masks)]
-
-
 def _masks(part: Iterable[frozenset[int]], members: list[int]) -> list[int]:
     bit = {member: 1 << at for at, member in enumerate(members)}
     return [sum(bit[member] for member in one) for one in part]
@@ -270,12 +261,12 @@ def _power(base: Sequence[int], times: int, upto: int) -> list[int]:
     return out
 
 
-def _sampled(draw: Draw, sets: Sets, rng: np.random.Generator | None, samples: int) -> Estimate:
+def _sampled(count: int, lost: int, sets: Sets, rng: np.random.Generator | None, samples: int) -> Estimate:
     if rng is None:
         raise ValueError("a placement of this shape and size can only be sampled; a generator is needed")
     good = 0
     for _ in range(samples):
-        gone = set(draw(rng))
+        gone = set(rng.permutation(count)[:lost].tolist())
         good += not any(gone.issuperset(one) for one in sets)
     share = good / samples
     # Laplace's rule keeps the error above nothing where all samples agree.

@@ -16,7 +16,8 @@ import numpy as np
 
 from windtunnel.bench.rows import Row
 from windtunnel.traces.failures import poisson
-from windtunnel.training.goodput.advise import Question, advise
+from windtunnel.training.goodput.advise import advise
+from windtunnel.training.goodput.model import Question
 from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
 
 HOSTS, QUICK_HOSTS = 8192, 512

@@ -61,9 +61,10 @@ class PhaseCosts:
     ``detect``: from the loss until it is known. ``regroup``: to form the process group; ``regroup_growth``:
     more for every doubling of the ranks. ``start``: a new process, until it could form a group (0: warm).
     ``replace``: until a host comes for one that was lost. ``memory_bandwidth``: of one host to its own
-    memory. ``peer_bandwidth``: between two hosts. ``storage_bandwidth``: of the storage, for all hosts.
-    ``join``: a pause to take a host in. ``blocking_save``: a checkpoint to storage stops training until
-    it is safe; else only for the copy into memory.
+    memory. ``peer_bandwidth``: between two hosts. ``storage_bandwidth``: of the storage, for all hosts;
+    ``storage_share``: the part of it that saving may take. ``save_stall``: that a checkpoint to storage
+    takes from training, None for the copy into memory alone. ``join``: a pause to take a host in.
+    ``blocking_save``: a checkpoint to storage stops training until it is safe.
     """
 
     detect: float = 1.0
@@ -74,6 +75,8 @@ class PhaseCosts:
     memory_bandwidth: float = 10e9
     peer_bandwidth: float = 25e9
     storage_bandwidth: float = 10e9
+    storage_share: float = 1.0
+    save_stall: float | None = None
     join: float = 2.0
     blocking_save: bool = False
 

@@ -72,7 +72,7 @@ def _anew(job: JobModel, costs: PhaseCosts, storage: StorageRestart, waited: boo
         ("detect", 0.0 if waited else costs.detect),
         ("start", costs.start),
         ("regroup", regroup_time(costs, job.hosts)),
-        ("load", storage.upload),
+        ("load", storage.load),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.training.checkpoint.model import Copy, Placement
-from windtunnel.training.checkpoint.policy.interval import best_every
+from windtunnel.training.checkpoint.policy.interval import Failures, best_every
 from windtunnel.training.checkpoint.policy.restore import StoredShard, StoredStep, plan_restore
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.goodput.twin.model import JobModel, Members, PhaseCosts
@@ -18,11 +18,22 @@ def regroup_time(costs: PhaseCosts, hosts: int) -> float:
     return costs.regroup + costs.regroup_growth * math.log2(max(1, hosts))
 
 
-def storage_every(job: JobModel, costs: PhaseCosts, mtbf: float) -> int:
-    """Steps between two checkpoints to storage that waste least, if every ``mtbf`` seconds one is needed."""
-    upload = job.state_bytes / costs.storage_bandwidth
-    stall = upload if costs.blocking_save else copy_time(job, costs)
-    return best_every(stall, mtbf, job.step_time, 0.0 if costs.blocking_save else upload)
+def storage_every(job: JobModel, costs: PhaseCosts, failures: Failures, longest: float = math.inf) -> int:
+    """Steps between two checkpoints to storage that waste least; ``longest``: seconds between two at most."""
+    write = 0.0 if costs.blocking_save else write_time(job, costs)
+    return best_every(save_stall(job, costs), failures, job.step_time, write, longest)
+
+
+def write_time(job: JobModel, costs: PhaseCosts) -> float:
+    """Seconds until a checkpoint is in storage."""
+    return job.state_bytes / (costs.storage_bandwidth * costs.storage_share)
+
+
+def save_stall(job: JobModel, costs: PhaseCosts) -> float:
+    """Seconds that a checkpoint to storage takes from training."""
+    if costs.blocking_save:
+        return write_time(job, costs)
+    return copy_time(job, costs) if costs.save_stall is None else costs.save_stall
 
 
 def copy_time(job: JobModel, costs: PhaseCosts) -> float:
@@ -40,8 +51,9 @@ class StorageRestart:
         self.name = "restart from storage"
         self.job, self.costs, self.every = job, costs, every
         self.members = Members(job.hosts, spares, Rules("restart"))
-        self.upload = job.state_bytes / costs.storage_bandwidth
-        self.stall = self.upload if costs.blocking_save else copy_time(job, costs)
+        self.load = job.state_bytes / costs.storage_bandwidth
+        self.write = write_time(job, costs)
+        self.stall = save_stall(job, costs)
         self.whole = 0.0  # the newest step that is known to be in storage
 
     def pace(self) -> tuple[float, float]:
@@ -49,9 +61,8 @@ class StorageRestart:
         return self.job.step_time + saving, saving
 
     def kept(self, steps: float) -> float:
-        """The newest step of which the upload was over; one that was, still is after the job fell back to
-        it."""
-        behind = 0.0 if self.costs.blocking_save else self.upload / self.pace()[0]
+        """The newest step that was written whole; one that was, still is after the job fell back to it."""
+        behind = 0.0 if self.costs.blocking_save else self.write / self.pace()[0]
         self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
         return self.whole
 
@@ -73,7 +84,7 @@ class StorageRestart:
             ("detect", 0.0 if waited else self.costs.detect),
             ("start", self.costs.start),
             ("regroup", regroup_time(self.costs, self.job.hosts)),
-            ("load", self.upload),
+            ("load", self.load),
         )
 
 
@@ -161,7 +172,7 @@ class PeerMemory:
             ("detect", 0.0 if waited else costs.detect),
             ("start", costs.start),
             ("regroup", regroup_time(costs, self.job.hosts)),
-            ("load", self.storage.upload if self.fallen else load),
+            ("load", self.storage.load if self.fallen else load),
         )
 
 

@@ -78,7 +78,7 @@ class Templates:
             self._adopt(change.layout)
             load = copy_seconds(change.transfers, self.costs.peer_bandwidth)
         if change.lost:
-            phases = (detect, start, regroup, ("load", self.storage.upload))
+            phases = (detect, start, regroup, ("load", self.storage.load))
             return Setback(phases, self.storage.kept(steps), from_storage=True)
         return Setback((detect, start, regroup, ("load", load)))
 
@@ -90,7 +90,7 @@ class Templates:
             present = [number for number, id in enumerate(self.members.numbers) if id is not None]
             self.layout = self._decided(None, (), present, self.microbatches).layout
             begin = ("start", self.costs.start)
-            return Setback((begin, regroup, ("load", self.storage.upload)), from_storage=True)
+            return Setback((begin, regroup, ("load", self.storage.load)), from_storage=True)
         change = self._change((), (host,))
         self._adopt(change.layout)
         load = copy_seconds(change.transfers, self.costs.peer_bandwidth)

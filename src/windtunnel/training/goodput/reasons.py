@@ -1,0 +1,124 @@
+"""The advice in sentences: why so many copies, these intervals, and this way to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from windtunnel.training.checkpoint.policy.placement import weakest_domain
+from windtunnel.training.goodput.model import (
+    MEMORY,
+    RUN,
+    STORAGE,
+    TEMPLATES,
+    WITH_SPARE,
+    Choice,
+    Question,
+)
+from windtunnel.training.goodput.twin.model import JobModel, SimulationResult
+from windtunnel.training.goodput.twin.restart import copy_time, save_stall, write_time
+
+
+def worth(result: SimulationResult, job: JobModel) -> float:
+    """The goodput of a scheme for the hosts that it holds: a spare is one more."""
+    hosts = job.hosts + (result.scheme == WITH_SPARE)
+    return result.goodput * job.hosts / hosts
+
+
+def reasons(
+    question: Question,
+    choices: Sequence[Choice],
+    chosen: Choice,
+    intervals: Mapping[str, int],
+    results: Sequence[SimulationResult],
+    best: SimulationResult,
+) -> tuple[str, ...]:
+    """Sentences for `Advice.reasons`."""
+    return (
+        _copies(question, choices, chosen),
+        *_placement(question, chosen),
+        _to_memory(question, chosen),
+        _to_storage(question, chosen, intervals),
+        *_ways(question, intervals, results, best),
+    )
+
+
+def _copies(question: Question, choices: Sequence[Choice], chosen: Choice) -> str:
+    others = "".join(
+        f", {other.fallbacks:.3g} with {other.copies}" + ("" if other.fits else " (does not fit)")
+        for other in choices
+        if abs(other.copies - chosen.copies) == 1
+    )
+    return (
+        f"{chosen.copies} copies: {chosen.fallbacks:.3g} recoveries from storage are to be expected in"
+        f" {question.horizon / 86400:.3g} days{others}; memory of a host: {chosen.sum_in_words}."
+    )
+
+
+def _placement(question: Question, chosen: Choice) -> list[str]:
+    if chosen.copies == 1:
+        return []
+    names = len(set(question.domains))
+    if names == 1:
+        return [f"Placement {chosen.placement.kind}: the fewest copy sets that two losses could hit."]
+    weak = weakest_domain(chosen.placement, question.domains)
+    told = "no domain holds all copies of a shard" if weak is None else weak.why
+    return [f"Placement across the {names} failure domains: {told}."]
+
+
+def _to_memory(question: Question, chosen: Choice) -> str:
+    job, costs = question.job, question.costs
+    took = (chosen.copies - 1) * job.state_bytes / job.hosts / costs.peer_bandwidth
+    often = "step" if chosen.every == 1 else f"{chosen.every} steps"
+    return (
+        f"A checkpoint every {often}: the copy within a host stops training for"
+        f" {copy_time(job, costs):.3g} s, replication takes {took:.3g} s beside it."
+    )
+
+
+def _to_storage(question: Question, chosen: Choice, intervals: Mapping[str, int]) -> str:
+    job, costs = question.job, question.costs
+    seconds = chosen.storage_every * job.step_time
+    least = write_time(job, costs)
+    if seconds < least + job.step_time:
+        bound = ", the time that it takes"
+    elif seconds > question.longest - job.step_time:
+        bound = ", the longest that is allowed"
+    else:
+        bound = ""
+    return (
+        f"To storage every {chosen.storage_every} steps ({seconds / 3600:.3g} h{bound}) for what memory does"
+        f" not cover: a save takes {save_stall(job, costs):.3g} s from training and {least:.3g} s until it is"
+        f" whole, and one failure in {_one_in(question, chosen)} needs it; without peer memory it had to be"
+        f" every {intervals[STORAGE]} ({intervals[STORAGE] * job.step_time / 60:.3g} min)."
+    )
+
+
+def _one_in(question: Question, chosen: Choice) -> str:
+    falls = chosen.fallbacks
+    return f"{question.horizon / question.mtbf / falls:.3g}" if falls > 0 else "more than can be counted"
+
+
+def _ways(
+    question: Question,
+    intervals: Mapping[str, int],
+    results: Sequence[SimulationResult],
+    best: SimulationResult,
+) -> list[str]:
+    by_name = {result.scheme: result for result in results}
+    others = ", ".join(
+        f"{by_name[name].goodput:.1%} {name}" for name in RUN if name in by_name and name != best.scheme
+    )
+    said = [f"Go on by {best.scheme}: goodput {best.goodput:.1%} (emulated), against {others}."]
+    if best.scheme == WITH_SPARE:
+        said.append(f"The spare is one host more than the {question.job.hosts} that train.")
+    if best.scheme == TEMPLATES:
+        other = by_name.get(WITH_SPARE, by_name[MEMORY])
+        said.append(
+            f"Templates need a program with a PipelineTrainer, given checkpoint_every="
+            f"{intervals[TEMPLATES]}; any other takes {other.scheme} ({other.goodput:.1%})."
+        )
+    over = [f for f in results if f.scheme not in RUN and f.goodput > best.goodput + 0.001]
+    if over:
+        top = max(over, key=lambda result: result.goodput)
+        said.append(f"By forecast {top.scheme} would reach {top.goodput:.1%}; this package does not run it.")
+    return said
