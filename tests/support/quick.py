@@ -21,10 +21,10 @@ LENT = "WINDTUNNEL_TESTS_SERVER"
 
 
 @contextmanager
-def launches() -> Iterator[None]:
+def launches(modules: tuple[str, ...] = preloaded.TRAINING) -> Iterator[None]:
     """The fork server of a job that this process launches has imported what ranks need before it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forkserver_client, "subprocess", preloaded.Subprocess(FORK_SERVER))
+        patch.setattr(forkserver_client, "subprocess", preloaded.Subprocess(FORK_SERVER, modules))
         yield
 
 

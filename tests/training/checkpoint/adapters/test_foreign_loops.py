@@ -1,0 +1,88 @@
+"""Loops that frameworks run, killed at random steps: `examples/elastic_*.py`, each as it stands there.
+
+All their ranks are forked from one server that has imported the frameworks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import quick
+from support.preloaded import TRAINING
+from windtunnel.training.elastic.events import recoveries
+from windtunnel.training.launch import launch
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+STEPS = 18
+NEEDS = {
+    "accelerate": ("accelerate", "transformers"),
+    "hf": ("accelerate", "transformers"),
+}
+IMPORTED = (
+    "accelerate",
+    "transformers.trainer",
+    "transformers.models.llama.modeling_llama",
+    "deepspeed",  # Accelerate imports it where it is installed
+)
+PRELOAD = (*TRAINING, *(name for name in IMPORTED if find_spec(name.partition(".")[0])))
+GROUPED = True
+
+
+@pytest.fixture(scope="module")
+def frameworks() -> Iterator[None]:
+    with quick.launches(PRELOAD):
+        yield
+
+
+def ended(name: str, folder: Path, *faults: str) -> tuple[dict[int, Any], list[dict[str, Any]]]:
+    """What each rank returned, and the run's events."""
+    with (folder.parent / f"{folder.name}.output").open("wb") as output:
+        launched = launch(
+            EXAMPLES / f"elastic_{name}.py",
+            folder=folder,
+            output=output.fileno(),
+            hosts=2,
+            lease=2.0,
+            frozen_after=2.0,
+            faults=faults,
+            preload=PRELOAD,
+        )
+        with launched:
+            outcome = launched.wait(170.0)
+    assert outcome is not None and outcome.status == 0, Path(output.name).read_text()[-3000:]
+    return outcome.results, launched.events()
+
+
+def rates(events: list[dict[str, Any]]) -> dict[int, set[float]]:
+    """The learning rates that each step was done with."""
+    found: dict[int, set[float]] = {}
+    for event in events:
+        if event["kind"] == "step":
+            found.setdefault(event["step"], set()).add(event["lr"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("frameworks")
+@pytest.mark.parametrize("name", NEEDS)
+def test_it_ends_as_one_that_nobody_struck(name: str, tmp_path: Path) -> None:
+    """A host is lost, and later a process alone: as many steps, each with its learning rate, and parameters
+    (and what the framework logged) that are the same to the bit."""
+    if missing := [package for package in NEEDS[name] if not find_spec(package)]:
+        pytest.skip(f"needs {', '.join(missing)}: pip install windtunnel[strangers]")
+    first, second = sorted(random.Random(name).sample(range(1, STEPS - 1), 2))
+    plain, undisturbed = ended(name, tmp_path / "plain")
+    struck, events = ended(
+        name, tmp_path / "struck", f"kill:host=1,step={first}", f"kill:rank=0,step={second}"
+    )
+    assert struck == plain
+    assert rates(events) == rates(undisturbed)
+    assert sorted(rates(events)) == list(range(STEPS))
+    assert recoveries(undisturbed) == []
+    assert [one.complete and (one.steps_lost or 0) <= 1 for one in recoveries(events)] == [True, True]
