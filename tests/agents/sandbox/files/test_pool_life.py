@@ -17,6 +17,7 @@ from pool_support import Opener, need_btrfs, need_root, state
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import Pool, btrfs, open_pool
+from windtunnel.agents.sandbox.policy.room import CHANNEL, Ceiling
 from windtunnel.linux import mounts
 
 
@@ -65,6 +66,41 @@ def test_snapshots_do_not_follow_what_is_written_later(pool: Pool, image: Path) 
         pool.clone("fork", snapshot)
         assert (pool.mount("fork") / "workspace/log").read_text() == text
     assert file.read_text() == "abc"
+
+
+def test_roots_that_come_and_go_leave_their_room_to_others(
+    opened: Opener, image: Path, tmp_path: Path
+) -> None:
+    def taken() -> int:
+        return disk.stat().st_blocks * 512
+
+    def look(boxes: int, near: bool) -> Ceiling:
+        return Ceiling(max(0, most - taken()), boxes * CHANNEL, near=True)
+
+    pool, disk = opened("btrfs", size=1 << 30), btrfs.image_of(tmp_path / "pool")
+    name = pool.import_image(str(image))
+    most, data = taken() + (64 << 20), os.urandom(2 << 20)
+    for number in range(90):
+        assert pool.common is not None
+        if number % 30 == 29:  # as when its host comes anew
+            pool = open_pool(tmp_path / "pool", kind="btrfs")
+            continue
+        pool.common.look(look)
+        pool.common.spare(True)
+        pool.create("box", name)
+        with (pool.mount("box") / "workspace/big").open("wb") as file:
+            file.write(data)
+        if number % 3:
+            pool.snapshot("box", "kept")
+        if number % 3 == 2:
+            pool.clone("box", "kept")
+            (pool.mount("box") / "workspace/more").write_bytes(data)
+        pool.drop_box("box")
+        if number % 3:
+            pool.drop_snapshot("kept")
+    assert taken() < most
+    left = len(btrfs.counts(tmp_path / "pool"))
+    assert left < 64 + 8, f"{left} quota groups of roots that are gone"
 
 
 def test_forks_are_independent(pool: Pool, image: Path) -> None:

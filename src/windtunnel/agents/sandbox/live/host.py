@@ -32,6 +32,7 @@ from windtunnel.agents.sandbox.live.context import (
     NO_IMAGES,
     Context,
     admit,
+    bound_by_disk,
     disk_limit_of,
     inspector_for,
     lacking,
@@ -88,6 +89,9 @@ from windtunnel.agents.sandbox.policy import (
     forgettable,
 )
 from windtunnel.base.errors import UserError
+
+LOOKED_AT = 1.0
+"""Seconds from one look at what the host's disk has free to the next."""
 
 
 class Host:
@@ -166,7 +170,12 @@ class Host:
             asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
             for words in lacking(self.home, pool, self.context.criu, seen, asked=asked):
                 self._report(Event("weaker", "", words))
+        with contextlib.suppress(*FAULTS):
+            bound_by_disk(self.context)
         self._recover()
+        self._closed = threading.Event()
+        self._watch = threading.Thread(target=self._watch_disk, name="sandbox-disk", daemon=True)
+        self._watch.start()
 
     # --- sandboxes
 
@@ -193,7 +202,8 @@ class Host:
                 context.pool.create(name, image, limit)
                 root = context.pool.mount(name)
                 checks.need_shell(root, spec.image)
-                machine = Machine.start(self.home, spec, root)
+                with context.pool.relaxed(name):
+                    machine = Machine.start(self.home, spec, root)
                 box = Box(context, record, None)
                 box.adopt(machine, None)
                 box.checkpoint()
@@ -399,6 +409,8 @@ class Host:
 
         Where none runs, the pool is unmounted too.
         """
+        self._closed.set()
+        self._watch.join()
         with self._lock:
             runs = any(info.status == "running" for info in self.boxes())
             for box in self._boxes.values():
@@ -570,6 +582,13 @@ class Host:
             self._checkpoints_made += 1
             if self._checkpoints_made % self.context.retention.keep == 0:
                 threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
+
+    def _watch_disk(self) -> None:
+        while not self._closed.wait(LOOKED_AT):
+            with contextlib.suppress(*FAULTS):
+                near = bound_by_disk(self.context)
+                if self.context.pool.common is not None:
+                    self.context.pool.common.spare(near)
 
     def _tidy(self) -> None:
         if self._tidying.acquire(blocking=False):

@@ -1,11 +1,12 @@
 """What to keep of a sandbox, and what to bring back: observations in, decisions out, nothing else.
 
-Seven questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
+Eight questions. ``Look``: a turn has ended, a checkpoint is asked for, or one is under way: what must it
 hold? ``Notice``: the host goes away: what is saved of which sandbox, in which order? ``Restore``: what of a
 checkpoint comes back? ``Less``: something lacks: is that told, tried again, or an error? ``Queued``: which
 job does a free worker take? ``Past``: which checkpoints of a sandbox are forgotten? ``Room``: may something
-be made that takes room? ``decide`` answers all; both worlds call it, or the rule of ``queues`` that it
-calls, and nothing in them decides beside it. The other ``POLICIES`` are what it is compared with.
+be made that takes room? ``Growth``: how much may sandboxes write? ``decide`` answers all; both worlds call
+it, or the rule of ``queues`` that it calls, and nothing in them decides beside it. The other ``POLICIES`` are
+what it is compared with.
 
 Source: Crab (arXiv 2604.28138), sections 3 to 5; the class *shell* and the gate on dirty pages are ours.
 """
@@ -31,11 +32,21 @@ from windtunnel.agents.sandbox.policy.queues import (
     forgotten,
     picked,
 )
-from windtunnel.agents.sandbox.policy.room import Admission, Room, admitted, disk_limit, reserve
+from windtunnel.agents.sandbox.policy.room import (
+    Admission,
+    Ceiling,
+    Growth,
+    Room,
+    admitted,
+    ceiling,
+    disk_limit,
+    reserve,
+)
 
 __all__ = [
-    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Decision", "Endangered",
-    "Forget", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
+    "CAPABILITY", "DEFAULT", "POLICIES", "READS_EFFECTS", "Admission", "BringBack", "Ceiling", "Decision",
+    "Endangered",
+"Forget", "Growth", "Keep", "Less", "Look", "Notice", "Observation", "Occasion", "Past", "Pick", "PolicyName",
     "Queued", "Queues", "Restore", "Retention", "Room", "Rules", "Save", "SaveOrder", "Settle", "decide",
     "disk_limit", "forgettable", "forgotten", "picked", "reserve",
 ]  # fmt: skip
@@ -187,8 +198,8 @@ class Settle:
     pause: float = 0.0
 
 
-Observation = Look | Notice | Restore | Less | Queued | Past | Room
-Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget | Admission
+Observation = Look | Notice | Restore | Less | Queued | Past | Room | Growth
+Decision = Keep | SaveOrder | BringBack | Settle | Pick | Forget | Admission | Ceiling
 
 
 def decide(observation: Observation) -> Decision:
@@ -208,6 +219,8 @@ def decide(observation: Observation) -> Decision:
             return forgotten(observation)
         case Room():
             return admitted(observation)
+        case Growth():
+            return ceiling(observation)
 
 
 def _needed(look: Look) -> tuple[TurnClass, tuple[str, ...]]:

@@ -47,6 +47,7 @@ _SEARCH_KEY = struct.Struct("=7Q4I4Q")
 _HEADER = struct.Struct("=3Q2I")
 _ROOT_TREE = 1
 _BUFFER = 256 << 10
+_DISCARD = ("discard=async", "discard=sync")
 
 
 def _request(direction: int, number: int, size: int) -> int:
@@ -59,9 +60,12 @@ _SUBVOL_CREATE = _request(_W, 14, 4096)
 _SNAP_DESTROY = _request(_W, 15, 4096)
 _TREE_SEARCH_V2 = _request(_WR, 17, 112)
 _SNAP_CREATE_V2 = _request(_W, 23, 4096)
+_TRIM = 0xC0185879
 _SCRUB = _request(_WR, 27, 1024)
 _INO_PATHS = _request(_WR, 35, 56)
 _QUOTA_CTL = _request(_WR, 40, 16)
+_QGROUP_ASSIGN = _request(_W, 41, 24)
+_QGROUP_CREATE = _request(_W, 42, 16)
 _QGROUP_LIMIT = _request(_R, 43, 48)
 _SUBVOL_INFO = _request(_R, 60, 504)
 
@@ -232,18 +236,25 @@ def sync(path: Path) -> None:
 
 
 def search(
-    given: int, tree: int, low: tuple[int, int], high: tuple[int, int], newer: int
+    given: int,
+    tree: int,
+    low: tuple[int, int],
+    high: tuple[int, int],
+    newer: int,
+    offsets: tuple[int, int] = (0, LAST),
 ) -> Iterator[tuple[int, int, int, bytes]]:
     """Items between two keys (object, type) that lie in blocks written in generation ``newer`` or later.
+    ``offsets``: the last part of both keys.
 
     Yields object, type, offset and body. The block's generation is no bound on that of the item.
     """
-    object_id, item, offset = low[0], low[1], 0
+    object_id, item, offset = low[0], low[1], offsets[0]
     block = ctypes.create_string_buffer(112 + _BUFFER)
     while True:
         _SEARCH_KEY.pack_into(
-            block, 0, tree, object_id, high[0], offset, LAST, newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5
-        )
+            block, 0,
+            tree, object_id, high[0], offset, offsets[1], newer, LAST, item, high[1], 2**32 - 1, *(0,) * 5,
+        )  # fmt: skip
         struct.pack_into("=Q", block, 104, _BUFFER)
         ioctl(given, _TREE_SEARCH_V2, block)
         count = struct.unpack_from("=I", block, 64)[0]
@@ -306,12 +317,25 @@ def newer(given: int, since: int) -> tuple[int, int]:
 
 def counted(path: Path) -> int:
     """Bytes that the kernel counts for a subvolume, as of the last transaction; 0 where quotas are off."""
-    number = subvolume(path).id
+    return counted_in(path, subvolume(path).id)
+
+
+def counted_in(path: Path, number: int) -> int:
+    """The same of a quota group of the file system."""
+    return counts(path, number, number).get(number, 0)
+
+
+def counts(path: Path, first: int = ROOT_INODE, last: int = (1 << 48) - 1) -> dict[int, int]:
+    """Bytes that are counted for the quota groups of these numbers, or else of all subvolumes that are there
+    or were; none where quotas are off."""
+    key = (0, _QGROUP_INFO)
     with opened(path) as given, suppress(FileNotFoundError):
-        for _, item, offset, body in search(given, _QUOTA_TREE, (0, _QGROUP_INFO), (0, _QGROUP_INFO), 0):
-            if item == _QGROUP_INFO and offset == number:
-                return int(struct.unpack_from("=Q", body, 8)[0])
-    return 0
+        return {
+            number: int(struct.unpack_from("=Q", body, 8)[0])
+            for _, item, number, body in search(given, _QUOTA_TREE, key, key, 0, (first, last))
+            if item == _QGROUP_INFO and first <= number <= last
+        }
+    return {}
 
 
 def paths(given: int, inode: int) -> list[str]:
@@ -345,11 +369,53 @@ def enable_simple_quotas(path: Path) -> None:
 
 def limit(path: Path, most: int | None) -> None:
     """Bound what the subvolume may own; None: no bound. Quotas must be on."""
-    number = subvolume(path).id
     # not through the subvolume itself: one that is full has no room for the change
-    with opened(path.parent) as given:
-        bound = LAST if most is None else most
-        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, bound, 0, 0, 0)))
+    limit_group(path.parent, subvolume(path).id, LAST if most is None else most)
+
+
+def limit_group(path: Path, number: int, most: int) -> None:
+    """Bound what all that is in a quota group may own, together."""
+    with opened(path) as given:
+        ioctl(given, _QGROUP_LIMIT, _block(struct.pack("=6Q", number, _MAX_REFERENCED, most, 0, 0, 0)))
+
+
+def group(path: Path, number: int) -> None:
+    """A quota group of that number, whose highest 16 bits are its level. Idempotent."""
+    with opened(path) as given, suppress(FileExistsError):
+        ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 1, number)))
+
+
+def belongs(path: Path, number: int, to: int) -> None:
+    """What a quota group or a subvolume owns counts for the group ``to`` too. Idempotent."""
+    with opened(path) as given, suppress(FileExistsError):
+        ioctl(given, _QGROUP_ASSIGN, _block(struct.pack("=3Q", 1, number, to)))
+
+
+def forget_groups(path: Path) -> int:
+    """Remove the quota groups of subvolumes that are gone with all that they wrote, as the kernel does not;
+    how many there were."""
+    with opened(path) as given:
+        low, high = (ROOT_INODE, ROOT_ITEM), (LAST - 256, ROOT_ITEM)
+        roots = {
+            number for number, item, _, _ in search(given, _ROOT_TREE, low, high, 0) if item == ROOT_ITEM
+        }
+        removed = 0
+        for number, used in counts(path).items():
+            if number not in roots and not used:
+                with suppress(OSError):  # something is still written off it
+                    ioctl(given, _QGROUP_CREATE, _block(struct.pack("=2Q", 0, number)))
+                    removed += 1
+    return removed
+
+
+def frugal(path: Path, on: bool) -> None:
+    """Whether blocks are given back to what the file system lies on before others are taken in their place;
+    or else some time later, which costs less."""
+    mounts.mount("none", path, flags=mounts.MS_REMOUNT | mounts.MS_NOATIME, options=_DISCARD[on])
+    if not on:
+        return
+    with opened(path) as given:
+        ioctl(given, _TRIM, _block(struct.pack("=3Q", 0, LAST, 0)))
 
 
 def scrub(path: Path) -> tuple[int, int]:

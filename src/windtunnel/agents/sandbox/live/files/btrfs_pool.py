@@ -15,13 +15,14 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import btrfs, stream
+from windtunnel.agents.sandbox.live.files.common import CommonBound
 from windtunnel.agents.sandbox.live.files.pool import FLAGS, Pool, checked, faults
 from windtunnel.agents.sandbox.live.files.quota import FRESHENED, Account, Statement, account_in
 from windtunnel.agents.sandbox.live.files.tree import Comparison
@@ -33,6 +34,8 @@ from windtunnel.linux.system import opened
 LONGEST = 64
 CHANNEL_MOST = 1 << 30
 """Bytes of a channel: the outputs that the host has not read yet."""
+FORGOTTEN = 64
+"""Roots that are dropped from one time to the next that their quota groups are."""
 FOREIGN = "the quotas of a btrfs of the host's own are left as they are"
 
 Chain = list[tuple[str, int]]
@@ -49,6 +52,11 @@ class BtrfsPool(Pool):
         super().__init__(folder)
         self._own = own
         self._unbounded = self._quotas() if own else FOREIGN
+        self._dropped = 0
+        if own and not self._unbounded:
+            with faults(f"the pool {folder} cannot be used"):
+                self.common = CommonBound(folder, self._lives, self._channels)
+                btrfs.forget_groups(folder)
 
     def _make(self, path: Path) -> None:
         btrfs.create(path)
@@ -90,15 +98,21 @@ class BtrfsPool(Pool):
             self._draft(box, lambda path: btrfs.snapshot(origin, path, read_only=False)) as made,
         ):
             self._note(made, live, self._chain(origin))
+            if self.common is not None:
+                self.common.root(made)
             account.hold(made)
             account.write(self._account(box))
             self.unmount(box)
             self._discard(live)
             os.rename(made, live)
-            self._discard(self._channels / box)
-            btrfs.create(self._channels / box)
+            channel = self._channels / box
+            new = not channel.exists()
+            self._discard(channel)
+            btrfs.create(channel)
             if not self._unbounded:
-                btrfs.limit(self._channels / box, CHANNEL_MOST)
+                btrfs.limit(channel, CHANNEL_MOST)
+            if self.common is not None:
+                self.common.channel(channel, new=new)
 
     def _discard(self, path: Path) -> None:
         try:
@@ -148,6 +162,9 @@ class BtrfsPool(Pool):
         with faults(f"the root of sandbox {box!r} cannot be removed"):
             self._note_of(self._lives / box).unlink(missing_ok=True)
             self._account(box).unlink(missing_ok=True)
+            self._dropped += 1
+            if self.common is not None and self._dropped % FORGOTTEN == 0:
+                btrfs.forget_groups(self._folder)
 
     def drop_snapshot(self, snapshot: str) -> None:
         path = self._snaps / checked(snapshot)
@@ -208,12 +225,13 @@ class BtrfsPool(Pool):
     @contextmanager
     def relaxed(self, box: str) -> Iterator[None]:
         live, account = self._live(box), self._accounted(box)
-        with faults(f"the limit of sandbox {box!r} cannot be moved"):
-            account.hold(live, FRESHENED)
-            try:
-                yield
-            finally:
-                account.hold(live)
+        with ExitStack() as stack:
+            with faults(f"the limit of sandbox {box!r} cannot be moved"):
+                account.hold(live, FRESHENED)
+                stack.callback(account.hold, live)
+                if self.common is not None:
+                    stack.enter_context(self.common.raised(FRESHENED))
+            yield
 
     def _used(self, snapshot: str) -> int:
         return self._statement(self._snap(snapshot)).used

@@ -20,6 +20,7 @@ from typing import IO
 
 from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live.files import stream
+from windtunnel.agents.sandbox.live.files.common import CommonBound
 from windtunnel.agents.sandbox.live.files.known import Known
 from windtunnel.agents.sandbox.live.files.source import look_at, told_by
 from windtunnel.agents.sandbox.model import FileChange
@@ -66,6 +67,8 @@ class Pool(ABC):
 
     kind: str
     """``btrfs`` or ``copy``."""
+    common: CommonBound | None = None
+    """Holds what all sandboxes write together; None where nothing can."""
     _may_mount = True
 
     def __init__(self, folder: Path) -> None:

@@ -37,6 +37,7 @@ from windtunnel.agents.sandbox.live.files.stream import send as send_tree
 from windtunnel.agents.sandbox.live.files.tree import remove
 from windtunnel.agents.sandbox.live.machine.group import Cgroup, Group
 from windtunnel.agents.sandbox.live.place import CHANNEL
+from windtunnel.agents.sandbox.policy import room
 from windtunnel.base.atomic import write_all
 from windtunnel.linux.system import BENEATH, IN_ROOT, NO_SYMLINKS, NO_XDEV, open_inside, punch_hole
 
@@ -52,7 +53,7 @@ def opened(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN
 
 
 BALLAST = "ballast"
-BALLAST_BYTES = 4 * 2**20
+BALLAST_BYTES = room.BALLAST
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
