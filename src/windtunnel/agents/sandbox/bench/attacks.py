@@ -138,7 +138,7 @@ def scene(host: Host, folder: Path) -> Iterator[Scene]:
     """Two sandboxes and what they may not reach; all of it is gone afterwards."""
     secret = folder / "secret"
     secret.write_text("of the host")
-    name = new_name("windtunnel-attacked")
+    name = f"{new_name('windtunnel-attacked')}-{os.getpid()}"  # as others here may do the same
     with contextlib.ExitStack() as stack:
         made = [host.create(SandboxSpec(new_name("attack"), limits=LIMITS)) for _ in range(2)]
         for box in made:
