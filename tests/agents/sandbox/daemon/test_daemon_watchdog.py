@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +83,20 @@ def test_kill_both_and_the_next_command_starts_both(fake: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         until(lambda: not launch.answers(fake))
         assert [one.name for one in client.boxes()] == ["a"]
+        assert client.health().pid != daemon
+
+
+def test_what_no_daemon_has_read_is_asked_of_the_next(fake: Path) -> None:
+    with connect(fake) as client, ThreadPoolExecutor(1) as pool:
+        client.create(SandboxSpec("a"))
+        daemon = client.health().pid
+        os.kill(daemon, signal.SIGSTOP)
+        (idle,) = client._link._http._idle
+        waiting = pool.submit(client.boxes)
+        until(lambda: fcntl.ioctl(idle.sock, termios.TIOCOUTQ, bytes(4)) != bytes(4))
+        for pid in (parent(daemon), daemon):
+            os.kill(pid, signal.SIGKILL)
+        assert [one.name for one in waiting.result(60)] == ["a"]
         assert client.health().pid != daemon
 
 

@@ -7,6 +7,7 @@ takes. Connections are kept for the next request; answers are read piece by piec
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import select
 import socket
@@ -27,6 +28,10 @@ PIECE = 1 << 16
 
 class Unreachable(Exception):
     """Nobody listens there, so nothing was sent."""
+
+
+class Untaken(Unreachable):
+    """Whoever had it to read has ended before all of it was read, so nothing was done."""
 
 
 class Broken(Exception):
@@ -71,6 +76,7 @@ class Pool:
 
         Raises:
             Unreachable: nothing was sent.
+            Untaken: not all of it was read; told on a Unix socket, and not of an upload.
             Broken: the connection ended before an answer began.
         """
         target = self._prefix + path
@@ -97,6 +103,10 @@ class Pool:
             if upload is not None and upload.failed is not None:
                 raise upload.failed from None
             if isinstance(error, OSError | HTTPException):
+                # a Unix socket tells its end after all was read from one with something unread in it
+                unread = isinstance(error, OSError) and error.errno == errno.ECONNRESET
+                if unread and self._socket is not None and upload is None:
+                    raise Untaken(_words(error)) from error
                 raise Broken(_words(error)) from error
             raise
 

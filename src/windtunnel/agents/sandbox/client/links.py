@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import (
@@ -29,7 +30,7 @@ from typing import (
 )
 
 from windtunnel.agents.sandbox.client import launch, wire
-from windtunnel.agents.sandbox.client.http import Answer, Broken, Pool, Unreachable
+from windtunnel.agents.sandbox.client.http import Answer, Broken, Pool, Unreachable, Untaken
 from windtunnel.agents.sandbox.client.launch import Address
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.base.errors import UserError
@@ -37,6 +38,8 @@ from windtunnel.base.errors import UserError
 if TYPE_CHECKING:
     import httpx
 
+PAUSES = (0.0, 0.01, 0.1, 1.0)
+"""Seconds before the same is sent once more: a daemon that is just dying still takes it for a moment."""
 P = ParamSpec("P")
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -101,15 +104,19 @@ class Link:
     def opened(self, call: Call[Any]) -> Iterator[Iterator[bytes]]:
         """The pieces of a call's answer as they come; leaving the block early ends it at the daemon too.
 
-        Where nothing could be sent since the daemon has ended, it is sent once more, to a new one.
+        Where nothing could be sent or was read since the daemon has ended, it is sent again, to a new one.
         """
         with _in_words(self.place):
-            try:
-                answer = self._sent(call)
-            except Unreachable:
-                if not self._start or call.content is not None:
-                    raise
+            for pause in PAUSES:
+                try:
+                    answer = self._sent(call)
+                    break
+                except Unreachable as error:
+                    if call.content is not None or not (self._start or isinstance(error, Untaken)):
+                        raise
+                time.sleep(pause)
                 self.start()
+            else:
                 answer = self._sent(call)
         with contextlib.closing(answer):
             pieces = self._pieces(answer)
@@ -196,7 +203,8 @@ class AsyncLink:
 
     @contextlib.asynccontextmanager
     async def opened(self, call: Call[Any]) -> AsyncIterator[httpx.Response]:
-        """A response whose body is still to be read; else as `Link.opened`."""
+        """A response whose body is still to be read; else as `Link.opened`, but what was sent and not read is
+        not sent again: httpx does not tell it from what was."""
         import httpx
 
         with _async_in_words(self.place):
