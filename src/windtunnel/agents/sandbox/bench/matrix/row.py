@@ -56,6 +56,8 @@ class MatrixRow:
     """A pattern of the words with which a checkpoint or the ``setup`` refuses; empty: nothing of the row
     should be refused."""
     network: Network = "off"
+    outside: bool = False
+    """A server of the host answers at the port $ROW_OUTSIDE (`outside`); needs the network ``host``."""
     by_command: bool = False
     """Through the command line and its daemon, so that what is told is exit statuses."""
     seconds: float = 60.0

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 
 from windtunnel.agents.sandbox.bench.harness import opened, own_home
+from windtunnel.agents.sandbox.bench.matrix import outside
 from windtunnel.agents.sandbox.bench.matrix.arena import Arena, ByCommand, OfHost
 from windtunnel.agents.sandbox.bench.matrix.features import FEATURES
 from windtunnel.agents.sandbox.bench.matrix.judge import judged
@@ -71,7 +72,9 @@ def outcomes_of(
     found: dict[str, Outcome] = {}
 
     def one(arena: Arena, row: MatrixRow, image: str) -> None:
-        found[row.name] = judged(arena, row, image, environment(row))
+        with ExitStack() as beside:
+            more = beside.enter_context(outside.answering()) if row.outside else {}
+            found[row.name] = judged(arena, row, image, environment(row) | more)
         shown(found[row.name])
 
     with ExitStack() as stack:
