@@ -11,7 +11,10 @@ import pytest
 
 from support.preloaded import SANDBOX, run
 from windtunnel.agents.sandbox.client import connect
-from windtunnel.agents.sandbox.model import SandboxSpec
+from windtunnel.agents.sandbox.errors import LessError
+from windtunnel.agents.sandbox.live.lacks import hold
+from windtunnel.agents.sandbox.live.record import SandboxLog
+from windtunnel.agents.sandbox.model import Lack, SandboxSpec, TurnClass
 
 pytestmark = pytest.mark.root
 MAIN = "import sys; from windtunnel.cli.main import main; main()"
@@ -86,3 +89,12 @@ def test_a_sandbox_that_allows_less_is_told_all_the_same(cli: Cli) -> None:
     cli("exec", "a", "--", REFUSED)
     status, saved, _ = cli("notice", "30", "--json")
     assert (status, saved["a"]["less"], saved["b"]["less"]) == (3, True, False)
+
+
+def test_a_sentence_with_its_details_names_each_lack_once(tmp_path: Path) -> None:
+    lacks = [Lack("processes", f"program {number}", "it is watched") for number in range(3)]
+    log = SandboxLog("", "semantic", tmp_path, lambda event: None)
+    with pytest.raises(LessError) as error:
+        hold(log, "the checkpoint", lacks, wanted=TurnClass.FULL, kept=TurnClass.FILES, allow_less=False)
+    said = f"{error.value.details} {error.value}"
+    assert [said.count(one.what) for one in lacks] == [1, 1, 1]

@@ -23,7 +23,7 @@ class SandboxDied(SandboxError):
 class LessError(SandboxError):
     """What was asked for was done in part: something lacks, and nobody allowed less. Exit status 3.
 
-    ``lacks``: what; ``details``: the same, one a line, where it is more than one. ``manifest``: the
+    ``lacks``: what; ``details``: all but the first, which the message names, one a line. ``manifest``: the
     checkpoint that was made all the same; ``report``: what a restore, which is undone, brought back.
     """
 
@@ -37,7 +37,7 @@ class LessError(SandboxError):
         manifest: Manifest | None = None,
         report: RestoreReport | None = None,
     ) -> None:
-        super().__init__(message, "\n".join(map(str, lacks)) if len(lacks) > 1 else "")
+        super().__init__(message, "\n".join(map(str, lacks[1:])))
         self.lacks = tuple(lacks)
         self.manifest = manifest
         self.report = report
