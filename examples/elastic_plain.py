@@ -27,13 +27,13 @@ def train(job: Job) -> None:  # elastic: it was main(), and made its process gro
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     dataset = Bytes(TEXT, CONTEXT, STEPS * BATCH)
 
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}  # elastic
+    mine = [list(range(s * BATCH + job.rank, (s + 1) * BATCH, job.world)) for s in range(STEPS)]
+    loader = DataLoader(dataset, batch_sampler=mine)
+
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}  # elastic
     checkpointer = PeerCheckpointer(job)  # elastic
     first = checkpointer.restore(state)  # elastic: called again after a failure, it finds the newest step
 
-    # The sampler says which examples each step takes, so the data go on where the state does.
-    mine = [list(range(s * BATCH + job.rank, (s + 1) * BATCH, job.world)) for s in range(first, STEPS)]
-    loader = DataLoader(dataset, batch_sampler=mine)
     for step, (tokens, targets) in enumerate(loader, first):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(tokens), targets[:, -1])

@@ -27,8 +27,10 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from windtunnel.store import eventlog
+from windtunnel.training.checkpoint.live import loader as loaders
 from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
@@ -90,7 +92,8 @@ class PeerCheckpointer:
         """Put the newest state that all ranks can have into ``state``; the step to go on with, 0 if there was
         nothing.
 
-        ``state``: name to module, optimizer, anything with ``state_dict`` and ``load_state_dict``, tensor,
+        ``state``: name to module, optimizer, data loader (its next iteration is the rest of the epoch that
+        it was in), anything with ``state_dict`` and ``load_state_dict``, tensor,
         or plain value (which is replaced in ``state``). All ranks call it.
 
         Raises:
@@ -99,6 +102,7 @@ class PeerCheckpointer:
             UserError: what was saved is of another state; nothing was changed.
             Regroup: the membership changed meanwhile.
         """
+        loaders.follow_all(state)
         self._restores += 1
         if self._access is None and not (self.settings.persist or self.settings.start_from):
             return 0
@@ -120,6 +124,15 @@ class PeerCheckpointer:
                 self._base = step
         return step + 1
 
+    def loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """``loader`` itself, which from now on knows where it is: for one that is put into the state after
+        `restore` was called. Those that are in it then need no call.
+
+        Raises:
+            UserError: its class cannot be followed.
+        """
+        return loaders.follow(loader)
+
     def step(self, step: int, state: State) -> None:
         """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory
         (with ``overlap``, earlier: the parameters must not change before `before_update`, which the
@@ -129,6 +142,7 @@ class PeerCheckpointer:
             UserError: the state cannot be saved, or the memory for it is not there.
             Regroup: the membership changed.
         """
+        loaders.require_followed(state)
         with self._current():
             self._step(step, state)
 

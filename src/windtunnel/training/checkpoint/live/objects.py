@@ -149,6 +149,11 @@ class _Plain(pickle.Unpickler):
         )
 
 
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator of random numbers of torch, NumPy or Python."""
+    return isinstance(value, torch.Generator | np.random.Generator | random.Random)
+
+
 def saved_of(value: Any) -> Any:
     """What is saved of ``value``."""
     if isinstance(value, torch.Generator):
