@@ -335,7 +335,8 @@ class Box:
         return self._back(checkpoint, lazy=lazy, on_purpose=True, allow_less=allow_less)
 
     def _back(self, checkpoint: str, *, lazy: bool, on_purpose: bool, allow_less: bool) -> RestoreReport:
-        with self._lock:
+        inspector = self._context.inspector
+        with self._lock, inspector.kept() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
                 self._gate()
             manifest = self._own(checkpoint) if checkpoint else self._tip

@@ -17,6 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,23 +112,23 @@ def _bring_back(
         lacks.extend(one for one in found if one.what not in known)
         stop_for_less(TurnClass.FULL)
 
+    def files(id: str = manifest.files.id) -> Path:
+        context.pool.clone(name, id, limit)
+        return context.pool.mount(name)
+
     try:
-        context.pool.clone(name, manifest.files.id, limit)
-        root = context.pool.mount(name)
         machine = None
         if back.processes and image is not None:
             try:
                 restored.append(f"{len(image.processes)} processes with memory and open files")
-                machine = _processes(context, spec, image, manifest.id, lazy, differs)
+                machine = _processes(context, spec, image, manifest.id, files, lazy, differs)
             except CriuError as error:
                 restored.pop()
                 lacks += because(image.alone, str(error))
                 stop_for_less(TurnClass.FILES)
                 back = log.decide(replace(asked, images_possible=False))
-                context.pool.clone(name, manifest.files.id, limit)
-                root = context.pool.mount(name)
         if machine is None:
-            machine = Machine.start(context.home, spec, root)
+            machine = Machine.start(context.home, spec, files())
         if back.shells:
             _shells(machine, manifest, restored, lacks)
         if back.services:
@@ -150,30 +151,36 @@ def _processes(
     spec: SandboxSpec,
     image: ImagePart,
     checkpoint: str,
+    files: Callable[[], Path],
     lazy: bool,
     differs: Callable[[tuple[Lack, ...]], None],
 ) -> Machine:
-    """The processes run. ``differs`` is told, before they do, what of them is not as it was; what it raises
-    keeps them from running."""
+    """The processes run, on the root that ``files`` makes. ``differs`` is told, before they do, what of them
+    is not as it was; what it raises keeps them from running."""
+
+    def attempt() -> Machine:
+        folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
+        return _restored(context, spec, image, folder, files, lazy, differs)
+
     try:
-        return _restored(context, spec, image, checkpoint, lazy, differs)
+        return attempt()
     except StaleCopy:
-        # nothing has run on it, and it is dropped: now the image comes from the store
-        return _restored(context, spec, image, checkpoint, lazy, differs)
+        # the image was a copy of the cache that is wrong: nothing has run on it, and it is dropped
+        return attempt()
 
 
 def _restored(
     context: Context,
     spec: SandboxSpec,
     image: ImagePart,
-    checkpoint: str,
+    folder: Path,
+    files: Callable[[], Path],
     lazy: bool,
     differs: Callable[[tuple[Lack, ...]], None],
 ) -> Machine:
-    """Raises StaleCopy when the image was a copy of the cache that turned out to be wrong."""
+    """``folder``: where the image lies meanwhile. Raises StaleCopy when it was a copy of the cache that
+    turned out to be wrong."""
     assert context.criu is not None
-    folder = context.home.dump(f"{checkpoint}.{spec.name}.{secrets.token_hex(4)}.restore")
-    root = context.pool.mount(spec.name)
     note = context.home.unverified(spec.name)
     pid = 0
 
@@ -182,15 +189,21 @@ def _restored(
         walls.seal(first)
         found: tuple[Lack, ...] = ()
         if image.inventory is not None:
-            found = standing.put_right(image.inventory, externals.freezer, first)
+            found = standing.put_right(image.inventory, externals.freezer, first, lazy=lazy)
         confirm()
         differs(found)
         note.unlink()
 
     try:
-        confirm = context.pages.begin(image.id, folder)
-        externals = Machine.prepare(context.home, spec, root)
-        Machine.lay_channel(externals, folder / CHANNEL_KEPT)
+        # files, image, and what there is before the first process have nothing to do with one another
+        with ThreadPoolExecutor(2, "sandbox-restore") as beside:
+            begun = beside.submit(context.pages.begin, image.id, folder)
+            # without the root, of which there is none yet
+            prepared = beside.submit(Machine.prepare, context.home, spec, Path())
+            root = files()
+            confirm = begun.result()
+            externals = replace(prepared.result(), root=root)
+            Machine.lay_channel(externals, folder / CHANNEL_KEPT)
         note.touch()
         with launch.group(context.home, spec.name).first():
             pid = context.criu.restore(folder, externals, meanwhile=look, wanted=note, lazy=lazy)

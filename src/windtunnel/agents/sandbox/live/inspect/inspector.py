@@ -9,9 +9,10 @@ Source: Crab (arXiv 2604.28138), section 4; fanotify(7).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,6 +59,7 @@ class Inspector:
         self._boxes: dict[str, _Watched] = {}
         self._slots: dict[int, _Watched] = {}
         self._lock = threading.RLock()
+        self._holds = 0
         self._epochs = itertools.count(1)
         self._kernel = Kernel(self._taken) if kind == "ebpf" else None
         self._marks = Marks() if kind == "fanotify" else None
@@ -105,6 +107,19 @@ class Inspector:
                     raise InspectError(f"sandbox {box} cannot be watched: {error.strerror}") from error
                 raise
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within the block the programs stay in the kernel though no sandbox may be watched: to put them
+        there takes as long as to restore one."""
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+                self._leave()
+
     def unwatch(self, box: str) -> None:
         """Look away (idempotent). With the last sandbox the programs leave the kernel."""
         with self._lock:
@@ -121,11 +136,14 @@ class Inspector:
                 self._kernel.remove(watched.identity, slot)
                 self._kernel.drain()
             self._slots.pop(slot, None)
-            if not self._slots:
-                self._kernel.close()
+            self._leave()
         if watched is not None:
             watched.tasks.close()
             watched.root.close()
+
+    def _leave(self) -> None:
+        if self._kernel is not None and not self._slots and not self._holds:
+            self._kernel.close()
 
     def close(self) -> None:
         for box in list(self._boxes):

@@ -18,11 +18,11 @@ LAZY_SECONDS = 2.0
 """For which an environment that cannot be read is waited for."""
 
 
-def put_right(before: Inventory, freezer: Path, init: int) -> tuple[Lack, ...]:
+def put_right(before: Inventory, freezer: Path, init: int, *, lazy: bool) -> tuple[Lack, ...]:
     """Mend what can be mended of a restored sandbox that stands in its freezer; what is still not as it was.
-    ``init``: its first process."""
+    ``init``: its first process. ``lazy``: its memory comes when it is touched."""
     mend(before, freezer)
-    deadline = time.monotonic() + LAZY_SECONDS
+    deadline = time.monotonic() + (LAZY_SECONDS if lazy else 0)
     while True:
         found = differences(before, inventory(pids_of(freezer), init))
         # an environment lies in the process's memory, which may still be on its way in a lazy restore
