@@ -50,7 +50,8 @@ def test_the_neighbourhood_decides_as_the_whole(losses: list[list[int]], joins: 
         came = [host for host in came if not any(host in p for p in layout.pipelines)]
         arguments = {"layer_bytes": scheme.layer_bytes, "search": False}
         whole = reconfigure(scheme.set, layout, gone, came, microbatches=96, **arguments)  # type: ignore[arg-type]
-        around = Neighbourhood(layout) if around is None or around.layout is not layout else around
+        if around is None or around.layout is not layout:
+            around = Neighbourhood(layout, scheme.set.n0)
         near = around.near(gone, came)
         before = around.part(near)
         part = reconfigure(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from windtunnel.training.elastic.policy.rules import (
     Change,
@@ -112,12 +113,18 @@ class SimulationResult:
         return lost / max(1, self.failures)
 
 
+# Up to so many hosts the policy is asked of all of them, as the supervisor does; beyond, of those that a
+# change concerns.
+WHOLE = 64
+
+
 class Members:
     """The hosts of an emulated job, with the ids that a supervisor would give them, and what its policy says.
 
     A trace numbers the hosts that a job began with, and a replacement keeps the number. Ids are never used
     again. In a job that keeps its size number n stands for whoever holds place n; in one that shrinks places
-    close up, and number n is the host that came for it.
+    close up, and number n is the host that came for it. The policy treats all hosts alike that go on as they
+    are, so of a large job it is shown one of them, with sizes that are smaller by the others.
 
     ``record``: called with all that the policy is asked and answers.
     """
@@ -131,9 +138,10 @@ class Members:
     ) -> None:
         self.hosts, self.rules, self.record = hosts, rules, record
         self.numbers: list[int | None] = list(range(hosts))
-        self.places: list[int | None] = list(range(hosts))
         self.spares = list(range(hosts, hosts + spares))
         self.missing = 0  # numbers without a host; kept, since it is asked for at every step of a run
+        self._places = list(range(hosts))  # who had each place last; in a job that shrinks, in rising order
+        self._gone: set[int] = set()  # places whose host is lost
         self._coming = 0
         self._next = hosts + spares
 
@@ -147,13 +155,13 @@ class Members:
                 if host in self.spares:
                     self.spares.remove(host)
                 else:
-                    self.places[number if not self.rules.shrinks else self.places.index(host)] = None
-        return self._ask(())
+                    self._gone.add(self._place(number, host))
+        return self._ask(set())
 
     def break_off(self, numbers: Sequence[int]) -> bool:
         """Processes of these ended, the hosts are there. False: the job waits for hosts."""
-        hosts = {self.numbers[number] for number in numbers} - {None}
-        return self._ask([place for place, host in enumerate(self.places) if host in hosts])
+        hosts = [(number, self.numbers[number]) for number in numbers]
+        return self._ask({self._place(n, host) for n, host in hosts if host not in (None, *self.spares)})
 
     def come(self, number: int) -> bool:
         """A host for ``number`` has come. False: the job waits for more."""
@@ -163,14 +171,21 @@ class Members:
         if self.rules.shrinks and self.numbers[number] is None:
             self.numbers[number] = host
             self.missing -= 1
-        return self._ask(())
+        return self._ask(set())
 
-    def _ask(self, broken: Sequence[int]) -> bool:
+    def _place(self, number: int, host: int | None) -> int:
+        if not self.rules.shrinks or host is None:
+            return number
+        return bisect_left(self._places, host)
+
+    def _ask(self, broken: set[int]) -> bool:
+        shown = self._shown(broken)
+        left_out = len(self._places) - len(shown)
         now = Change(
-            rules=self.rules,
-            wanted=self.hosts,
-            places=tuple(self.places),
-            broken=tuple(broken),
+            rules=replace(self.rules, minimum=self.rules.minimum - left_out) if left_out else self.rules,
+            wanted=self.hosts - left_out,
+            places=tuple(None if place in self._gone else self._places[place] for place in shown),
+            broken=tuple(at for at, place in enumerate(shown) if place in broken),
             spares=tuple(self.spares),
             # a job that shrinks orders nothing, but what it has lost is being replaced
             coming=self.missing if self.rules.shrinks else self._coming,
@@ -180,13 +195,30 @@ class Members:
             self.record(now, decision)
         match decision:
             case Form():
-                taken = set(decision.places)
-                self.spares = [host for host in self.spares if host not in taken]
-                self.places = list(decision.places)
-                if not self.rules.shrinks:
-                    self.numbers, self.missing = list(decision.places), 0
+                self._form(shown, decision.places)
             case Wait():
                 self._coming += decision.order
             case Keep() | Fail():
                 pass
         return isinstance(decision, Form | Keep)
+
+    def _shown(self, broken: set[int]) -> Sequence[int]:
+        """The places that the policy is shown."""
+        if len(self._places) <= WHOLE:
+            return range(len(self._places))
+        struck = self._gone | broken
+        well = next((place for place in range(len(self._places)) if place not in struck), None)
+        return sorted(struck if well is None else {*struck, well})
+
+    def _form(self, shown: Sequence[int], decided: Sequence[int]) -> None:
+        taken = set(decided)
+        if self.rules.shrinks:
+            for place in sorted(self._gone, reverse=True):
+                del self._places[place]
+            self._places += [host for host in self.spares if host in taken]
+        else:
+            for place, host in zip(shown, decided, strict=True):
+                self._places[place] = self.numbers[place] = host
+            self.missing = 0
+        self._gone.clear()
+        self.spares = [host for host in self.spares if host not in taken]

@@ -137,8 +137,9 @@ class PeerMemory:
         behind = 0.0 if software else self.replicate / self.pace()[0]
         whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
         stored = self.storage.kept(steps)
-        plan = plan_restore(self._copies(whole), [_stored(stored, self._shards())])
-        self.fallen = self.fallen or any(sources[0].tier == "storage" for _, sources in plan.sources)
+        if not self.fallen:
+            plan = plan_restore(self._copies(whole), [_stored(stored, self._shards())])
+            self.fallen = any(sources[0].tier == "storage" for _, sources in plan.sources)
         self.whole = stored if self.fallen else whole
         return Setback(self._phases(waits), self.whole, waits, self.fallen)
 

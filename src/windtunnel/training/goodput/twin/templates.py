@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from windtunnel.training.elastic.policy.rules import Rules
@@ -55,6 +56,7 @@ class Templates:
         self.layout: Layout = self._decided(None, (), range(job.hosts), self.microbatches).layout
         self._around: Neighbourhood | None = None
         self._touched: tuple[Sequence[int], Sequence[tuple[int, ...]]] = (), ()
+        self._timed: tuple[Layout, float] | None = None
         self.scale = job.work / self._time()
         self.members = Members(job.hosts, 0, Rules("shrink", minimum=self.set.n0))
 
@@ -105,7 +107,7 @@ class Templates:
             self._around = None
             return self._decided(self.layout, lost, joined, self.microbatches)
         if self._around is None or self._around.layout is not self.layout:
-            self._around = Neighbourhood(self.layout)
+            self._around = Neighbourhood(self.layout, self.set.n0)
         near = self._around.near(lost, joined)
         before = self._around.part(near)
         part = self._decided(before, lost, joined, sum(before.microbatches), search=False)
@@ -137,7 +139,9 @@ class Templates:
 
     def _time(self) -> float:
         """Seconds of a step in the unit of the profile, for the layout as it is."""
-        return step_seconds(self.set, self.layout)
+        if self._timed is None or self._timed[0] is not self.layout:
+            self._timed = self.layout, step_seconds(self.set, self.layout)
+        return self._timed[1]
 
     def _largest_part(self) -> float:
         template = self.set.of(self.set.n0)
@@ -150,25 +154,29 @@ class Neighbourhood:
     It follows a layout through its changes; pipelines are in the order of size and lowest id, as in all.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, smallest: int) -> None:
+        self.layout, self.smallest = layout, smallest
         self._home: dict[int, tuple[int, int]] = {}
         self._settle(layout.pipelines)
 
     def near(self, lost: Sequence[int], joined: Sequence[int]) -> list[int]:
         """Where the pipelines are that the local rules can touch.
 
-        Those that lost hosts; for each host that is missing or joins, one of the largest (they yield)
-        and one of the shortest (they merge and grow); and two more, so that no layer seems lost.
+        Those that lost hosts; for each host that these need to be long enough, or that joins, one of the
+        largest (they yield) and one of the shortest (they grow); for each that is too short, one to merge
+        with; and two more, so that no layer seems lost.
         """
         pipelines = self.layout.pipelines
-        homes = {self._home[host] for host in lost if host in self._home}
-        struck = {bisect_left(pipelines, home, key=_order) for home in homes}
-        count = sum(len(pipelines[i]) for i in struck) + len(joined) + 2
+        lost_of = Counter(self._home[host] for host in lost if host in self._home)
+        struck = {bisect_left(pipelines, home, key=_order): count for home, count in lost_of.items()}
+        left = [len(pipelines[i]) - count for i, count in struck.items()]
+        count = sum(max(0, self.smallest - now) for now in left if now) + len(left) + len(joined) + 2
         return sorted(
-            struck
-            | _first(range(len(pipelines)), struck, count)
-            | _first(range(len(pipelines) - 1, -1, -1), struck, count)
+            {
+                *struck,
+                *_first(range(len(pipelines)), struck, count),
+                *_first(range(len(pipelines) - 1, -1, -1), struck, count),
+            }
         )
 
     def part(self, near: Sequence[int]) -> Layout:
@@ -202,7 +210,7 @@ def _order(pipeline: Pipeline) -> tuple[int, int]:
     return len(pipeline), min(pipeline)
 
 
-def _first(places: Iterable[int], without: set[int], count: int) -> set[int]:
+def _first(places: Iterable[int], without: Container[int], count: int) -> set[int]:
     found: set[int] = set()
     for place in places:
         if len(found) == count:

@@ -28,12 +28,14 @@ Oobleck enumerates all sums of sizes (Jang et al., SOSP 2023, section 4.2); thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Template, TemplateSet
 from windtunnel.training.pipelines.policy.templates import covered, largest_size
 
+Kind = TypeVar("Kind", bound=Hashable)
 _TICKS = 10**15  # times are compared in femtoseconds: equal pipelines are equal, and ties go to the first
 _EXACT = 5_000
 """Up to so many (hosts x pipelines x sizes), the sizes are optimal."""
@@ -75,7 +77,7 @@ def usable(set: TemplateSet, hosts: int, microbatches: int) -> int:
 def share(set: TemplateSet, sizes: Sequence[int], microbatches: int) -> tuple[int, ...]:
     """Microbatches for pipelines of these ``sizes``."""
     shapes = {size: fill_and_step(set.of(size)) for size in dict.fromkeys(sizes)}
-    return distribute([shapes[s][1] for s in sizes], [shapes[s][0] for s in sizes], microbatches)
+    return _handed_out(sizes, {size: (step, fill) for size, (fill, step) in shapes.items()}, microbatches)
 
 
 def fill_and_step(template: Template) -> tuple[float, float]:
@@ -290,11 +292,19 @@ def distribute(times: Sequence[float], fill: Sequence[float], total: int) -> tup
             f"{total} microbatches for {len(times)} pipelines; each pipeline needs at least one microbatch"
         )
     pipelines = list(zip(times, fill, strict=True))
+    return _handed_out(pipelines, {kind: kind for kind in pipelines}, total)
+
+
+def _handed_out(
+    pipelines: Sequence[Kind], shapes: Mapping[Kind, tuple[float, float]], total: int
+) -> tuple[int, ...]:
+    """`distribute` for pipelines of some kinds; ``shapes``: seconds for each microbatch, and beside them."""
     counts = Counter(pipelines)
-    kinds = {kind: (round(kind[0] * _TICKS), round(kind[1] * _TICKS)) for kind in counts}
+    kinds = {kind: (round(step * _TICKS), round(base * _TICKS)) for kind, (step, base) in shapes.items()}
     steps, bases = [s for s, _ in kinds.values()], [b for _, b in kinds.values()]
     if min(steps) < 1:
-        raise UserError(f"a microbatch takes {min(times)} seconds; a positive time is needed")
+        least = min(step for step, _ in shapes.values())
+        raise UserError(f"a microbatch takes {least} seconds; a positive time is needed")
 
     def done(level: int) -> int:
         return sum(count * max(1, (level - kinds[k][1]) // kinds[k][0]) for k, count in counts.items())

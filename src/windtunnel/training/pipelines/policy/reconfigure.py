@@ -181,11 +181,12 @@ def _placed(
             continue
         hosts = sorted(pipeline)
         positions = layers_by_host(set.of(len(hosts)))
-        kept = [
-            [sum(layer_bytes[layer] for layer in old.layers_of(host) & layers) for layers in positions]
-            for host in hosts
-        ]
-        _, order = linear_sum_assignment(np.array(kept, dtype=np.float64), maximize=True)
+        home = {layer: position for position, layers in enumerate(positions) for layer in layers}
+        kept = np.zeros((len(hosts), len(hosts)))  # [host, position]: bytes that it would not have to fetch
+        for row, host in enumerate(hosts):
+            for layer in sorted(old.layers_of(host)):
+                kept[row, home[layer]] += layer_bytes[layer]
+        _, order = linear_sum_assignment(kept, maximize=True)
         at = {position: host for host, position in zip(hosts, order.tolist(), strict=True)}
         placed.append(tuple(at[position] for position in range(len(hosts))))
     return tuple(sorted(placed, key=lambda pipeline: (len(pipeline), min(pipeline))))
