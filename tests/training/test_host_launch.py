@@ -92,6 +92,41 @@ def test_a_job_that_fails_by_itself(go: Launch) -> None:
     assert lost[0]["own"] and "AssertionError" in lost[0]["error"]
 
 
+BLAMES = """
+import os, sys, time
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+if os.environ["RANK"] == "0" and (first or sys.argv[1:]):
+    print("Warning: something harmless", file=sys.stderr)
+    raise RuntimeError("[/x/gloo/gloo/transport/tcp/pair.cc:457] Application timeout caused pair closure")
+while first or sys.argv[1:]:
+    time.sleep(1)
+"""
+
+
+def test_a_healthy_rank_that_waits_for_a_hung_one_has_not_failed_by_itself(go: Launch) -> None:
+    """gloo's timeout is grounds to suspect a peer; again and again in vain it ends the job."""
+    launched = go(BLAMES, rules=Rules(max_own_failures=0))
+    assert launched.wait(60).status == 0
+    (lost,) = kinds(launched.events(), "lost")
+    assert not lost["own"] and "pair closure" in lost["error"]
+
+
+def test_what_is_in_vain_again_and_again_ends(go: Launch) -> None:
+    outcome = go(BLAMES, "always", rules=Rules(max_own_failures=0)).wait(60)
+    assert outcome.status == 1
+    assert "waited for each other in vain 4 times" in outcome.reason
+    assert "Application timeout caused pair closure" in outcome.reason
+
+
+def test_what_was_merely_printed_is_no_cause(go: Launch) -> None:
+    text = "import os, sys; print('harmless', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    launched = go(
+        f"import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' and os.environ['RANK'] == '1': {text}"
+    )
+    assert launched.wait(60).status == 0
+    assert [lost["error"] for lost in kinds(launched.events(), "lost")] == ["killed by SIGKILL"]
+
+
 def test_a_killed_worker_is_replaced_and_the_others_go_on(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=3)
     first = {event["rank"]: event["pid"] for event in here(launched, 1, 3)}

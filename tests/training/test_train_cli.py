@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,12 @@ def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> Non
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["train", "--run_job", str(script(tmp_path, ""))])
     assert found.exit_code == 2
+
+
+def test_the_options_of_a_host_stand_anywhere() -> None:
+    for words in (["127.0.0.1:1", "--address", "127.0.0.1"], ["--address", "127.0.0.1", "127.0.0.1:1"]):
+        found = CliRunner().invoke(app, ["host", *words])
+        assert "host 127.0.0.1:1: no launcher" in str(found.exception)
 
 
 def test_a_host_without_a_launcher() -> None:
@@ -192,6 +199,24 @@ def test_a_run_that_is_interrupted(tmp_path: Path, number: int) -> None:
     assert b"interrupted" in said
     assert b"Traceback" not in said
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_a_run_under_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    """SIGHUP goes to all that the terminal started: to the launcher, the supervisor, agents and trainers."""
+    text = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    command = ["nohup", str(WINDTUNNEL), "train", "--out", "out", str(script(tmp_path, text))]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment(), stdout=output, stderr=output, start_new_session=True, cwd=tmp_path
+        )
+    until(lambda: "up" in (tmp_path / "output").read_text().split(), 100)
+    for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == process.pid or os.getpgid(pid) == process.pid:
+                os.kill(pid, signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert process.wait(60) == 0, (tmp_path / "output").read_text()
 
 
 HANGS = """

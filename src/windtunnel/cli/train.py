@@ -17,8 +17,8 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("train", context_settings=SETTINGS)(train)
-    app.command("host", context_settings=SETTINGS)(host)
-    app.command("node", context_settings=SETTINGS, hidden=True)(host)  # torchrun's word
+    app.command("host")(host)
+    app.command("node", hidden=True)(host)  # torchrun's word
 
 
 def train(

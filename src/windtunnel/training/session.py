@@ -254,7 +254,9 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP end the run as Ctrl-C does; a second one does not disturb the cleaning up."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        numbers.append(signal.SIGHUP)
 
     def end(number: int, _: object) -> None:
         for other in numbers:

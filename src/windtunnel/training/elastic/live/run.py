@@ -42,6 +42,7 @@ from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, Regroup
 from windtunnel.training.elastic.live.link import Link
+from windtunnel.training.elastic.policy.words import blames_peers
 
 T = TypeVar("T")
 
@@ -50,18 +51,6 @@ _TIMEOUT = 60.0  # seconds: of an operation, where nobody says
 _SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
 _PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (hosts may be on order)
 
-# How gloo says that a peer is gone or silent. Its other errors (sizes that differ) are a program's own.
-_OF_PEERS = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "socket",
-    "timed out",
-    "timeout",
-    "connectfullmesh",
-    "connect",
-)
 # Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
 _LIBRARIES = ("windtunnel.training.", "torch.distributed")
 
@@ -188,17 +177,22 @@ def of_peers(error: BaseException) -> bool:
     """Whether ``error``, or one that it came from, says that a peer or the store is gone or silent."""
     seen: BaseException | None = error
     while seen is not None:
-        text = str(seen).lower()
-        if isinstance(seen, (dist.DistNetworkError, dist.DistStoreError)):
-            return True
-        if isinstance(seen, RuntimeError) and ("nccl" in text or "monitoredbarrier" in text):
-            return True
-        if isinstance(seen, RuntimeError) and "gloo" in text and any(part in text for part in _OF_PEERS):
+        if isinstance(seen, RuntimeError) and blames_peers(f"{_family(seen)}: {_one_line(seen)}"):
             return True
         if isinstance(seen, (ConnectionError, TimeoutError)) and _raised_in(seen).startswith(_LIBRARIES):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def _family(error: RuntimeError) -> str:
+    """The name that torch gave an error, or that of all its kind: a program may have kinds of its own."""
+    kinds = [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "torch"]
+    return kinds[0].__name__ if kinds else "RuntimeError"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _raised_in(error: BaseException) -> str:
@@ -241,6 +235,7 @@ def _stuck(link: Link, group: CuttableGroup) -> None:
         return
     text = "the program did not come out of a group that was cut; its process ends, another takes its place"
     link.send("event", kind="note", text=text, t=time.time(), generation=link.membership.generation - 1)
+    link.send("failed", error=text)
     sys.stderr.write(f"{text}\n")
     for thread, frame in sys._current_frames().items():
         if thread == threading.main_thread().ident:

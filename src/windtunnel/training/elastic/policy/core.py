@@ -72,6 +72,7 @@ class Core:
         self.store: str | None = None
         self._store_since = now
         self._store_error = ""
+        self.store_awaited = ""  # why it is not there yet, as far as is known
         # the present generation
         self.agreements = Agreements(dict(before.durable))
         self.checkpoints = before.checkpoints
@@ -292,7 +293,7 @@ class Core:
                 store=self.store is not None,
                 storeless=now - max(self._store_since, self._formed),
                 store_within=settings.deadlines.store,
-                store_error=self._store_error,
+                store_error=self._store_error or self.store_awaited,
                 cause=self._cause(),
             )
         )
@@ -397,11 +398,19 @@ class Core:
     ) -> None:
         """A process is gone: ``status`` is None where a signal ended it, or nobody knows. ``words``: how.
         ``less``: it said that what was asked for cannot be reached; ``error`` says what."""
-        decision = self.ask(Ended(rank, status, self._hit, self.hosts.doubtful(), less))
+        # one that lived may have made steps of which it does not tell
+        lived = now - self._formed > self.settings.deadlines.form
+        times, most = 1 if lived else self.suspicions + 1, self.settings.most_suspicions
+        doubtful = self.hosts.doubtful()
+        decision = self.ask(Ended(rank, status, self._hit, doubtful, less, error[-2000:], times, most))
         assert isinstance(decision, Blame)
+        if decision.peers:
+            self.suspicions = times
         told = f"{words}: {error}" if error else words
         self.worker_lost(host, rank, "exit", told, decision.own, now)
-        if decision.hopeless and less:
+        if decision.reason:
+            self.finish(1, decision.reason, now)
+        elif decision.hopeless and less:
             self.finish(NOT_REACHED, error, now)
         elif decision.hopeless:
             self.finish(1, f"rank {rank} refuses what it was given: {in_short(error) or words}", now)

@@ -24,9 +24,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.policy.words import blames_peers
+
 OnLoss = Literal["replace", "shrink", "restart", "shrink-restart"]
 # What argparse and `elastic.run` end with where the input is wrong: another try would end alike.
 WRONG_USE = 2
+_IN_VAIN = (
+    "all processes are there, but waited for each other in vain {} times without a new step in between; does "
+    "every rank enter the same collectives?"
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,9 @@ class Ended:
     """A rank's process ended: with ``status``, or None where a signal ended it or nobody could tell.
 
     ``hit``: this generation is broken already. ``doubtful``: a host is away this instant, perhaps lost.
-    ``less``: it said that what was asked for cannot be reached.
+    ``less``: it said that what was asked for cannot be reached. ``error``: the exception that ended it, where
+    there is evidence of one. ``times``: how often in succession without a new step a process ended over its
+    peers though nothing was lost, this time included, of ``most``.
     """
 
     rank: int
@@ -150,6 +159,9 @@ class Ended:
     hit: bool
     doubtful: bool
     less: bool = False
+    error: str = ""
+    times: int = 1
+    most: int = 3
 
 
 Observation = Change | Doubt | Late | Overdue | Ended
@@ -205,10 +217,13 @@ class Fence:
 
 @dataclass(frozen=True)
 class Blame:
-    """``own``: it was the program's own doing. ``hopeless``: another try would end alike; the run fails."""
+    """``own``: it was the program's own doing. ``hopeless``: another try would end alike; the run fails, for
+    ``reason``. ``peers``: it ended over its peers, of which one may hang."""
 
     own: bool
     hopeless: bool = False
+    peers: bool = False
+    reason: str = ""
 
 
 Decision = Form | Wait | Fail | Keep | Regroup | Fence | Blame
@@ -226,9 +241,18 @@ def decide(observation: Observation) -> Decision:
         case Overdue():
             return _overdue(observation)
         case Ended():
-            own = observation.status is not None and observation.status != 0
-            counts = own and not observation.hit and not observation.doubtful
-            return Blame(counts, own and (observation.less or observation.status == WRONG_USE))
+            return _blame(observation)
+
+
+def _blame(now: Ended) -> Blame:
+    own = now.status is not None and now.status != 0
+    counts = own and not now.hit and not now.doubtful
+    if own and (now.less or now.status == WRONG_USE):
+        return Blame(counts, hopeless=True)
+    if counts and blames_peers(now.error):
+        reason = f"{_IN_VAIN.format(now.times)} ({in_short(now.error)})" if now.times > now.most else ""
+        return Blame(False, hopeless=bool(reason), peers=True, reason=reason)
+    return Blame(counts)
 
 
 def after_change(now: Change) -> Form | Wait | Fail | Keep:
@@ -302,10 +326,7 @@ def _doubt(now: Doubt) -> Keep | Regroup | Fail:
     if now.waited < now.allowed:
         return Keep()
     if now.times > now.most:
-        return Fail(
-            f"all processes are there, but waited for each other in vain {now.times} times without a new"
-            " step in between; does every rank enter the same collectives?"
-        )
+        return Fail(_IN_VAIN.format(now.times))
     return Regroup()
 
 

@@ -35,6 +35,7 @@ from windtunnel.training.elastic.live.agent.config import AgentConfig, environme
 from windtunnel.training.elastic.live.agent.link import Link, LocalConnection, LocalServer, Message
 from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.words import cause_in
 
 TICK = 0.05
 GRACE = 5.0  # seconds for workers to leave by themselves when the job is finished
@@ -441,8 +442,8 @@ class Agent:
         if status == 0:
             self._done(worker, None)  # a script without `run`, or one that left early of its own will
         error = worker.error
-        if status != 0:
-            error = error or worker.stream.last_lines
+        if status and number is None:
+            error = error or cause_in(list(worker.stream.tail), status)
         self._report(worker, "exit", status, number, error)
         self._write_status()
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from windtunnel.linux.forkserver_client import ForkServerClient
 
-TAIL = 60  # lines of stderr that are kept to say why a worker failed
+TAIL = 400  # lines of stderr that are kept to say why a worker failed
 LONGEST = 1 << 16
 
 
@@ -53,10 +53,6 @@ class Stream:
         self.given()
         for fd in (*self.reads, self.log):
             os.close(fd)
-
-    @property
-    def last_lines(self) -> str:
-        return "\n".join(self.tail)
 
 
 class Outputs:

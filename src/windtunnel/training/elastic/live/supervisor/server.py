@@ -202,6 +202,7 @@ class Supervisor:
                 core.store_up(text, now, **fields)
             else:
                 core.store_down(text, now)
+        core.store_awaited = self._stores.awaited(now)
         core.tick(now)
 
     def _hear(self, link: int, message: dict[str, Any], now: float) -> None:
