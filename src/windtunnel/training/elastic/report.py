@@ -183,8 +183,21 @@ def summary(events: list[Event]) -> dict[str, Any]:
             }
             for recovery in recoveries(events)
         ],
+        "restored": _restored(events),
         "goodput": asdict(goodput(events)),
     }
+
+
+def _restored(events: list[Event]) -> list[dict[str, Any]]:
+    """What each generation went on from; ``reseeded``: the ranks whose random states were lost."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["kind"] == "restored":
+            one = {"generation": event["generation"], "step": event["step"], "reseeded": []}
+            one = found.setdefault(event["generation"], one)
+            if event.get("reseeded"):
+                one["reseeded"] = sorted({*one["reseeded"], event["rank"]})
+    return list(found.values())
 
 
 def _failure(recovery: Recovery) -> str:

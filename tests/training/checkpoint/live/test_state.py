@@ -229,7 +229,7 @@ def test_other_layouts_are_refused_by_name() -> None:
     with pytest.raises(UserError, match="truncated"):
         Layout.of(blob[:-20])
     for field, value, words in [
-        ("version", 99, "field version is 99; 1 is accepted"),
+        ("version", 99, "field version is 99; 2 is accepted"),
         ("format", "x", "field format"),
         ("world", "2", "field world is '2', not int"),
         ("nbytes", 8, "entry model/weight is bytes"),

@@ -136,9 +136,9 @@ class Access:
                 slots[index].relabel(kept.generation)
             self.saved(kept.shard, index, step, kept.shard != SHARED)
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool) -> None:
+    def saved(self, shard: str, slot: int, step: int, replicate: bool, alike: str = "") -> None:
         try:
-            self.memory.saved(shard, slot, step, replicate)
+            self.memory.saved(shard, slot, step, replicate, alike)
         except CopyError as error:
             raise MemoryLost(str(error)) from error
 

@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from windtunnel.store import eventlog
+from windtunnel.training.checkpoint.live import kinds, objects, snapshot, spans
 from windtunnel.training.checkpoint.live import loader as loaders
-from windtunnel.training.checkpoint.live import objects, snapshot, spans
 from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
@@ -75,6 +75,7 @@ class PeerCheckpointer:
         self._copied: Future[None] | None = None
         self._plan: snapshot.Plan | None = None
         self._shared: frozenset[str] | None = None
+        self._kinds: kinds.Kinds | None = None
         self._held: list[int] = []
         self._views: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._hooked: dict[int, Any] = {}
@@ -163,6 +164,9 @@ class PeerCheckpointer:
         tensors: snapshot.Tensors = found
         packed = objects.pack(others)
         self._prepare(state, tensors, others, packed)
+        alike = ""
+        if self._kinds is not None:
+            alike = kinds.digest(self._kinds, self.job.rank, tensors, others, self._shared)
         self._calls += 1
         if not self._ready(step):
             return
@@ -175,10 +179,10 @@ class PeerCheckpointer:
             self._hook(state)
             tensors = _still(tensors, state)
             self._copied = Future()
-            self._pending = self._pool.submit(self._save, tensors, packed, slot, step, self._copied)
+            self._pending = self._pool.submit(self._save, tensors, packed, slot, step, alike, self._copied)
         else:
             self._copy(tensors, packed, slot, step)
-            self._pending = self._pool.submit(self._finish, slot, step)
+            self._pending = self._pool.submit(self._finish, slot, step, alike)
         learning = self._idle is not None and self._idle.learning
         if chosen.mode == "blocking" or learning:
             self._settle()
@@ -264,16 +268,22 @@ class PeerCheckpointer:
         shared = self._shared
         known = self._calls and not shared  # that there is nothing
         again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
-        if self.job.world > 1 and again and not known:
-            shared = agree_alike(self.job, program, tensors, self._shared, f"{self._serial}.{self._calls}")
-        if fits and shared == self._shared:
+        key, told = f"{self._serial}.{self._calls}", self._kinds
+        if self.job.world > 1 and again:
+            if not known:
+                shared = agree_alike(self.job, program, tensors, self._shared, key)
+            told = kinds.agree(self.job, program, tensors, others, shared, key)
+        if fits and (shared, told) == (self._shared, self._kinds):
             return
         assert self._access is not None
         if plan is None:
             objects.check(others)
-        self._shared = shared
+        self._shared, self._kinds = shared, told
         self._views.clear()
-        self._plan = snapshot.plan(tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank)
+        about = (told.twins, told.random, told.seed) if told is not None else ((), (), 0)
+        self._plan = snapshot.plan(
+            tensors, tuple(others), len(packed), shared, self.job.world, self.job.rank, about
+        )
         self._held = self._access.reserve(self._plan)
         if self.job.rank == 0:
             self._tell_needs(self._access.memory.needs)
@@ -351,7 +361,13 @@ class PeerCheckpointer:
         self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
 
     def _save(
-        self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int, copied: Future[None]
+        self,
+        tensors: snapshot.Tensors,
+        packed: bytes,
+        slot: int,
+        step: int,
+        alike: str,
+        copied: Future[None],
     ) -> None:
         try:
             self._copy(tensors, packed, slot, step)
@@ -359,7 +375,7 @@ class PeerCheckpointer:
             copied.set_exception(error)
             raise
         copied.set_result(None)
-        self._finish(slot, step)
+        self._finish(slot, step, alike)
 
     def _copy(self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int) -> None:
         assert self._access is not None and self._plan is not None
@@ -375,7 +391,7 @@ class PeerCheckpointer:
             self.job.at("during_local_write", step)
             snapshot.copy(tensors, moves, self._views[shard, slot])
 
-    def _finish(self, slot: int, step: int) -> None:
+    def _finish(self, slot: int, step: int, alike: str) -> None:
         """Checksums, headers, and word to the agent; what all ranks hold alike first, so that a rank's word
         for its own shard vouches for it, too."""
         assert self._access is not None and self._plan is not None
@@ -386,7 +402,7 @@ class PeerCheckpointer:
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
         for shard in sorted(written, key=lambda name: name != SHARED):
-            self._access.saved(shard, slot, step, replicate=shard != SHARED)
+            self._access.saved(shard, slot, step, shard != SHARED, alike)
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)

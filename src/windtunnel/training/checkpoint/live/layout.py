@@ -24,7 +24,7 @@ import xxhash
 
 from windtunnel.base.errors import UserError
 
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 FORMAT = "windtunnel checkpoint layout"
 
@@ -54,7 +54,8 @@ class Layout:
     """One shard: ``shard`` its name, ``world`` the job's size, ``nbytes`` its size, ``tail`` how much of its
     beginning is for objects (bytes), their names, and its tensors.
 
-    ``shared``: whether a shard ``"shared"`` belongs to the same checkpoint.
+    ``shared``: whether a shard ``"shared"`` belongs to the same checkpoint. What the ranks agreed on of kinds
+    (see `kinds`): ``twins``, ``random`` and ``seed``; () and 0 where they did not.
     """
 
     shard: str
@@ -64,6 +65,9 @@ class Layout:
     tail: int
     entries: tuple[Entry, ...]
     objects: tuple[str, ...] = ()
+    twins: tuple[int, ...] = ()
+    random: tuple[str, ...] = ()
+    seed: int = 0
 
     def blob(self) -> bytes:
         """The layout as text; equal layouts give equal bytes."""
@@ -76,6 +80,9 @@ class Layout:
             "nbytes": self.nbytes,
             "tail": self.tail,
             "objects": self.objects,
+            "twins": self.twins,
+            "random": self.random,
+            "seed": self.seed,
             "entries": [_row(entry) for entry in self.entries],
         }
         return json.dumps(plain, separators=(",", ":")).encode()
@@ -101,6 +108,7 @@ class Layout:
                 f"checkpoint layout: field version is {plain.get('version')!r}; {VERSION} is accepted"
             )
         fields = {"shard": str, "world": int, "shared": bool, "nbytes": int, "tail": int, "objects": list}
+        fields |= {"twins": list, "random": list, "seed": int}
         for field, kind in {**fields, "entries": list}.items():
             if not isinstance(plain.get(field), kind):
                 raise UserError(
@@ -111,7 +119,8 @@ class Layout:
         except (TypeError, ValueError) as error:
             raise UserError(f"checkpoint layout: field entries is not understood ({error!r})") from error
         values = {field: plain[field] for field in fields}
-        layout = Layout(**{**values, "objects": tuple(plain["objects"])}, entries=entries)
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        layout = Layout(**values, entries=entries)
         for entry in entries:
             if entry.offset < layout.tail or entry.offset + entry.nbytes > layout.nbytes:
                 raise UserError(
@@ -129,6 +138,9 @@ def arrange(
     entries: list[tuple[Entry, Hashable]],
     tail: int,
     objects: tuple[str, ...],
+    twins: tuple[int, ...] = (),
+    random: tuple[str, ...] = (),
+    seed: int = 0,
 ) -> Layout:
     """The layout of a shard with these tensors; those of one identity (tied ones) lie once."""
     at = aligned(tail)
@@ -139,7 +151,8 @@ def arrange(
             offsets[identity] = at
             at = aligned(at + entry.nbytes)
         placed.append(replace(entry, offset=offsets[identity]))
-    return Layout(shard, world, shared, max(at, ALIGNMENT), aligned(tail), tuple(placed), objects)
+    nbytes = max(at, ALIGNMENT)
+    return Layout(shard, world, shared, nbytes, aligned(tail), tuple(placed), objects, twins, random, seed)
 
 
 def digest(blob: bytes) -> str:

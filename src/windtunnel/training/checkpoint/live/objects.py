@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from windtunnel.base.errors import UserError
 
@@ -196,13 +195,22 @@ def generators() -> dict[str, Any]:
     return states
 
 
+def reseed(value: Any, seed: int) -> None:
+    """Have a generator begin anew from ``seed``."""
+    if isinstance(value, torch.Generator):
+        value.manual_seed(seed >> 1)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = type(value.bit_generator)(seed).state
+    elif isinstance(value, random.Random):
+        value.seed(seed)
+
+
 def put_generators(states: dict[str, Any], reseed: int | None) -> None:
-    """The inverse of `generators`; with ``reseed`` other states, that follow from these and this number."""
+    """The inverse of `generators`; with ``reseed`` they begin anew from that number."""
     if reseed is not None:
-        seed = xxhash.xxh3_64_intdigest(states["torch"].numpy().tobytes(), seed=reseed)
-        torch.manual_seed(seed >> 1)
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
+        torch.manual_seed(reseed >> 1)
+        random.seed(reseed)
+        np.random.seed(reseed % (1 << 32))
         return
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])

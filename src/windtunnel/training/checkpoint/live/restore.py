@@ -21,7 +21,7 @@ import torch
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.store import eventlog
-from windtunnel.training.checkpoint.live import snapshot, state
+from windtunnel.training.checkpoint.live import kinds, objects, snapshot, state
 from windtunnel.training.checkpoint.live.layout import (
     Entry,
     Layout,
@@ -33,14 +33,22 @@ from windtunnel.training.checkpoint.live.layout import (
     room_for,
     view_of,
 )
-from windtunnel.training.checkpoint.live.slot import CopyError
-from windtunnel.training.checkpoint.model import SHARED, Copy, Log, Persisted, RestorePlan, Source, Tier
-from windtunnel.training.checkpoint.policy import Inventory
+from windtunnel.training.checkpoint.live.slot import CopyError, checksum_of
+from windtunnel.training.checkpoint.model import (
+    SHARED,
+    Copy,
+    Log,
+    Persisted,
+    RestorePlan,
+    Source,
+    Tier,
+    Twins,
+)
+from windtunnel.training.checkpoint.policy import Inventory, decide
 from windtunnel.training.checkpoint.policy.restore import (
     BadCopy,
     StoredStep,
     local_first,
-    plan_restore,
     starts_elsewhere,
 )
 
@@ -78,7 +86,9 @@ class Restored:
 
 @dataclass
 class _Loaded:
-    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards."""
+    """What a rank needs, in scratch memory: pieces by name, shapes of the wholes, objects, its shards.
+    ``near``: the layouts of the rank's own shard (or of what stands in for it), and of what all hold alike.
+    """
 
     pieces: dict[str, torch.Tensor]
     wholes: dict[str, tuple[int, ...]]
@@ -86,6 +96,7 @@ class _Loaded:
     tier: Tier
     reseed: int | None
     shards: tuple[Kept, ...] | None
+    near: tuple[Layout, ...]
 
 
 @dataclass
@@ -159,9 +170,18 @@ def restore(
     all_there = _inventory(job, reader, key)
     copies, there = all_there.copies, all_there.stored
     bad: frozenset[BadCopy] = frozenset()
+    twins: tuple[Twins, ...] | None = None
+    reason = ""
     for attempt in range(len(copies) + sum(len(step.shards) for step in there) + 2):
-        inventory = Inventory(tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
-        plan = plan_restore(inventory.copies, inventory.stored, bad, inventory.log, inventory.restart)
+        about = (tuple(copies), tuple(there), tuple(_sorted(bad)), all_there.log, restart)
+        plan = decide(Inventory(*about, twins or ()))
+        assert isinstance(plan, RestorePlan)
+        if plan.newer and twins is None:
+            twins = _twins(job, reader, copies, plan.newer, key)
+            plan = decide(Inventory(*about, twins))
+            assert isinstance(plan, RestorePlan)
+        inventory = Inventory(*about, twins or ())
+        reason = plan.reason
         if job.rank == 0:  # all decide alike
             job.event("decision", **eventlog.decided("training.checkpoint", "newest", inventory, plan))
             if plan.ignored and not attempt:
@@ -198,7 +218,7 @@ def restore(
             break
         loaded = load = None  # type: ignore[assignment]  # free the scratch memory before the next try
     else:
-        raise RuntimeError(f"a restore failed again and again: {plan.reason}")
+        raise RuntimeError(f"a restore failed again and again: {reason}")
     if bad:
         names = ", ".join(f"{b.shard or 'all'} of step {b.step} at {_holder(b.place)}" for b in _sorted(bad))
         if job.rank == 0:
@@ -210,13 +230,60 @@ def restore(
         loaded.objects,
         rng=rng,
         reseed=loaded.reseed,
+        random=loaded.near[0].random,
     )
+    shards, stood_in = loaded.shards, job.rank in dict(plan.stand_ins)
+    if stood_in and shards is not None:
+        shards = (_made_anew(job, program, loaded, load.course, rng), *shards)
+    if plan.stand_ins and job.rank == 0:
+        ranks = ", ".join(str(rank) for rank, _ in plan.stand_ins)
+        told = (
+            f"step {plan.step}: every copy of the shards of ranks {ranks} is lost. Model, optimizer and what "
+            "else all ranks hold alike is restored whole; the random states of these ranks are seeded anew "
+            "from (run's seed, rank, step), so the run is not bit-identical to one without failures any more"
+        )
+        job.event("note", text=told)
     if all_there.elsewhere and job.rank == 0:
         told = f"this run starts from step {plan.step} of another one, in {reader.start_from}"
         job.event("note", text=told)
     seconds = time.monotonic() - begin
-    job.event("restored", step=plan.step, tier=loaded.tier, seconds=seconds, reason=plan.reason)
-    return Restored(plan.step, loaded.shards)
+    how = {"tier": loaded.tier, "seconds": seconds, "reason": plan.reason, "reseeded": stood_in}
+    job.event("restored", step=plan.step, **how)
+    return Restored(plan.step, shards)
+
+
+def _twins(
+    job: Any, reader: Access | Stored, copies: Sequence[Copy], steps: Sequence[int], key: str
+) -> tuple[Twins, ...]:
+    """What the layouts of ``steps`` say of ranks whose shards can stand in for each other."""
+    mine: dict[str, tuple[int, ...]] = {}
+    for copy in copies:
+        if job.local_rank == 0 and copy.place == job.place and copy.step in steps and copy.layout not in mine:
+            try:
+                blob = reader.layout(Source("memory", job.place), copy.step, copy.shard, copy.layout)
+                mine[copy.layout] = Layout.of(blob).twins
+            except (CopyError, UserError):
+                continue
+    said = job.agree(f"twins/{key}", mine)
+    found = {digest: tuple(table) for rank in sorted(said) for digest, table in said[rank].items()}
+    return tuple(Twins(digest, table) for digest, table in sorted(found.items()))
+
+
+def _made_anew(job: Any, program: state.State, loaded: _Loaded, course: int, rng: bool) -> Kept:
+    """The shard of a rank whose own was lost, from the state as it was put together."""
+    tensors, others = state.walk(program, rng)
+    like, *more = loaded.near
+    shared = frozenset(entry.name for entry in more[0].entries) if more else None
+    packed, shard = objects.pack(others), f"rank{job.rank}"
+    told = (like.twins, like.random, like.seed)
+    made = snapshot.plan(tensors, tuple(others), len(packed), shared, job.world, job.rank, told)
+    layout, moves = made.layouts[shard], made.moves[shard]
+    data = memoryview(bytearray(layout.nbytes))
+    snapshot.put_objects(packed, layout.tail, data)
+    snapshot.copy(tensors, moves, snapshot.views(layout, moves, data))
+    return Kept(
+        shard, data, checksum_of(data), made.blobs[shard], job.world, bool(more), course, at_home=False
+    )
 
 
 class _Load:
@@ -236,6 +303,7 @@ class _Load:
         self._job, self._reader, self._program, self._rng = job, reader, program, rng
         self._step, self._world, self._sizes = plan.step, plan.world, sizes
         self._sources = {shard: list(sources) for shard, sources in plan.sources}
+        self._stand_ins = dict(plan.stand_ins)
         # Copies of several courses may serve if they agree, but that is seen only while they overlap.
         self.course = max(sizes[shard, s.place][3] for shard, sources in plan.sources for s in sources)
         self._layouts: dict[str, Layout] = {}
@@ -249,7 +317,8 @@ class _Load:
         _Missing: a shard could not be had; ``bad`` says what was tried.
         """
         rank = self._job.rank
-        primary = f"rank{rank % self._world}"
+        place = rank % self._world
+        primary = f"rank{self._stand_ins.get(place, place)}"
         near = [primary, *([SHARED] if SHARED in self._sources else [])]
         far = [shard for shard in self._sources if shard not in near]
         for shard in near:
@@ -265,22 +334,25 @@ class _Load:
         moves = needs.moves
         # A rank may have nothing of a tensor: no shard has that to give.
         pieces = {w.name: room_for(w) for w in needs.wants if w.start is not None and not math.prod(w.shape)}
-        objects: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         for shard, owed in self._objects([*near, *far], moves, primary):
             data = self._fetch(shard)
             layout = self._layouts[shard]
             if owed:
                 found = snapshot.get_objects(layout, data)
-                objects.update({name: found[name] for name in owed if name in found})
+                others.update({name: found[name] for name in owed if name in found})
             self._take(moves.get(shard, []), pieces, data)
         shards = None
         if self._world == self._job.world:
-            for shard in near:
+            mine = [shard for shard in near if shard in (f"rank{rank}", SHARED)]
+            for shard in mine:
                 if shard not in self._kept:
                     self._fetch(shard)
-            shards = tuple(self._kept[shard] for shard in near)
-        reseed = rank if rank >= self._world else None
-        return _Loaded(pieces, needs.wholes, objects, self._tier, reseed, shards)
+            shards = tuple(self._kept[shard] for shard in mine)
+        layouts = tuple(self._layouts[shard] for shard in near)
+        another = rank >= self._world or place in self._stand_ins
+        reseed = kinds.seed_for(layouts[0].seed, rank, self._step) if another else None
+        return _Loaded(pieces, needs.wholes, others, self._tier, reseed, shards, layouts)
 
     def _choose(self, shards: Sequence[str]) -> _Needs:
         layouts = [self._layouts[shard] for shard in shards if shard in self._layouts]

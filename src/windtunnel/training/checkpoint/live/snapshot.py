@@ -53,9 +53,10 @@ def plan(
     shared: frozenset[str] | None,
     world: int,
     rank: int,
+    told: tuple[tuple[int, ...], tuple[str, ...], int] = ((), (), 0),
 ) -> Plan:
     """Where everything goes. ``packed``: bytes of the objects now; ``shared``: tensors alike on all ranks;
-    None: there is no shard for such."""
+    None: there is no shard for such. ``told``: of kinds, for the layouts: twins, random items, seed."""
     own = f"rank{rank}"
     tail = max(4096, (2 * packed + plain.LENGTH + 4095) // 4096 * 4096)
     by_shard: dict[str, list[int]] = {own: [], **({} if shared is None else {SHARED: []})}
@@ -68,7 +69,7 @@ def plan(
         ]
         mine = shard == own
         layouts[shard] = arrange(
-            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else ()
+            shard, world, SHARED in by_shard, entries, tail if mine else 0, objects if mine else (), *told
         )
         first: dict[int, tuple[int, int]] = {}  # tied tensors are copied once
         for at, number in enumerate(numbers):

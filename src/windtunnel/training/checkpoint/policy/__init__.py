@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from windtunnel.training.checkpoint.model import Copy, Log, RestorePlan
+from windtunnel.training.checkpoint.model import Copy, Log, RestorePlan, Twins
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredStep, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
@@ -19,14 +19,15 @@ __all__ = ["POLICIES", "Decision", "Inventory", "Observation", "Slot", "SlotWant
 @dataclass(frozen=True)
 class Inventory:
     """What is there to go on from: ``copies`` in the memory of all reachable hosts, steps ``stored`` in
-    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``: as in
-    `plan_restore`."""
+    storage, and those that turned out ``bad`` while they were read. ``log``, ``restart``, ``twins``: as
+    in `plan_restore`."""
 
     copies: tuple[Copy, ...]
     stored: tuple[StoredStep, ...]
     bad: tuple[BadCopy, ...] = ()
     log: Log | None = None
     restart: bool = True
+    twins: tuple[Twins, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ Decision = RestorePlan | Slot
 def decide(observation: Observation) -> Decision:
     """The newest step that every shard has a good copy of, or the slot to write to."""
     match observation:
-        case Inventory(copies, stored, bad, log, restart):
-            return plan_restore(copies, stored, frozenset(bad), log, restart)
+        case Inventory(copies, stored, bad, log, restart, twins):
+            return plan_restore(copies, stored, frozenset(bad), log, restart, twins)
         case SlotWanted(slots, step, held, committed, base):
             free = committed >= base and may_overwrite(slots, step, held, committed)
             return Slot(slot_for(slots, step, held), free)

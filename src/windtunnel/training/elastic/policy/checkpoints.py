@@ -61,7 +61,8 @@ class Checkpoints:
         at = int(event["step"]), int(event["course"])
         if event["kind"] == "committed":
             self.newest = max(self.newest, at[0])
-            _keep(self.committed, at, bool(event["alike"]), KEPT_COMMITTED)
+            alike = bool(event["alike"]) or self.committed.get(at, False)  # it is saved again as it was
+            _keep(self.committed, at, alike, KEPT_COMMITTED)
         else:
             _keep(self.persisted, at, str(event["check"]), KEPT_PERSISTED)
 

@@ -109,15 +109,23 @@ class LocalMemory:
             for shard, paths in answer["paths"].items()
         }
 
-    def saved(self, shard: str, slot: int, step: int, replicate: bool = True) -> int:
+    def saved(self, shard: str, slot: int, step: int, replicate: bool = True, alike: str = "") -> int:
         """Slot number ``slot`` of ``shard`` holds ``step``: it is sent to its holders (``replicate``).
+        ``alike``: a digest of what all ranks should hold alike in it, for the record of the commit.
 
         If the slot was not completed the service makes the checksum. Returns the newest committed step.
 
         Raises:
             CopyError: it does not hold that step.
         """
-        return int(self._ask("saved", shard=shard, slot=slot, step=step, replicate=replicate)["committed"])
+        about: dict[str, Any] = {
+            "shard": shard,
+            "slot": slot,
+            "step": step,
+            "replicate": replicate,
+            "alike": alike,
+        }
+        return int(self._ask("saved", **about)["committed"])
 
     def restored(self, step: int) -> None:
         """All ranks go on from ``step`` (-1: from the beginning). It counts as committed when it has been

@@ -204,11 +204,12 @@ class Owner:
                 one.complete(slots.checksum_of(data))
             header = one.header
             assert header is not None
+        alike = str(message.get("alike", ""))
         alone = not message["replicate"] or shard in spec.alone
         holders = () if alone else spec.holders
         with state.changed:
             if state.generation == message["generation"]:
-                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation)
+                state.ledger.saved(rank, step, shard, state.host.id, holders, header.generation, alike)
                 for host in holders:
                     self._send(host, self._delivery(one, header, spec.slots, rank, shelf))
         self._post_if_done(rank, step)
@@ -262,10 +263,9 @@ class Owner:
             spec = state.specs.get(rank)
             holders = state.ledger.done(rank, step, spec.nbytes) if spec else None
             generation = state.generation
-            course = state.ledger.course(rank, step) if holders is not None else 0
+            about = state.ledger.about(rank, step) if holders is not None else {}
         if holders is not None:
-            posted = {"holders": holders, "course": course}
-            state.context.post(f"checkpoint/{step}/{generation}", rank, posted)
+            state.context.post(f"checkpoint/{step}/{generation}", rank, {"holders": holders, **about})
 
     def _wait(self, message: Message) -> Message:
         state, step = self._state, message["step"]
