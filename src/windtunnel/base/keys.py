@@ -17,7 +17,6 @@ from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 
 VARIABLE = "WINDTUNNEL_SECRET"
-FILE_VARIABLE = "WINDTUNNEL_SECRET_FILE"
 NAME = "secret"
 SHORTEST, LONGEST = 16, 4096
 

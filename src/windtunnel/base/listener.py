@@ -2,8 +2,8 @@
 
 Over TCP a peer is a stranger until the handshake has shown that it knows the job's secret. A stranger has
 `handshake.PATIENCE` seconds in all for it and holds a thread and some hundred bytes meanwhile; of more than
-`MOST_STRANGERS` the one that came first has to go. On a Unix socket the peer must be a process of the same
-user, or root's.
+`MOST_STRANGERS` the one that came first has to go. On a Unix socket, and on one of the loopback without keys,
+the peer must be a process of the same user, or root's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from windtunnel.base import handshake
 from windtunnel.base.keys import Keys
@@ -26,7 +28,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 class Listener:
     """``serve(sock)`` is called in the thread of each connection; it may raise OSError, which ends that
-    connection and nothing else. ``keys``: None for a Unix socket. ``services``: the names under which this
+    connection and nothing else. ``keys``: None for a Unix socket, or one of the
+    loopback. ``services``: the names under which this
     one is meant now (`handshake`).
     """
 
@@ -39,7 +42,7 @@ class Listener:
         services: Callable[[], tuple[str, ...]] = tuple,
         name: str = "listener",
     ) -> None:
-        assert (keys is None) == (sock.family == socket.AF_UNIX)
+        assert keys is not None or sock.family == socket.AF_UNIX or sock.getsockname()[0] == "127.0.0.1"
         self._sock, self._serve, self._keys, self._services = sock, serve, keys, services
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # in the order in which they came
@@ -84,7 +87,8 @@ class Listener:
     def _converse(self, sock: Secured) -> None:
         try:
             if self._keys is None:
-                if peer(sock)[1] not in (0, os.getuid()):
+                user = peer(sock)[1] if sock.family == socket.AF_UNIX else local_user(sock)
+                if user not in (0, os.getuid()):
                     return
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -107,6 +111,24 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     size = _CREDENTIALS.size
     pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid, user
+
+
+def local_user(sock: socket.socket) -> int | None:
+    """The user at the other end of an IPv4 connection within this host (and this network namespace), as the
+    kernel lists it; None where it lists none."""
+    theirs, ours = _hexadecimal(sock.getpeername()), _hexadecimal(sock.getsockname())
+    for name in ("tcp6", "tcp"):  # PyTorch's sockets are of IPv6, with IPv4 addresses at the end of theirs
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(theirs) and fields[2].endswith(ours):
+                    return int(fields[7])
+    return None
+
+
+def _hexadecimal(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
 def _shut(sock: socket.socket) -> None:

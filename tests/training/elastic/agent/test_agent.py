@@ -163,7 +163,7 @@ def test_workers_get_their_environment_and_their_welcome(play: Any) -> None:
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
+        "MASTER_PORT": Membership.of(welcome["membership"]).store.removeprefix("127.0.0.1:"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "3",
         "OMP_NUM_THREADS": "1",

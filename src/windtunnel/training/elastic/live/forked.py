@@ -9,9 +9,12 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
+from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient
+from windtunnel.training.elastic.live import tunnel
 
 MODULE = __name__
 PREPARE, SERVE = f"{__name__}:prepare", f"{__name__}:serve_store"
@@ -48,32 +51,36 @@ def _prefix_store(prefix: str) -> None:
     rendezvous._create_c10d_store = create
 
 
-def start_store(client: ForkServerClient, host: str) -> tuple[str, int]:
-    """A TCPStore in a process of its own, which outlives this one: its "host:port", and its process id.
+def start_store(client: ForkServerClient, host: str, secret: Path) -> tuple[str, int]:
+    """A TCPStore in a process of its own, which outlives this one: the "host:port" where those are admitted
+    to it who know the job's secret (in the file ``secret``), and its process id.
 
     Raises:
         OSError: the address cannot be listened on, or there is no fork server.
     """
     with socket.create_server((host, 0), backlog=512) as listener:
-        port = listener.getsockname()[1]
-        wanted = {"call": SERVE, "arguments": {"host": host, "port": port}}
+        address = f"{host}:{listener.getsockname()[1]}"
+        wanted = {"call": SERVE, "arguments": {"address": address, "secret": str(secret)}}
         pid = client.started(wanted, (listener.fileno(),), stays=True)
-    return f"{host}:{port}", pid
+    return address, pid
 
 
 def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
-    """Serve a TCPStore on a socket that listens already, until killed."""
+    """Serve a TCPStore behind a socket that listens already, until killed."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    inner = socket.create_server((tunnel.LOOPBACK, 0), backlog=512)  # by itself it listens everywhere
     store = TCPStore(
-        arguments["host"],
-        arguments["port"],
+        tunnel.LOOPBACK,
+        inner.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=60),
-        master_listen_fd=fds[0],
+        master_listen_fd=inner.detach(),
     )
-    while store is not None:
+    keys = Keys.read(Path(arguments["secret"]), "the job's secret")
+    listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], store.port, keys)
+    while store is not None and listener is not None:
         signal.pause()

@@ -49,7 +49,7 @@ def supervise(plain: dict[str, Any], lifeline: int | None = None) -> int:
     forks = ForkServerClient(Path(plain["forkserver"]), lambda _: None)
 
     def start_store() -> tuple[str, StoreProcess]:
-        address, pid = forked.start_store(forks, plain["host"])
+        address, pid = forked.start_store(forks, plain["host"], Path(plain["secret"]))
         return address, Adopted(pid, start_time(pid) or 0)
 
     supervisor = Supervisor(

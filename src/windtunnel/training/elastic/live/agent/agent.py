@@ -23,6 +23,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from windtunnel.base import atomic
 from windtunnel.base.keys import Keys
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
-from windtunnel.training.elastic.live import forked, inject
+from windtunnel.training.elastic.live import forked, inject, tunnel
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
 from windtunnel.training.elastic.live.agent.link import Link, LocalConnection, LocalServer, Message
 from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
@@ -88,6 +89,7 @@ class Agent:
             self.memory / "agent.sock", lambda v, m: self.do(lambda: self._hear_local(v, m))
         )
         self.keys = Keys.read(Path(config.secret), "the job's secret")
+        self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = Link(
             config.supervisor, self.keys, self._hello_from_link, lambda m: self.do(lambda: self._hear(m))
         )
@@ -271,7 +273,9 @@ class Agent:
             "script": self.config.script,
             "arguments": self.config.arguments,
             "cwd": self.config.cwd,
-            "env": environment(self.config, self.member, self._local.path, rank, self.place),
+            "env": environment(
+                self.config, self.member, self._door.address, self._local.path, rank, self.place
+            ),
             "namespace": self.config.namespace,
             "before": [forked.PREPARE],
         }
@@ -338,7 +342,7 @@ class Agent:
         path = self.services[0].path if self.services else None
         return {
             "op": op,
-            "membership": self.member.plain(),
+            "membership": replace(self.member, store=self._door.address).plain(),
             "place": self.place,
             "rank": worker.rank,
             "local_rank": worker.local,
@@ -486,6 +490,7 @@ class Agent:
         self.link.close()
         self._forks.close()
         self._local.close()
+        self._door.close()
         for service in self.services:
             with contextlib.suppress(Exception):
                 service.close(True)

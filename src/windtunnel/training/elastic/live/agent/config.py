@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.keys import FILE_VARIABLE
 from windtunnel.training.elastic.model import Membership
 
 
@@ -68,10 +67,11 @@ class AgentConfig:
 
 
 def environment(
-    config: AgentConfig, member: Membership, local: Path, rank: int, place: int | None
+    config: AgentConfig, member: Membership, store: str, local: Path, rank: int, place: int | None
 ) -> dict[str, str]:
-    """The environment of a worker: as torchrun's, so that ``env://`` works, and ours."""
-    host, _, port = member.store.rpartition(":")
+    """The environment of a worker: as torchrun's, so that ``env://`` works, and ours. ``store``: where it
+    finds the store."""
+    host, _, port = store.rpartition(":")
     return {
         "OMP_NUM_THREADS": "1",
         **os.environ,
@@ -89,5 +89,4 @@ def environment(
         "WINDTUNNEL_AGENT": f"unix:{local}",
         "WINDTUNNEL_RUN": config.run,
         "WINDTUNNEL_PREFIX": f"{member.prefix}/env",
-        FILE_VARIABLE: config.secret,
     }
