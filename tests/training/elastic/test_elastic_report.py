@@ -138,3 +138,39 @@ def test_a_script_without_run_is_told_what_happens() -> None:
     lines = [narrator.line(e) for e in (EVENTS[0], decided(2, 101.0, (0, 1)))]
     assert lines[1] is not None
     assert "every process anew, since the script does not call windtunnel.training.elastic.run" in lines[1]
+
+
+def test_what_is_guaranteed_is_said_at_the_start_and_in_the_summary() -> None:
+    assert report.summary(EVENTS)["guarantee"] == (
+        "not sure to be bit-identical: no step was saved by a PeerCheckpointer"
+    )
+    sure = event("guarantee", 100.9, 1, doubts=[], any_world=False)
+    at = 5
+    assert EVENTS[at]["kind"] == "step"
+    assert report.guarantee([*EVENTS[:at], sure, *EVENTS[at:]]) == "bit-identical"
+    doubtful = event("guarantee", 101.5, 1, doubts=["a is not saved", "b is"], any_world=False)
+    again = event("guarantee", 105.5, 2, doubts=["b is", "c"], any_world=False)
+    narrator = report.Narrator()
+    lines = [narrator.line(one) for one in (EVENTS[0], sure, doubtful, again)]
+    assert lines[1] is None
+    assert lines[2] is not None and lines[2].endswith("may differ in bits: a is not saved; b is")
+    assert lines[3] is not None and lines[3].endswith("may differ in bits: c")
+    told = report.guarantee([*EVENTS, sure, doubtful, again])
+    assert told == "not sure to be bit-identical: a is not saved; b is; c"
+    lost = event("restored", 105.0, 2, rank=3, step=1, tier="peer", seconds=0.1, reseeded=True)
+    told = report.guarantee([*EVENTS, sure, lost])
+    assert told == "not sure to be bit-identical: the random states of rank 3 were lost and seeded anew"
+
+
+def test_another_number_of_ranks_gives_other_bits_but_for_templates() -> None:
+    shrunk = [
+        *EVENTS[:8],
+        decided(2, 104.0, (0,)),
+        event("step", 106.0, 2, step=2, rank=0),
+    ]
+    for any_world, expected in (
+        (True, "bit-identical"),
+        (False, "not sure to be bit-identical: the number of ranks changed (4, 2)"),
+    ):
+        said = event("guarantee", 100.9, 1, doubts=[], any_world=any_world)
+        assert report.guarantee([*shrunk, said]) == expected

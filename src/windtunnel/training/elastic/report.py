@@ -23,6 +23,7 @@ class Narrator:
         self._recovering = False
         self._restored: list[Event] = []
         self._grouped = False
+        self._doubts: set[str] = set()
 
     def line(self, event: Event) -> str | None:
         """The line for ``event``, None for most."""
@@ -48,6 +49,10 @@ class Narrator:
             return _lost(event)
         if kind == "ordered":
             return f"{_count(event['count'], 'host')} ordered ({event.get('reason', 'one is missing')})"
+        if kind == "guarantee":
+            new = [doubt for doubt in event["doubts"] if doubt not in self._doubts]
+            self._doubts.update(new)
+            return f"after a failure the results may differ in bits: {'; '.join(new)}" if new else None
         if kind == "note":
             return f"note: {event['text'].strip().splitlines()[-1]}"
         if kind == "finished":
@@ -185,6 +190,7 @@ def summary(events: list[Event]) -> dict[str, Any]:
         ],
         "restored": _restored(events),
         "goodput": asdict(goodput(events)),
+        "guarantee": guarantee(events),
     }
 
 
@@ -198,6 +204,27 @@ def _restored(events: list[Event]) -> list[dict[str, Any]]:
             if event.get("reseeded"):
                 one["reseeded"] = sorted({*one["reseeded"], event["rank"]})
     return list(found.values())
+
+
+def guarantee(events: list[Event]) -> str:
+    """Whether the results are bit for bit those of a run without failures, or why that is not sure."""
+    said = [event for event in events if event["kind"] == "guarantee"]
+    reasons = dict.fromkeys(doubt for event in said for doubt in event["doubts"])
+    worlds = [len(one["membership"]["hosts"]) * one["membership"]["per_host"] for one in _formed(events)]
+    if len(set(worlds)) > 1 and not all(event["any_world"] for event in said):
+        reasons["the number of ranks changed ({})".format(", ".join(map(str, dict.fromkeys(worlds))))] = None
+    reseeded = sorted({rank for one in _restored(events) for rank in one["reseeded"]})
+    if reseeded:
+        reasons[f"the random states of {_ranks(reseeded)} were lost and seeded anew"] = None
+    if not said:
+        reasons = {"no step was saved by a PeerCheckpointer": None}
+    return f"not sure to be bit-identical: {'; '.join(reasons)}" if reasons else "bit-identical"
+
+
+def _formed(events: list[Event]) -> list[Event]:
+    """The decisions of generations that finished a step."""
+    worked = {event["generation"] for event in events if event["kind"] == "step"}
+    return [event for event in events if event["kind"] == "decided" and event["generation"] in worked]
 
 
 def _failure(recovery: Recovery) -> str:

@@ -221,6 +221,9 @@ class FakeJob:
 
     def step(self, step: int, **fields: Any) -> None: ...
 
+    def guarantee(self, doubts: Any = (), *, any_world: bool = False) -> None:
+        self.event("guarantee", doubts=list(doubts), any_world=any_world)
+
     def event(self, kind: str, **fields: Any) -> None:
         self.cluster.events.append({"kind": kind, "rank": self.rank, **fields})
 

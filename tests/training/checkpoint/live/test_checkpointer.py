@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoint_world import Cluster, FakeJob, together
 from torch import nn
+from torch.utils.data import DataLoader
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
@@ -299,3 +300,39 @@ def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) ->
     # Step 2 of rank 0 and step 3 of rank 1 can never be committed: step 4 goes in their place.
     assert together(2, one) == [[4, 1], [4, 1]]
     assert sum("was not saved" in note for note in cluster.notes()) == 1
+
+
+def test_a_loader_is_in_the_state_or_its_absence_is_told(folder: Path) -> None:
+    cluster = Cluster(folder, world=1)
+    samples: Any = range(6)
+
+    def doubts(inside: bool) -> set[str]:
+        cluster.regroup(1)
+        cluster.events.clear()
+        state = program()
+        loader = DataLoader(samples, shuffle=True)
+        ck = PeerCheckpointer(FakeJob(cluster, 0))
+        ck.restore(state | {"loader": loader} if inside else state)
+        for step, _ in enumerate(loader):
+            train(state)
+            ck.step(step, state | {"loader": loader} if inside else state)
+            ck.flush()
+        return {doubt for event in cluster.events for doubt in event.get("doubts", ())}
+
+    assert doubts(inside=True) == set()
+    (told,) = doubts(inside=False)
+    assert "a loader that is not in the state" in told
+
+
+def test_a_loader_that_comes_late_is_given_to_the_checkpointer(folder: Path) -> None:
+    cluster = Cluster(folder, world=1)
+    samples: Any = range(6)
+    state = program()
+    ck = PeerCheckpointer(FakeJob(cluster, 0))
+    ck.restore(state)
+    state["loader"] = DataLoader(samples, shuffle=True)
+    with pytest.raises(UserError, match=r"state loader: .* `PeerCheckpointer\.loader`"):
+        ck.step(0, state)
+    assert ck.loader(state["loader"]) is state["loader"]
+    ck.step(0, state)
+    ck.close()

@@ -11,6 +11,7 @@ from foreign_trainer import BATCH, EPOCHS, SAMPLES
 from runs_helpers import end_well, of, running
 
 from support.ranks import run_ranks
+from windtunnel.training.elastic.report import guarantee
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
@@ -38,3 +39,4 @@ def test_killed_at_random_steps(tmp_path: Path, kind: str) -> None:
         results = end_well(launched)
         assert {event["fault"] for event in of(launched, "injected")} == set(strikes)
         assert {str(one): digest for one, digest in results.items()} == ends
+        assert guarantee(launched.events()) == "bit-identical"

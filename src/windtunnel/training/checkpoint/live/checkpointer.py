@@ -168,6 +168,7 @@ class PeerCheckpointer:
         if self._kinds is not None:
             alike = kinds.digest(self._kinds, self.job.rank, tensors, others, self._shared)
         self._calls += 1
+        self.job.guarantee(self._doubts(state))
         if not self._ready(step):
             return
         assert self._plan is not None
@@ -297,6 +298,9 @@ class PeerCheckpointer:
             kept["needs"] = needs
             self.job.event("note", text=f"checkpoints take memory on each host: {needs}; {WHY}")
 
+    def _doubts(self, state: State) -> list[str]:
+        return loaders.doubts(state) + ([] if self.settings.rng else ["rng=False: no generator is saved"])
+
     def _ready(self, step: int) -> bool:
         """Whether a slot may be overwritten, waiting for it within bounds; False: this step is not saved."""
         chosen = self.settings
@@ -424,6 +428,7 @@ class PeerCheckpointer:
         if not self._calls:
             objects.check(others)
         self._calls += 1
+        self.job.guarantee(self._doubts(program))
         self.job.at("before_persist", step)
         store(self.job, chosen.persist, step, tensors, others, f"{self._serial}.{self._calls}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,6 +164,23 @@ class Job:
                 self._link.send("step", **{**fields, "generation": self.generation, "t": time.time()})
         self.at("step", step)
         self.check()
+
+    def guarantee(self, doubts: Sequence[str] = (), *, any_world: bool = False) -> None:
+        """Say in the run's events that a failure from now on changes no bit of the results, but for
+        ``doubts`` (sentences) and for what can be seen of this process. Rank 0 says so, each reason once,
+        whenever it is called.
+
+        ``any_world``: it holds when the number of ranks changes, too.
+        """
+        if self.rank or self._link is None:
+            return
+        from windtunnel.training.elastic.live import exactness  # it needs torch
+
+        told: list[str] = self.keep("guarantee", list)
+        new = [doubt for doubt in (*doubts, *exactness.doubts()) if doubt not in told]
+        if new or not told:
+            told.extend(["", *new])
+            self.event("guarantee", doubts=new, any_world=any_world)
 
     def event(self, kind: str, **fields: Any) -> None:
         """A line in the run's events (dropped where there is no supervisor).

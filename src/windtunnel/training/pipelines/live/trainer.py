@@ -200,6 +200,7 @@ class PipelineTrainer:
         while self.version < steps:
             step = self.version
             self.pending = self._prepare(team, exchange, step)
+            job.guarantee(self._doubts(), any_world=True)
             job.at("before_commit", step)
             job.agree(commit_key(self.era, step))
             job.at("after_ack", step)
@@ -211,6 +212,9 @@ class PipelineTrainer:
             if self.checkpoint and self.checkpoint_every and self.version % self.checkpoint_every == 0:
                 self._save(job, team, prefix)
         return self._finish(job, prefix)
+
+    def _doubts(self) -> list[str]:
+        return ["with reduction='float' a sum depends on the layout"] if self.reduction == "float" else []
 
     def apply(self) -> Prepared:
         """Apply the prepared step, which is committed, to all layers that have not seen it."""
