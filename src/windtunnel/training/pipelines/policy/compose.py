@@ -277,8 +277,8 @@ def distribute(times: Sequence[float], fill: Sequence[float], total: int) -> tup
     goes to the pipeline that would finish first with it, which makes the last one to finish as early as it
     can be: any other division gives some pipeline a microbatch that this one has put later. (Oobleck solves a
     mixed-integer program for the least variance of ``b times[i]``, Jang et al., SOSP 2023, section 4.3; the
-    least maximum is what a synchronous step waits for.) Thousands of pipelines are served at once: up to a
-    level below the last microbatches' all are full, and only those that are left are handed out one by one.
+    least maximum is what a synchronous step waits for.) Pipelines that are alike are served at once, and only
+    what does not go round is handed out one by one.
 
     ``times``: seconds for each microbatch more; ``fill``: seconds beside them.
 
@@ -301,27 +301,28 @@ def _handed_out(
     """`distribute` for pipelines of some kinds; ``shapes``: seconds for each microbatch, and beside them."""
     counts = Counter(pipelines)
     kinds = {kind: (round(step * _TICKS), round(base * _TICKS)) for kind, (step, base) in shapes.items()}
-    steps, bases = [s for s, _ in kinds.values()], [b for _, b in kinds.values()]
-    if min(steps) < 1:
+    if min(step for step, _ in kinds.values()) < 1:
         least = min(step for step, _ in shapes.values())
         raise UserError(f"a microbatch takes {least} seconds; a positive time is needed")
-
-    def done(level: int) -> int:
-        return sum(count * max(1, (level - kinds[k][1]) // kinds[k][0]) for k, count in counts.items())
-
-    # The highest level at which not too many are handed out.
-    low, high = min(bases), max(bases) + max(steps) * total
-    while high - low > 1:
-        level = (low + high) // 2
-        if done(level) <= total:
-            low = level
-        else:
-            high = level
-    each = {kind: max(1, (low - b) // s) for kind, (s, b) in kinds.items()}
-    # One tick later, each of these finishes one more at the same moment; the first ones get it.
-    ready = {kind for kind, (s, b) in kinds.items() if (high - b) // s > each[kind]}
-    shares = [each[kind] for kind in pipelines]
+    # Up to this level, were microbatches divisible; what is whole of them is handed out at once.
+    speed = sum(count / kinds[kind][0] for kind, count in counts.items())
+    behind = sum(count * kinds[kind][1] / kinds[kind][0] for kind, count in counts.items())
+    level = int((total + behind) / speed * (1.0 - 1e-9))
+    each = {kind: max(1, (level - base) // step) for kind, (step, base) in kinds.items()}
     left = total - sum(count * each[kind] for kind, count in counts.items())
+    if left < 0:  # some are past that level with one
+        each = dict.fromkeys(kinds, 1)
+        left = total - len(pipelines)
+    while True:
+        ends = {kind: base + (each[kind] + 1) * step for kind, (step, base) in kinds.items()}
+        first = min(ends.values())
+        ready = {kind for kind, end in ends.items() if end == first}
+        more = sum(counts[kind] for kind in ready)
+        if more > left:
+            break
+        each |= {kind: each[kind] + 1 for kind in ready}
+        left -= more
+    shares = list(map(each.__getitem__, pipelines))
     for i, kind in enumerate(pipelines):
         if not left:
             break

@@ -30,7 +30,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.pipelines.model import Layout, Reconfiguration, TemplateSet
 from windtunnel.training.pipelines.policy.compose import choose_sizes, share, step_seconds, usable
 from windtunnel.training.pipelines.policy.templates import largest_size
-from windtunnel.training.pipelines.policy.transfers import Holders, layers_by_host, transfers
+from windtunnel.training.pipelines.policy.transfers import Holders, transfers
 
 
 def reconfigure(
@@ -180,7 +180,7 @@ def _placed(
             placed.append(tuple(pipeline))
             continue
         hosts = sorted(pipeline)
-        positions = layers_by_host(set.of(len(hosts)))
+        positions = old.layers_at(len(hosts))
         home = {layer: position for position, layers in enumerate(positions) for layer in layers}
         kept = np.zeros((len(hosts), len(hosts)))  # [host, position]: bytes that it would not have to fetch
         for row, host in enumerate(hosts):
