@@ -65,7 +65,7 @@ CAPABILITIES = (
     ),
     Capability(
         "training.elastic", "A training job that goes on when hosts fail",
-        ("policy", "live"), "train", ("train",), "elastic", twin_of="training.goodput",
+        ("policy", "live", "bench"), "train", ("train",), "elastic", twin_of="training.goodput",
     ),
     Capability(
         "training.checkpoint", "Checkpoints of every step in the memory of other hosts (GEMINI)",

@@ -1,0 +1,14 @@
+"""The forecast of the plan for the reported run of Llama 3, which had more than 90 % effective time."""
+
+from __future__ import annotations
+
+from windtunnel.training.elastic.bench import run
+from windtunnel.training.elastic.bench.forecast import INTERRUPTIONS
+
+
+def test_the_plan_forecasts_what_llama_3_reported() -> None:
+    rows = run(("forecast",), quick=True)
+    effective = next(row for row in rows if row.name.endswith("effective training time"))
+    assert effective.met and effective.emulated is not None and 0.9 < effective.emulated < 0.99
+    drawn = next(row for row in rows if row.name.endswith("interruptions in 54 days"))
+    assert drawn.emulated is not None and abs(drawn.emulated - INTERRUPTIONS) < 3 * INTERRUPTIONS**0.5
