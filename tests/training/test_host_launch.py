@@ -19,6 +19,7 @@ from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import network
 from windtunnel.training import cleanup
+from windtunnel.training.deadlines import WAITS
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.policy.rules import Rules
 from windtunnel.training.launch import Launched, launch
@@ -90,6 +91,19 @@ def test_a_job_that_fails_by_itself(go: Launch) -> None:
     lost = kinds(launched.events(), "lost")
     assert {event["rank"] for event in lost} == {1}
     assert lost[0]["own"] and "AssertionError" in lost[0]["error"]
+
+
+def test_each_part_waits_as_it_was_told(go: Launch, tmp_path: Path) -> None:
+    given = {wait.name: wait.default + 1 for wait in WAITS}
+    launched = go("import time; time.sleep(0.3)", deadlines=given)
+    assert launched.wait(60).status == 0
+    told = json.loads((tmp_path / "run" / "supervisor.config.json").read_text())["deadlines"]
+    assert told == {wait.name: given[wait.name] for wait in WAITS if wait.who == "supervisor"}
+    agent = json.loads((tmp_path / "run" / "agents" / "host-0.config").read_text())
+    assert agent["limits"] == {wait.name: given[wait.name] for wait in WAITS if wait.who == "memory"}
+    assert [agent[name] for name in ("stuck_after", "orphan_after", "leave")] == [11, 61, 6]
+    settings = agent["settings"]
+    assert [settings[name] for name in ("timeout", "patience", "cut")] == [61, 3601, 3]
 
 
 BLAMES = """

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.training.checkpoint.live import slot, storage
+from windtunnel.training.deadlines import WAITS
+from windtunnel.training.elastic.policy.state import Deadlines
 
 WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
 
@@ -70,6 +73,34 @@ def test_a_script_that_is_not_python_starts_nothing(
     assert isinstance(found.exception, UserError)
     assert str(found.exception).startswith(str(path))
     assert "no Python that can be run" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stroe: 5", "there is no deadline 'stroe'; known are grace"),
+        ("store: soon", "store is 'soon'; a number of seconds above 0"),
+        ("store: 0", "store is 0; a number"),
+        ("end: .inf", "end is inf; a number"),
+        ("cut: true", "cut is True; a number"),
+        ("- store", "lines of a name and seconds"),
+        ("store: 1\nstore: 2", "given twice"),
+    ],
+)
+def test_wrong_deadlines(tmp_path: Path, text: str, said: str) -> None:
+    path = script(tmp_path, text, "deadlines.yaml")
+    found = CliRunner().invoke(app, ["train", "--deadlines", str(path), str(script(tmp_path, ""))])
+    assert isinstance(found.exception, UserError)
+    assert said in str(found.exception)
+
+
+def test_every_deadline_is_in_the_documentation_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs/elastic.md").read_text()
+    for wait in WAITS:
+        assert f"| `{wait.name}` | {wait.who} | {wait.default:g} | {wait.what} |" in page
+    assert {wait.name for wait in WAITS if wait.who == "supervisor"} == {
+        one.name for one in fields(Deadlines)
+    }
 
 
 def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:

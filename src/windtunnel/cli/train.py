@@ -71,6 +71,10 @@ def train(
     timeout: Annotated[
         float, typer.Option(help="Seconds that ranks have to form a group, and its operations to end.")
     ] = 60.0,
+    deadlines: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="All other deadlines: YAML, a name and seconds a line."),
+    ] = None,
     max_restarts: Annotated[int, typer.Option(help="How often the program may end by its own fault.")] = 3,
     replace_after: Annotated[float, typer.Option(help="Seconds until a host that was ordered comes.")] = 0.0,
     external_hosts: Annotated[
@@ -119,6 +123,7 @@ def train(
             rate=rate,
             lease=lease,
             timeout=timeout,
+            deadlines=deadlines,
             max_restarts=max_restarts,
             replace_after=replace_after,
             external=external_hosts,

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training.checkpoint.live.memory import MemoryService
+from windtunnel.training.checkpoint.live.memory import Limits, MemoryService
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.agent import Agent
 from windtunnel.training.elastic.live.agent.config import AgentConfig
@@ -62,7 +62,10 @@ def with_memory(agent: Agent) -> None:
     """Add the memory service, in a folder of its own within the agent's."""
     folder = agent.memory / "shards"
     folder.mkdir(exist_ok=True)
-    agent.services.append(MemoryService(folder, agent.config.address, keys=agent.keys, context=agent))
+    limits = Limits(**agent.config.limits)
+    agent.services.append(
+        MemoryService(folder, agent.config.address, keys=agent.keys, context=agent, limits=limits)
+    )
 
 
 def _watch(agent: Agent, lifeline: int) -> None:

@@ -33,7 +33,8 @@ class JobSpec:
     ``network``: "loopback", or "netns" for a network of its own for each host, limited to ``rate``
     bytes/s. Seconds: ``lease`` of hosts, ``frozen_after`` of workers, ``replace_after`` until a host
     that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
-    of the process group where the program does not say. ``listen``: "host:port"
+    of the process group where the program does not say; ``deadlines``: others, by name (`deadlines.WAITS`),
+    which go before the ones here. ``listen``: "host:port"
     where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
     that the job's processes share; None: that of the environment (`base.keys`), or a new one.
     """

@@ -31,16 +31,15 @@ from windtunnel.base import keys
 from windtunnel.base.errors import UserError
 from windtunnel.linux import namespaces, network, processes
 from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training import cleanup
+from windtunnel.training import cleanup, deadlines
 from windtunnel.training.elastic.live import forked, rendezvous
-from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.agent.config import CUT, GENERATION, AgentConfig
 from windtunnel.training.elastic.live.supervisor import Outcome
 from windtunnel.training.job import JobSpec
 
 TICK = 0.02
 MOST_SUPERVISORS = 20
 PATIENCE = 10.0
-SUPERVISOR = 60.0  # seconds until a supervisor must have said where it listens
 Event = dict[str, Any]
 
 
@@ -234,7 +233,7 @@ class Launched:
             "forkserver": str(self._forkserver.path),
             "beat": job.beat,
             "lease": job.lease,
-            "deadlines": job.deadlines,
+            "deadlines": deadlines.of("supervisor", job.deadlines),
             "config": {
                 "script": str(job.script),
                 "arguments": list(job.arguments),
@@ -294,7 +293,9 @@ class Launched:
 
     def _told_address(self) -> str:
         assert self._supervisor.stdout is not None
-        ready, _, _ = select.select([self._supervisor.stdout], [], [], SUPERVISOR)
+        ready, _, _ = select.select(
+            [self._supervisor.stdout], [], [], deadlines.of("launcher", self.job.deadlines)["start"]
+        )
         line = self._supervisor.stdout.readline() if ready else b""
         if not line:
             if not ready:
@@ -305,7 +306,11 @@ class Launched:
         return str(json.loads(line)["address"])
 
     def _agent_config(self, number: int) -> AgentConfig:
-        job = self.job
+        job, told = self.job, self.job.deadlines
+        waits = {
+            "timeout": told.get("operation", job.timeout),
+            "patience": told.get("generation", GENERATION),
+        }
         return AgentConfig(
             run=str(self.folder),
             supervisor=self.address,
@@ -319,10 +324,13 @@ class Launched:
             preload=job.preload,
             env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
-            settings={"beat": min(0.2, job.frozen_after / 4), "timeout": job.timeout},
+            settings={"beat": min(0.2, job.frozen_after / 4), "cut": told.get("cut", CUT), **waits},
             name=f"host-{number}",
             frozen_after=job.frozen_after,
-            orphan_after=job.orphan_after,
+            orphan_after=told.get("orphan", job.orphan_after),
+            stuck_after=deadlines.of("agent", told)["stuck"],
+            leave=deadlines.of("agent", told)["leave"],
+            limits=deadlines.of("memory", told),
         )
 
     def _start_host(self) -> None:

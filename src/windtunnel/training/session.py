@@ -16,7 +16,7 @@ from windtunnel.base import keys
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store.objects import open_files
-from windtunnel.training import cleanup
+from windtunnel.training import cleanup, deadlines
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
@@ -72,6 +72,7 @@ class Request:
     rate: str
     lease: float
     timeout: float
+    deadlines: Path | None
     max_restarts: int
     replace_after: float
     external: bool
@@ -98,7 +99,11 @@ class Request:
         if self.min_hosts > self.hosts:
             raise UserError(f"--min-hosts {self.min_hosts}: more than --hosts {self.hosts}")
         domains = read_domains(self.domains, self.hosts)
+        told = deadlines.read(self.deadlines) if self.deadlines is not None else {}
         settings = self._settings(domains)
+        settings |= {
+            name: told[of] for of, name in (("commit", "patience"), ("stored", "stored")) if of in told
+        }
         if domains or not self.external:  # hosts that come by `windtunnel host` say their domains themselves
             place(self.hosts, settings["copies"], settings["placement"], domains)
         if self.external and not self.listen:
@@ -119,7 +124,7 @@ class Request:
             frozen_after=self.lease,
             beat=min(0.1, self.lease / 4),
             replace_after=self.replace_after,
-            deadlines={"form": self.timeout},
+            deadlines={"form": self.timeout, **told},
             timeout=self.timeout,
             listen=self.listen if self.external else None,
             secret_file=self.secret_file,

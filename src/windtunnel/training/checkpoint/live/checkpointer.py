@@ -46,7 +46,6 @@ from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
 _RECHECK = 64  # saves between two comparisons of what all ranks hold alike
 _PAUSE = 0.002
 _WORD = 10.0  # seconds until a rank hears of a new generation that its agent knows of
-_STORED = 60.0  # seconds that the end of a job waits for what is being written to storage
 _SLICE = 0.05  # seconds between two looks at the membership while waiting
 
 
@@ -246,11 +245,13 @@ class PeerCheckpointer:
         if self._access is None or self._ended:
             return
         self.flush()
-        end = time.monotonic() + _STORED
+        end = time.monotonic() + self.settings.stored
         while not self._access.stored_newest():
             self.job.check()
             if time.monotonic() > end:
-                self.job.event("note", text=f"the last checkpoint was not in storage after {_STORED:g} s")
+                self.job.event(
+                    "note", text=f"the last checkpoint was not in storage after {self.settings.stored:g} s"
+                )
                 return
             time.sleep(_SLICE)
 

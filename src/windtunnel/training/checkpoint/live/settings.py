@@ -33,7 +33,8 @@ class Settings:
     of a job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps
     between checkpoints. ``late``: what to do with a step while the one before is not committed: "wait" up to
     ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every checkpoint).
-    ``verify``: compare what all ranks should hold alike now and then, and check every copy.
+    ``stored``: seconds that the end of a job waits for what is being written to storage. ``verify``: compare
+    what all ranks should hold alike now and then, and check every copy.
     ``overlap``: copy the state in a thread while the next step's forward and backward run. ``rng``: save and
     restore the global generators. For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s,
     measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``:
@@ -52,6 +53,7 @@ class Settings:
     every: int = 1
     late: str = "wait"
     patience: float = 60.0
+    stored: float = 60.0
     verify: bool = True
     overlap: bool = False
     rng: bool = True

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import wire
+from windtunnel.training.elastic.live.agent.config import CUT
 from windtunnel.training.elastic.live.sockets import opening
 from windtunnel.training.elastic.model import Membership
 
@@ -56,7 +57,6 @@ class Stillness:
 
 _BEAT = 0.2  # seconds between heartbeats unless the agent says otherwise
 _PATIENCE = 10.0  # seconds that the rest of a message may take
-_STUCK = 2.0  # seconds without a move after a cut: a thread that was let out moves within milliseconds
 
 
 class Link:
@@ -89,6 +89,8 @@ class Link:
         self.memory: str | None = welcome.get("memory_path")
         self.faults: list[str] = welcome.get("faults") or []
         self.config: dict[str, Any] = welcome.get("config") or {}
+        # without a move after a cut: a thread that was let out moves within milliseconds
+        self._may_stand = float(self.config.get("cut", CUT))
         self._sock.settimeout(_PATIENCE)
         _links.add(self)
         self._thread = threading.Thread(target=self._listen, name="windtunnel-link", daemon=True)
@@ -184,7 +186,7 @@ class Link:
                     wire.skip(self._sock, following)
                     self._heard(message)
                 with self._changed:  # so that nobody forms a group between the look and the deed
-                    if self._was_cut and self._stillness.seconds() > _STUCK:
+                    if self._was_cut and self._stillness.seconds() > self._may_stand:
                         self._stuck()
             except OSError as error:
                 self._gone(error)

@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import HashStore
 
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.training.elastic.live import buckets
+from windtunnel.training.elastic.live.agent.config import GENERATION, OPERATION
 from windtunnel.training.elastic.live.group import CuttableGroup, cut_works
 from windtunnel.training.elastic.live.inject import Injector
 from windtunnel.training.elastic.live.job import Job, Regroup
@@ -47,9 +48,7 @@ from windtunnel.training.elastic.policy.words import blames_peers
 T = TypeVar("T")
 
 END = "commit/end"  # the key on which all ranks agree that training is over
-_TIMEOUT = 60.0  # seconds: of an operation, where nobody says
 _SHORT = 10.0  # seconds: the most an operation may take where a blocked group cannot be cut
-_PATIENCE = 3600.0  # seconds that a rank waits for the generation after a loss (hosts may be on order)
 
 # Where a ConnectionError or TimeoutError comes from that is about a peer: a program has its own, too.
 _LIBRARIES = ("windtunnel.training.", "torch.distributed")
@@ -75,7 +74,7 @@ def run(train: Callable[[Job], T], *, backend: str | None = None, timeout: float
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     address = os.environ.get("WINDTUNNEL_AGENT")
     if not address:
-        return _once(train, backend, timeout or _TIMEOUT)
+        return _once(train, backend, timeout or OPERATION)
     _supervised(train, backend, timeout, address)
 
 
@@ -98,8 +97,8 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
 
 
 def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None, address: str) -> NoReturn:
-    link = Link(address, int(os.environ["RANK"]), timeout or _TIMEOUT, _agent_gone)
-    timeout = timeout or float(link.config.get("timeout", _TIMEOUT))
+    link = Link(address, int(os.environ["RANK"]), timeout or OPERATION, _agent_gone)
+    timeout = timeout or float(link.config.get("timeout", OPERATION))
     if not cut_works():
         timeout = min(timeout, _SHORT)
         text = f"a blocked group cannot be cut here; its operations end after {timeout:g} s"
@@ -169,7 +168,7 @@ def _after(
             _failed(link, text)
         link.send("suspect", generation=generation, rank=rank, error=text[-2000:])
     group.leave(error)
-    if not link.newer(generation, float(link.config.get("patience", _PATIENCE))):
+    if not link.newer(generation, float(link.config.get("patience", GENERATION))):
         _failed(link, text)
 
 

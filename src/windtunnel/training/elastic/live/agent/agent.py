@@ -39,8 +39,7 @@ from windtunnel.training.elastic.model import Membership
 from windtunnel.training.elastic.policy.words import cause_in
 
 TICK = 0.05
-GRACE = 5.0  # seconds for workers to leave by themselves when the job is finished
-RUDE_GRACE = 1.0  # and when it failed
+RUDE_GRACE = 1.0  # seconds for workers to leave by themselves when the job failed
 LAST_WORDS = 1.0  # seconds that what a process said may arrive after the word of its end
 
 
@@ -472,7 +471,7 @@ class Agent:
         if self.status is not None:
             return
         self.status = status
-        last = time.monotonic() + (GRACE if status == 0 else RUDE_GRACE)
+        last = time.monotonic() + (self.config.leave if status == 0 else RUDE_GRACE)
         if status != 0:
             for worker in self.workers.living():
                 self.workers.kill(worker, signal.SIGTERM)
@@ -480,7 +479,7 @@ class Agent:
             self._turn(TICK)
         for worker in self.workers.living():
             self.workers.stop(worker)
-        last = time.monotonic() + GRACE
+        last = time.monotonic() + self.config.leave
         while self.workers.living() and time.monotonic() < last:
             self._turn(TICK)
 

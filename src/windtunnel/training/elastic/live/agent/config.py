@@ -10,6 +10,11 @@ from typing import Any
 
 from windtunnel.training.elastic.model import Membership
 
+# Seconds, where the launcher does not say: what trainers wait for (see `training.deadlines`).
+OPERATION = 60.0
+GENERATION = 3600.0
+CUT = 2.0
+
 
 @dataclass(frozen=True)
 class AgentConfig:
@@ -24,9 +29,11 @@ class AgentConfig:
     ``namespace``: path of the network namespace in which the workers run, None for the fork server's own;
     ``interface``: the network interface that is this host's alone, None if it has none.
 
+    ``limits``: of the memory service (`Limits`), as far as they are not the defaults.
+
     Seconds: a worker without a sign of life counts as frozen after ``frozen_after`` if the kernel says that
     it is stopped, else after ``stuck_after``: a long call that holds Python's lock is no failure. The agent
-    ends ``orphan_after`` without a supervisor.
+    ends ``orphan_after`` without a supervisor. Trainers have ``leave`` to end when the job is finished.
     """
 
     run: str
@@ -49,6 +56,8 @@ class AgentConfig:
     frozen_after: float = 1.0
     stuck_after: float = 10.0
     orphan_after: float = 60.0
+    leave: float = 5.0
+    limits: dict[str, float] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""

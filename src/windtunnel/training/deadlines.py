@@ -1,0 +1,86 @@
+"""How long is waited for what: every deadline of a job by name, as ``train --deadlines FILE`` takes them.
+
+FILE is YAML: a name and seconds in each line. A name that is not there keeps its default, which stands with
+the part that waits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import read_yaml
+from windtunnel.training.checkpoint.live.memory.replicate import Limits
+from windtunnel.training.checkpoint.live.settings import Settings
+from windtunnel.training.elastic.live.agent import config as agent
+from windtunnel.training.elastic.policy.state import Deadlines
+
+Who = Literal["supervisor", "agent", "trainer", "memory", "checkpoint", "launcher"]
+START = 60.0
+LONGEST = 1e7
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One deadline: whose it is, its ``default`` in seconds, and for ``what`` is waited."""
+
+    name: str
+    who: Who
+    default: float
+    what: str
+
+
+WAITS = (
+    Wait("grace", "supervisor", Deadlines.grace, "an agent whose connection broke, to come back"),
+    Wait("back", "supervisor", Deadlines.back, "the agents, after the supervisor was started again"),
+    Wait("suspect", "supervisor", Deadlines.suspect, "evidence, when a rank suspects its peers"),
+    Wait("hello", "supervisor", Deadlines.hello, "the first hosts"),
+    Wait("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
+    Wait("form", "supervisor", Deadlines.form, "the ranks of a generation to group (else `--timeout`)"),
+    Wait("store", "supervisor", Deadlines.store, "a store to meet at"),
+    Wait("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
+    Wait("stuck", "agent", agent.AgentConfig.stuck_after, "a sign of life of a process that is not stopped"),
+    Wait("orphan", "agent", agent.AgentConfig.orphan_after, "a supervisor, until the host gives the job up"),
+    Wait("leave", "agent", agent.AgentConfig.leave, "the trainers to end when the job is finished"),
+    Wait(
+        "operation", "trainer", agent.OPERATION, "an operation of the group, an agreement (else `--timeout`)"
+    ),
+    Wait("generation", "trainer", agent.GENERATION, "the generation after a loss"),
+    Wait("cut", "trainer", agent.CUT, "a program to move after its group was cut"),
+    Wait("connect", "memory", Limits.connect, "a peer's memory service to answer"),
+    Wait("silence", "memory", Limits.silence, "a byte on a connection between memory services"),
+    Wait("membership", "memory", Limits.membership, "word of the generation that a request is of"),
+    Wait("slot", "memory", Limits.slot, "a slot at the holder of a copy"),
+    Wait("commit", "checkpoint", Settings.patience, "a commit, before a checkpoint is left out"),
+    Wait("stored", "checkpoint", Settings.stored, "what is being written to storage, at the end"),
+    Wait("start", "launcher", START, "a supervisor to say where it listens"),
+)
+NAMES = {wait.name: wait for wait in WAITS}
+
+
+def read(path: Path) -> dict[str, float]:
+    """The deadlines that a file names, in seconds.
+
+    Raises:
+        UserError: a name that is not known, or a value that is no time.
+    """
+    found: Any = read_yaml(path, "file of deadlines", f"one with seconds for any of {', '.join(NAMES)}")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: accepted are lines of a name and seconds, such as 'store: 120'")
+    for name, value in found.items():
+        if name not in NAMES:
+            raise UserError(f"{path}: there is no deadline {name!r}; known are {', '.join(NAMES)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not 0 < value <= LONGEST:
+            raise UserError(f"{path}: {name} is {value!r}; a number of seconds above 0 is accepted")
+    return {name: float(value) for name, value in found.items()}
+
+
+def of(who: Who, given: dict[str, float]) -> dict[str, float]:
+    """All deadlines of one part, by name: what is ``given``, and the defaults."""
+    return {wait.name: given.get(wait.name, wait.default) for wait in WAITS if wait.who == who}
