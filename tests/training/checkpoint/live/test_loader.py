@@ -222,3 +222,28 @@ def test_what_cannot_be_followed_is_told() -> None:
     for _ in iterator:  # read to its end between two steps it does no harm
         pass
     assert not any("Samples" in doubt for doubt in doubts({}))
+
+
+class Around(DataLoader[torch.Tensor]):
+    """It reads by another loader, of which nobody knows where it is."""
+
+    def __iter__(self) -> Any:
+        return iter(DataLoader(self.dataset, 2))
+
+
+def test_a_loader_that_reads_in_a_way_of_its_own_is_refused() -> None:
+    with pytest.raises(UserError, match="a Around cannot be followed"):
+        next(iter(follow(Around(Samples()))))
+
+
+def test_what_accelerate_has_prepared_is_refused_and_its_cursor_is_no_doubt() -> None:
+    prepared = pytest.importorskip("accelerate.data_loader")
+    from windtunnel.training.checkpoint.adapters.cursor import place_in
+
+    shard = prepared.DataLoaderShard(Samples())
+    with pytest.raises(UserError, match="a DataLoaderShard cannot be followed"):
+        follow(shard)
+    place_in(shard)
+    iterator = iter(shard.base_dataloader)
+    next(iterator)
+    assert doubts({}) == []

@@ -41,6 +41,8 @@ class Cursor(BatchSampler):
     fetches them from an `IterableDataset` and drops them, they are only counted.
     """
 
+    keeps_place = True  # what reads by it is no loader whose place nobody saves (`live.loader.doubts`)
+
     def __init__(self, loader: DataLoader[Any], inside: Any) -> None:
         self.loader = loader
         self.skips = not isinstance(loader.dataset, IterableDataset)

@@ -46,7 +46,7 @@ _begin = _BaseDataLoaderIter.__init__
 
 def _begun(self: Any, loader: Any, *rest: Any) -> None:
     _begin(self, loader, *rest)
-    if _course(loader) is None:
+    if _course(loader) is None and not getattr(self._index_sampler, "keeps_place", False):
         _iterating.add(self)
 
 
@@ -59,11 +59,12 @@ class _Course:
 
     ``epochs``: how many were begun. ``taken``: batches that the program took of the one under way. ``made``:
     the state of the generator that the seed of the workers came from. ``before``: what was to draw the order
-    of the epoch, as it stood then. ``seed``: of the batches. ``epoch``: what the
-    sampler was told by ``set_epoch``. ``resume``: batches after which the epoch is to be gone on with;
-    ``replay``: the same, while its order is not yet drawn again. ``own``: whether the loader goes on by a
-    state of its own. ``current``: the iteration under way. ``making``: an iteration is being
-    begun, and another generator stands in the place of the loader's, which is ``generator``.
+    of the epoch, as it stood then. ``seed``: of the batches. ``epoch``: what the sampler was told by
+    ``set_epoch``. ``resume``: batches after which the epoch is to be gone on with; ``replay``: the same,
+    while its order is not yet drawn again. ``own``: whether the loader goes on by a state of its own.
+    ``drawn``: whether the order of the epoch was asked for. ``current``: the iteration under way.
+    ``making``: an iteration is being begun, and another generator stands in the place of the loader's,
+    which is ``generator``.
     """
 
     epochs: int = 0
@@ -75,6 +76,7 @@ class _Course:
     resume: int | None = None
     replay: int | None = None
     own: bool = False
+    drawn: bool = False
     current: weakref.ref[_Taken] | None = None
     making: bool = False
     generator: torch.Generator | None = None
@@ -99,10 +101,17 @@ def follow(loader: DataLoader[Any]) -> DataLoader[Any]:
     kind: Any = type(loader)
     try:
         swapped.__class__ = _followed(kind)
-    except TypeError as error:
-        raise UserError(f"a {type(loader).__name__} cannot be followed as a DataLoader ({error})") from error
+    except (TypeError, AttributeError) as error:
+        raise UserError(_refused(loader)) from error
     swapped._windtunnel = _Course()
     return loader
+
+
+def _refused(loader: Any) -> str:
+    return (
+        f"a {type(loader).__name__} cannot be followed, since it does not read as a DataLoader does; "
+        "accepted are DataLoader, StatefulDataLoader and what leaves alone how they take their indices"
+    )
 
 
 def follow_all(state: dict[str, Any]) -> None:
@@ -177,7 +186,7 @@ class _Followed(Generic[T]):
                 drawn = torch.default_generator if self.generator is None else self.generator
                 course.made = _bytes(drawn.get_state())
                 torch.empty((), dtype=torch.int64).random_(generator=drawn)
-        course.replay = resume
+        course.replay, course.drawn = resume, False
         source.set_state(_tensor(course.made))
         course.making, course.generator, self.generator = True, self.generator, source
         try:
@@ -258,6 +267,8 @@ class _Taken:
         except StopIteration:
             self.ended = True
             raise
+        if not self._course.drawn:
+            raise UserError(_refused(self._loader))
         if self._course.current is not None and self._course.current() is self:
             self._course.taken += 1
         return batch
@@ -290,7 +301,7 @@ def _ordered(followed: weakref.ref[Any], inner: Any) -> Iterator[Any]:
     """The indices of an epoch: from its beginning, or the rest of one that is drawn again."""
     loader: Any = followed()
     course: _Course = loader._windtunnel
-    resume, course.replay = course.replay, None
+    resume, course.replay, course.drawn = course.replay, None, True
     sampler = _sampler(loader)
     told = getattr(sampler, "epoch", None)
     iterable = isinstance(loader.dataset, IterableDataset)
