@@ -336,3 +336,18 @@ def test_a_loader_that_comes_late_is_given_to_the_checkpointer(folder: Path) -> 
     assert ck.loader(state["loader"]) is state["loader"]
     ck.step(0, state)
     ck.close()
+
+
+@pytest.mark.parametrize("stretch", [1, 3, 7])
+def test_storage_is_due_at_the_next_save_whatever_their_interval(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stretch: int
+) -> None:
+    """In idle mode one checkpoint may take several steps: each hundred has its one in storage."""
+    cluster = Cluster(folder, world=1)
+    ck = PeerCheckpointer(FakeJob(cluster, 0), persist="memory://due", persist_every=100)
+    monkeypatch.setattr(ck, "_stretch", lambda: stretch)
+    state = {"weight": torch.ones(2)}
+    for step in range(420):
+        ck.step(step, state)
+    ck._end()
+    assert [(step + 1) // 100 for step in cluster.persisted] == [1, 2, 3, 4]

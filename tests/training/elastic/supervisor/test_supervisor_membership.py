@@ -417,6 +417,22 @@ def test_a_store_that_does_not_start_fails_the_run(tmp_path: Path) -> None:
         assert run.outcome().reason == "no store within 0.2 s: it did not start (no torch)"
 
 
+def test_a_store_that_does_not_come_has_a_reason(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def slow() -> tuple[str, object]:
+        held.wait(20)
+        raise OSError("too late")
+
+    with a_run(tmp_path, 1, start_store=slow, deadlines=Deadlines(store=0.2, end=1.0)) as run:
+        run.add()
+        until(lambda: run.events("finished"), "the end")
+        held.set()
+        reason = run.outcome().reason
+    assert reason.startswith("no store within 0.2 s: the fork server was asked for one 0 s ago")
+    assert "(load " in reason
+
+
 def test_a_policy_that_raises_ends_the_run_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(now: object) -> object:
         raise ZeroDivisionError("1/0")

@@ -151,10 +151,11 @@ class Access:
                 if not one.path.exists():
                     raise MemoryLost(f"{one.path} is gone")
 
-    def persist_due(self, step: int) -> None:
-        """Have the agent write ``step`` to storage, if it is time to."""
+    def persist_due(self, step: int, interval: int) -> None:
+        """Have the agent write ``step`` to storage, if it is time to. ``interval``: steps from one save to
+        the next; the first save at or after each ``persist_every`` steps goes."""
         chosen = self._settings
-        if chosen.persist and (step + 1) % chosen.persist_every < chosen.every:
+        if chosen.persist and (step + 1) % chosen.persist_every < interval:
             self._job.at("before_persist", step)
             self.memory.persist(step, chosen.persist)
             self._due = step

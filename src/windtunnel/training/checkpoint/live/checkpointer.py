@@ -411,7 +411,7 @@ class PeerCheckpointer:
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
-        self._access.persist_due(step)
+        self._access.persist_due(step, self.settings.every * self._stretch())
 
     def _store(self, step: int, program: State) -> None:
         """Without an agent: to storage, by this process, all ranks together."""
