@@ -16,7 +16,10 @@ import pytest
 from host_helpers import STAYS, alive, environment, kinds, script
 
 from support.waiting import until
+from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.handshake import Client
+from windtunnel.base.keys import Keys
 from windtunnel.linux import network
 from windtunnel.training import cleanup
 from windtunnel.training.deadlines import WAITS
@@ -380,3 +383,54 @@ def test_what_a_killed_lent_host_leaves_is_swept(go: Launch, tmp_path: Path) -> 
     (left,) = cleanup.MEMORY.glob(f"{launched.token}-host-*")
     assert left.name in cleanup.sweep()
     assert not left.exists()
+
+
+def strike(address: str, service: str) -> None:
+    """All that a stranger has: our words without a secret, with another, and too many of them."""
+    for words in (
+        wire.frame({"op": "hello", "host": None, "workers": [], "address": "x", "memory": "x"}, 0, None),
+        wire.frame({"op": "list"}, 0, None),
+        wire.HEAD.pack(200_000, 0) + b"[" * 200_000,
+        Client(Keys(b"some other secret"), service).hello + bytes(32),
+    ):
+        with wire.connect(address, 10.0) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(words)
+            found = b"".join(iter(lambda: sock.recv(4096), b""))
+            assert len(found) in (0, Client.ANSWER)  # at most a nonce and a proof that is of no use
+    with pytest.raises(ConnectionError):
+        handshake.connect(address, 10.0, Keys(b"some other secret"), service)
+
+
+def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> None:
+    launched = go(hosts=2, listen="127.0.0.1:0")
+    command = [str(Path(sys.executable).with_name("windtunnel")), "host", launched._offer.address]
+    wrong = {"WINDTUNNEL_SECRET": "some other secret"}
+    for given, sentence in (
+        ({}, "the secret of that job is needed"),
+        (wrong, "does not know the job's secret"),
+    ):
+        env = {**environment(), **given}
+        refused = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2 and sentence in refused.stderr and "Traceback" not in refused.stderr
+    code = "import sys; from windtunnel.training.session import lend; lend(sys.argv[1], '', '')"
+    lent = [
+        subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=knowing(launched))
+        for _ in range(2)
+    ]
+    here(launched, 1, 2)
+    strike(launched.address, "supervisor")
+    strike(launched._offer.address, "offer")
+    for joined in kinds(launched.events(), "host.joined"):
+        strike(joined["memory"], f"memory {joined['memory']}")
+    (store,) = [event["address"] for event in kinds(launched.events(), "store")]
+    strike(store, f"store {store}")
+    # Nor is the secret where somebody might look for it: in no file that others may read, on no command line.
+    secret = (launched.folder / "secret").read_text().strip().encode()
+    for path in (path for path in launched.folder.rglob("*") if path.is_file()):
+        assert path.stat().st_mode & 0o077 == 0 or secret not in path.read_bytes(), path
+    for pid in (process.pid for process in (*lent, launched._supervisor)):
+        assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert secret not in Path(f"/proc/{launched._supervisor.pid}/environ").read_bytes()
+    finish(launched, tmp_path)
+    assert [process.wait(30) for process in lent] == [0, 0]
+    assert len(kinds(launched.events(), "host.joined")) == 2  # nobody else

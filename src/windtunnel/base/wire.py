@@ -23,6 +23,7 @@ from typing_extensions import Buffer
 
 HEAD = struct.Struct("!IQ")
 LARGEST_TEXT = 64 << 20
+DEEPEST = 100
 TAG = 16
 """Bytes of a tag."""
 _COUNT = struct.Struct("!Q")
@@ -168,7 +169,25 @@ def opened(head: Buffer, body: bytearray, sealed: Session | None) -> dict[str, A
         raise WireError("a message is not JSON") from error
     if not isinstance(message, dict):
         raise WireError("a message is not a JSON object")
+    if text.count(b"[") + text.count(b"{") > DEEPEST and _deeper(message, DEEPEST):
+        raise WireError(f"a message is nested more than {DEEPEST} deep")
     return message
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects lie in each other more than ``most`` deep: who writes them again, from a
+    deeper place, would fail at what was just about readable."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def fill(sock: socket.socket, view: memoryview) -> None:

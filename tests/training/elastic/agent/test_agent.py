@@ -20,6 +20,7 @@ from host_helpers import SPEAKER, STAYS, alive, environment, script
 from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
+from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.model import MemberHost, Membership
@@ -516,3 +517,18 @@ def test_long_output_comes_whole(play: Any) -> None:
     expected = "".join(f"{'x' * 100} {i}\n" for i in range(2000)) + "no end\n"
     until(lambda: (played.tmp / "stdout").read_text() == expected)
     assert (played.run / "logs" / "rank-0.gen-1.log").read_text() == expected[:-1]
+
+
+def test_an_agent_says_nothing_to_a_supervisor_that_does_not_know_the_secret(play: Any) -> None:
+    played = play(STAYS)
+    with pytest.raises(ConnectionError, match="closed the connection"):  # it saw the proof, and left
+        secret.admitted(played.listener, "supervisor", Keys(b"some other secret"))
+    with pytest.raises(ConnectionError):  # nor by a proof of another service
+        secret.admitted(played.listener, "store 127.0.0.1:1")
+    assert played.accept()["op"] == "hello"
+    # What it does not understand ends the connection, and not the agent: a membership of nobody.
+    nobody = {"generation": 2, "epoch": 1, "hosts": [], "per_host": 1, "store": "", "cause": ""}
+    played.say(op="membership", membership={**nobody, "restart_all": False}, place=None, mine=[])
+    assert played.accept()["op"] == "hello"
+    played.member(1)
+    played.hear("event", kind="here", generation=1)

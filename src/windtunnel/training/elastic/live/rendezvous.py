@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from windtunnel.base import handshake, wire
+from windtunnel.base import handshake, schema, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
 from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.messages import TO_OFFER
 from windtunnel.training.elastic.model import OFFER
 
 PATIENCE = 10.0
@@ -40,7 +41,9 @@ class Offer:
 
     def _serve(self, sock: socket.socket) -> None:
         sock.settimeout(PATIENCE)
-        wire.receive(sock)
+        message, following = wire.receive(sock)
+        wire.skip(sock, following)
+        schema.require(message, TO_OFFER)
         wire.send(sock, {"op": "job", "config": asdict(self._config())})
 
 

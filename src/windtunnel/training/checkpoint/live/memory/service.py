@@ -31,6 +31,7 @@ from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import free
 from windtunnel.training.checkpoint.live.memory.holder import Holder
+from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER, FROM_RANK
 from windtunnel.training.checkpoint.live.memory.owner import Owner
 from windtunnel.training.checkpoint.live.memory.replicate import Limits
 from windtunnel.training.checkpoint.live.memory.state import Context, State
@@ -66,7 +67,7 @@ class MemoryService:
         self._persister = Persister(self._state)
         outer = socket.create_server((host, 0), family=_family(host), backlog=256)
         self.address = f"{host}:{outer.getsockname()[1]}"
-        requests = Requests(self._holder.handlers, limits.silence)
+        requests = Requests(self._holder.handlers, FROM_PEER, limits.silence)
         self._peers = Listener(
             outer, requests.serve, keys=keys, services=self._services, name="memory-listener"
         )
@@ -87,7 +88,9 @@ class MemoryService:
             "persist": lambda _, message, raw: self._persister.asked(message),
             "places": lambda *_: {"addresses": self._state.addresses()},
         }
-        self._ranks = Listener(inner, Requests(handlers, limits.silence).serve, name="memory-ranks")
+        self._ranks = Listener(
+            inner, Requests(handlers, FROM_RANK, limits.silence).serve, name="memory-ranks"
+        )
 
     def _services(self) -> tuple[str, ...]:
         """What peers take this service for: its address, and where they reach it by another, that."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.base import wire
+from windtunnel.base import schema, wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.schema import Table
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
 
@@ -144,10 +145,11 @@ def layout(sock: socket.socket, digest: str) -> bytes:
 
 class Requests:
     """Answers the requests of connections, one after the other on each (`listener.Listener` calls `serve`).
-    ``handlers``: by op. ``silence``: seconds without a byte within a request end a connection."""
+    ``handlers``: by op, ``table``: what these must look like.
+    ``silence``: seconds without a byte within a request end a connection."""
 
-    def __init__(self, handlers: dict[str, Handler], silence: float) -> None:
-        self._handlers, self._silence = handlers, silence
+    def __init__(self, handlers: dict[str, Handler], table: Table, silence: float) -> None:
+        self._handlers, self._table, self._silence = handlers, table, silence
 
     def serve(self, sock: socket.socket) -> None:
         """Answer until the peer goes.
@@ -171,12 +173,12 @@ class Requests:
                 wire.send(sock, answer)
 
     def _answer(self, sock: socket.socket, message: Message, raw: bytes) -> Message | None:
-        op = str(message.get("op"))
-        handler = self._handlers.get(op)
-        if handler is None:
-            return {"error": "user", "text": f"{op!r} is no request of this service"}
         try:
-            return handler(sock, message, raw)
+            op = schema.require(message, self._table)["op"]
+        except wire.WireError as error:
+            return {"error": "user", "text": str(error)}
+        try:
+            return self._handlers[op](sock, message, raw)
         except Refused as error:
             return {"error": error.kind, "text": str(error)}
         except CopyError as error:

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base import handshake, wire
+from windtunnel.base import handshake, schema, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener, peer
+from windtunnel.training.elastic.live.messages import FROM_SUPERVISOR, FROM_WORKER
 from windtunnel.training.elastic.model import SUPERVISOR
 
 LONGEST_PAUSE = 0.2
@@ -114,6 +115,7 @@ class Link:
                     raise  # no welcome: a port that nobody serves
                 continue  # a supervisor with nothing to say; whether it lives the kernel watches
             wire.skip(sock, following)
+            schema.require(message, FROM_SUPERVISOR)
             self.last_heard = time.monotonic()
             if message["op"] == "welcome":
                 self.beat = float(message.get("beat", self.beat))
@@ -184,6 +186,6 @@ class LocalServer:
             while True:
                 message, following = wire.receive(sock)
                 wire.skip(sock, following)
-                self._deliver(connection, message)
+                self._deliver(connection, schema.require(message, FROM_WORKER))
         finally:
             self._deliver(connection, None)

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.base import wire
+from windtunnel.base import schema, wire
 from windtunnel.base.handshake import STRANGE, Server
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import MOST_STRANGERS
 from windtunnel.base.wire import Session
+from windtunnel.training.elastic.live.messages import FROM_AGENT
 from windtunnel.training.elastic.model import SUPERVISOR
 
 MOST_UNSENT = 64 << 20
@@ -68,9 +69,7 @@ class Connection:
             message = wire.parse(self._unread, self._session)
             if message is None:
                 return
-            if not isinstance(message.get("op"), str):
-                raise wire.WireError('a message has no "op"')
-            yield message
+            yield schema.require(message, FROM_AGENT)
 
     def write(self, message: dict[str, Any]) -> None:
         assert self._session is not None

@@ -189,6 +189,11 @@ class Supervisor:
         for link, what in connections.poll(core.due(now), now):
             now = time.monotonic()
             if isinstance(what, str):
+                host = core.hosts.of_link(link)
+                if what and host is not None:  # strangers leave nothing in the log
+                    self.record(
+                        "note", core.generation, text=f"host {host.member.id} loses its connection: {what}"
+                    )
                 handlers.closed(core, link, now)
             else:
                 self._hear(link, what, now)
@@ -206,17 +211,11 @@ class Supervisor:
         core.tick(now)
 
     def _hear(self, link: int, message: dict[str, Any], now: float) -> None:
-        try:
-            if self._connections.greeted(link):
-                handlers.message(self._core, link, message, now)
-            elif message["op"] == "hello":
-                self._connections.greet(link)
-                handlers.hello(self._core, link, message, now)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"{type(error).__name__}: {error}"
-            self.record("note", self._core.generation, text=f"a {message['op']!r} is not understood ({what})")
-            self._connections.close(link)
-            handlers.closed(self._core, link, now)
+        if self._connections.greeted(link):
+            handlers.message(self._core, link, message, now)
+        elif message["op"] == "hello":
+            self._connections.greet(link)
+            handlers.hello(self._core, link, message, now)
 
     # effects of the core
 

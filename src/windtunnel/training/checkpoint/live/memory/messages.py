@@ -1,0 +1,64 @@
+"""Every request to a memory service with its fields: what is not in here is refused (`base.schema`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from windtunnel.base.schema import (
+    Table,
+    anything,
+    count,
+    each,
+    fields,
+    flag,
+    integer,
+    maybe,
+    number,
+    text,
+)
+
+_HEADER = (text, integer, count, flag, count, text, count, text)
+
+
+def _header(value: Any) -> bool:
+    """Shard, step, world, has_shared, generation, layout, nbytes, checksum."""
+    if not isinstance(value, list) or len(value) != len(_HEADER):
+        return False
+    return all(check(one) for check, one in zip(_HEADER, value, strict=True))
+
+
+def _until(value: Any) -> bool:
+    return number(value) or value == float("inf")
+
+
+FROM_PEER: Table = {
+    "prepare": fields(generation=count, shard=text, world=count, capacity=count, slots=count),
+    "layout": fields(generation=count, digest=text),
+    "layout?": fields(digest=text),
+    "put": fields(
+        generation=count,
+        committed=integer,
+        base=integer,
+        keeps=each(integer),
+        slots=count,
+        capacity=count,
+        header=_header,
+    ),
+    "get": fields(shard=text, step=integer, world=maybe(count)),
+    "list": anything,
+}
+_RANK = {"rank": count, "generation": count}
+FROM_RANK: Table = {
+    **FROM_PEER,
+    "hello": fields(**_RANK),
+    "reserve": fields(slots=count, copies=count, placement=fields(kind=maybe(text)), layout=text, **_RANK),
+    "saved": fields(shard=text, slot=count, step=integer, replicate=flag, **_RANK),
+    "wait": fields(step=integer, seconds=number, **_RANK),
+    "restored": fields(step=integer, **_RANK),
+    "window": fields(until=_until, **_RANK),
+    "locate": fields(shard=text, step=integer, world=maybe(count), place=maybe(count), **_RANK),
+    "health": anything,
+    "traffic": anything,
+    "persist": fields(step=integer, url=text, **_RANK),
+    "places": anything,
+}

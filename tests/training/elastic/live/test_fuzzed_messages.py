@@ -1,0 +1,212 @@
+"""Whatever comes on a socket, its reader raises what it says it does, closes that connection, and lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import secret
+from windtunnel.base import handshake, schema, wire
+from windtunnel.base.listener import Listener
+from windtunnel.base.wire import WireError
+from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
+from windtunnel.training.checkpoint.live.memory.messages import FROM_PEER, FROM_RANK
+from windtunnel.training.elastic.live.agent.link import LocalServer
+from windtunnel.training.elastic.live.messages import FROM_AGENT, FROM_SUPERVISOR, FROM_WORKER
+from windtunnel.training.elastic.live.rendezvous import Offer
+from windtunnel.training.elastic.live.supervisor import Supervisor
+from windtunnel.training.elastic.model import OFFER, MemberHost, Membership
+from windtunnel.training.elastic.policy.rules import Rules
+
+NAMES = re.findall(
+    r"\w+",
+    """host address memory domain pid generation epoch workers posts key rank value kind t step what status
+    signal error result action shard rate membership place mine values beat digest committed base keeps
+    slots capacity header world slot replicate seconds until url layout copies placement nbytes self""",
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.sampled_from([2**62, -(2**63), 2**70, 1e300, float("nan"), float("inf"), "", "../x", "7", "rank0"]),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.sampled_from([*NAMES, "0", "-1"]), inner),
+    max_leaves=6,
+)
+
+
+def messages(table: schema.Table) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of them sound for a field or two, most of them not at all."""
+    fields = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=10)
+    ops = st.sampled_from([*table, "no such", 7])
+    return st.builds(lambda op, fields: {**fields, "op": op}, ops, fields)
+
+
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@given(st.binary(max_size=200) | st.builds(lambda v: frame(json.dumps(v).encode()), VALUES))
+@settings(FEW, max_examples=150)
+def test_frames(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.close()
+        with contextlib.suppress(WireError):
+            message, following = wire.receive(ours)
+            assert isinstance(message, dict)
+            wire.skip(ours, following)
+    with contextlib.suppress(WireError):
+        wire.parse(bytearray(data), None)
+    with contextlib.suppress(WireError):
+        handshake.Server(secret.KEYS, ("x",)).take(bytearray(data))
+
+
+def frame(text: bytes, following: int = 0) -> bytes:
+    return wire.HEAD.pack(len(text), following) + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"[" * 200_000),
+        frame(b'{"a":' * 150 + b"1" + b"}" * 150),
+        frame(b'{"a": 1'),
+        frame(b"{}")[:-1],
+        wire.HEAD.pack(1 << 31, 0) + b"{}",
+        frame(b"\xff\xfe"),
+    ],
+)
+def test_frames_that_ended_jobs(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        threading.Thread(target=lambda: (theirs.sendall(data), theirs.close()), daemon=True).start()
+        with pytest.raises(WireError):
+            wire.receive(ours)
+
+
+@given(messages(FROM_SUPERVISOR))
+@settings(FEW, max_examples=100)
+def test_a_membership_that_passes_is_one(message: dict[str, Any]) -> None:
+    message.setdefault("membership", {"generation": 1, "epoch": 1, "hosts": [], "per_host": 1, "store": ""})
+    with contextlib.suppress(WireError):
+        assert (
+            schema.require(message, FROM_SUPERVISOR)["op"] != "membership" or message["membership"]["hosts"]
+        )
+
+
+def test_the_supervisor_lives(tmp_path: Path) -> None:
+    made: list[object] = []
+    supervisor = Supervisor(
+        tmp_path,
+        Rules(),
+        2,
+        1,
+        start_store=lambda: made.append(1) or threading.Event().wait(),  # type: ignore[arg-type, return-value, func-returns-value]
+        order_hosts=lambda count: None,
+        keys=secret.KEYS,
+    )
+    supervisor.start()
+
+    @given(st.lists(messages(FROM_AGENT), min_size=1, max_size=5))
+    @settings(FEW, max_examples=40)
+    def strike(said: list[dict[str, Any]]) -> None:
+        with contextlib.suppress(OSError), secret.supervisor(supervisor.address) as sock:
+            wire.send(sock, {"op": "hello", "address": "h", "memory": "m", "pid": 1})
+            for message in said:
+                wire.send(sock, message)
+        view = supervisor.snapshot()
+        assert view["status"] is None, view["reason"]
+
+    strike()
+    with secret.supervisor(supervisor.address) as sock:
+        wire.send(sock, {"op": "hello", "address": "h", "memory": "m", "pid": 2})
+        assert wire.receive(sock)[0]["op"] == "welcome"
+    supervisor.abandon()
+    assert supervisor.wait(20.0) is not None
+
+
+class Quiet:
+    def post(self, key: str, rank: int, value: object) -> None: ...
+
+    def event(self, kind: str, **fields: object) -> None: ...
+
+
+def test_the_memory_service_lives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    limits = Limits(connect=1.0, silence=2.0, membership=0.01, slot=0.01)
+    service = MemoryService(tmp_path / "n", "127.0.0.1", keys=secret.KEYS, context=Quiet(), limits=limits)
+    hosts = (MemberHost(0, "127.0.0.1", service.address),)
+    service.membership(Membership(1, 1, hosts, 1, "", "test"), 0)
+
+    @given(messages(FROM_PEER), messages(FROM_RANK))
+    @FEW
+    def strike(of_peer: dict[str, Any], of_rank: dict[str, Any]) -> None:
+        for message, sock in (
+            (of_peer, secret.memory(service.address)),
+            (of_rank, wire.connect(service.path, 5.0)),
+        ):
+            with sock, contextlib.suppress(OSError):
+                wire.send(sock, message)
+                sock.settimeout(0.2)
+                wire.receive(sock)
+
+    strike()
+    memory = LocalMemory(service.path, 0, 1)
+    memory.copies()
+    memory.close()
+    service.close(wipe=True)
+    assert "Traceback" not in capfd.readouterr().err  # of a thread that did not expect it
+
+
+def test_the_local_server_and_the_offer_live(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    local = LocalServer(tmp_path / "s", lambda _, message: heard.append(message))
+    offer = Offer("127.0.0.1:0", secret.KEYS, lambda: None)  # type: ignore[arg-type, return-value]
+
+    @given(messages(FROM_WORKER))
+    @FEW
+    def strike(message: dict[str, Any]) -> None:
+        for sock in (
+            wire.connect(f"unix:{tmp_path}/s", 5.0),
+            handshake.connect(offer.address, 5.0, secret.KEYS, OFFER),
+        ):
+            with sock, contextlib.suppress(OSError):
+                wire.send(sock, message)
+
+    strike()
+    with wire.connect(f"unix:{tmp_path}/s", 5.0) as sock:
+        wire.send(sock, {"op": "failed", "error": "the last"})
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+    assert {"op": "failed", "error": "the last"} in heard
+    assert all(schema.require(message, FROM_WORKER) for message in heard if message is not None)
+    for one in (local, offer):
+        one.close()
+
+
+def test_strangers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are let wait; each is cut off at last, and who knows the secret comes in meanwhile."""
+    monkeypatch.setattr(handshake, "PATIENCE", 0.5)
+    done: list[int] = []
+    sock = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = Listener(sock, lambda _: done.append(1), keys=secret.KEYS, services=lambda: ("x",))
+    address = sock.getsockname()
+    strangers = [socket.create_connection(address, 5.0) for _ in range(100)]
+    for number, stranger in enumerate(strangers):
+        with contextlib.suppress(OSError):
+            stranger.sendall(handshake.MAGIC[: number % 9])
+    with handshake.connect(f"127.0.0.1:{address[1]}", 5.0, secret.KEYS, "x") as known:
+        assert known.recv(1) == b""
+    for stranger in strangers:
+        with stranger, contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    listener.close()
+    assert done == [1]
