@@ -57,4 +57,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
-    run(lambda job: train(job, args.cpu or not torch.cuda.is_available()))
+    run(lambda job: train(job, args.cpu or not torch.cuda.is_available()))  # elastic: train(…)

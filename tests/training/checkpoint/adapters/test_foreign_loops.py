@@ -70,6 +70,18 @@ def rates(events: list[dict[str, Any]]) -> dict[int, set[float]]:
     return found
 
 
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_page_shows_the_lines_that_the_example_changes(name: str) -> None:
+    """All of those with a mark and no other, among lines that are there; none that it says are gone is."""
+    page = (EXAMPLES.parent / "docs" / "loops.md").read_text()
+    diff = page.split(f"`examples/elastic_{name}.py`:")[1].split("```diff\n")[1].split("```")[0].splitlines()
+    lines = (EXAMPLES / f"elastic_{name}.py").read_text().splitlines()
+    marked = [line.split("  # elastic")[0] for line in lines if "  # elastic" in line]
+    assert [line[1:] for line in diff if line[:1] == "+"] == marked
+    assert {line[1:] for line in diff if line[:1] == " "} <= set(lines)
+    assert not {line[1:] for line in diff if line[:1] == "-"} & set(lines)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("name", NEEDS)

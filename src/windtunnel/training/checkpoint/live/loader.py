@@ -46,7 +46,7 @@ _begin = _BaseDataLoaderIter.__init__
 
 def _begun(self: Any, loader: Any, *rest: Any) -> None:
     _begin(self, loader, *rest)
-    if _course(loader) is None and not getattr(self._index_sampler, "keeps_place", False):
+    if _course(loader) is None and not _is_placed(loader):
         _iterating.add(self)
 
 
@@ -156,6 +156,14 @@ def doubts(state: dict[str, Any]) -> list[str]:
 def _course(loader: Any) -> _Course | None:
     """Where a loader is that is followed."""
     return getattr(loader, "_windtunnel", None)
+
+
+def _is_placed(loader: Any) -> bool:
+    """Whether an adapter's cursor keeps the place of a loader that a framework iterates."""
+    one = loader._index_sampler
+    while one is not None and not getattr(one, "keeps_place", False):
+        one = getattr(one, "batch_sampler", None)
+    return one is not None
 
 
 def _length(iterator: Any) -> float:
