@@ -47,6 +47,7 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
         (["--external-hosts"], "give --listen HOST:PORT"),
         (["--external-hosts", "--listen", "here"], "accepted is HOST:PORT"),
         (["--timeout", "0"], "--timeout 0"),
+        (["--preload", "torch,nothing.at.all"], "preload nothing.at.all: there is no such module"),
         (["--lease", "0"], "lease 0 s"),
         (["--hosts", "3", "--placement", "group"], "2 does not divide 3"),
         (["--persist", "/proc/none"], "--persist /proc/none: nothing can be written there"),

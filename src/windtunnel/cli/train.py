@@ -75,6 +75,12 @@ def train(
         Path | None,
         typer.Option(metavar="FILE", help="All other deadlines: YAML, a name and seconds a line."),
     ] = None,
+    preload: Annotated[
+        str,
+        typer.Option(
+            help="Modules that trainers find imported when they start: transformers.trainer,lightning."
+        ),
+    ] = "",
     max_restarts: Annotated[int, typer.Option(help="How often the program may end by its own fault.")] = 3,
     replace_after: Annotated[float, typer.Option(help="Seconds until a host that was ordered comes.")] = 0.0,
     external_hosts: Annotated[
@@ -124,6 +130,7 @@ def train(
             lease=lease,
             timeout=timeout,
             deadlines=deadlines,
+            preload=preload,
             max_restarts=max_restarts,
             replace_after=replace_after,
             external=external_hosts,

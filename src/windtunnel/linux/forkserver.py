@@ -61,7 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
     listener.listen(64)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends everything in order
     for name in filter(None, options.preload.split(",")):
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # what needs it will say so in its own words
+            sys.stderr.write(f"preload {name}: {error}\n")
     # What is there now stays in every child: none need look at it again when it collects garbage.
     gc.collect()
     gc.freeze()

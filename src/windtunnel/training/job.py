@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class JobSpec:
     bytes/s. Seconds: ``lease`` of hosts, ``frozen_after`` of workers, ``replace_after`` until a host
     that was ordered comes, ``orphan_after`` until an agent without supervisor ends, ``timeout`` of operations
     of the process group where the program does not say; ``deadlines``: others, by name (`deadlines.WAITS`),
-    which go before the ones here. ``listen``: "host:port"
+    which go before the ones here. ``preload``: modules that trainers find imported. ``listen``: "host:port"
     where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
     that the job's processes share; None: that of the environment (`base.keys`), or a new one.
     """
@@ -83,6 +84,9 @@ class JobSpec:
                 raise UserError(f"fault {text!r}: rank={fault.rank}, but ranks are 0 to {last}")
             if fault.action in ("down", "slow") and self.network != "netns":
                 raise UserError(f"fault {text!r}: the hosts share one network; accepted with --network netns")
+        for name in self.preload:
+            if find_spec(name.partition(".")[0]) is None:
+                raise UserError(f"preload {name}: there is no such module installed")
         if self.network not in ("loopback", "netns"):
             raise UserError(f"network {self.network!r}: accepted are loopback and netns")
         if self.rate is not None and self.network != "netns":

@@ -22,7 +22,7 @@ from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.rules import OnLoss, Rules
-from windtunnel.training.job import JobSpec
+from windtunnel.training.job import PRELOAD, JobSpec
 from windtunnel.training.launch import Launched
 
 CAPABILITY = "training.elastic"
@@ -73,6 +73,7 @@ class Request:
     lease: float
     timeout: float
     deadlines: Path | None
+    preload: str
     max_restarts: int
     replace_after: float
     external: bool
@@ -126,6 +127,7 @@ class Request:
             replace_after=self.replace_after,
             deadlines={"form": self.timeout, **told},
             timeout=self.timeout,
+            preload=(*PRELOAD, *filter(None, self.preload.split(","))),
             listen=self.listen if self.external else None,
             secret_file=self.secret_file,
         )
