@@ -39,13 +39,15 @@ def test_an_unknown_section_is_refused() -> None:
 
 
 def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise harness.Failed("the job ended (a reason) before a commit")
 
     monkeypatch.setattr(cost, "ran", broken)
     monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
     rows = bench.run(["cost"], quick=True)
-    assert [row.name for row in rows] == [f"{mode} (failed)" for mode in cost.QUICK_MODES]
+    assert [row.name for row in rows] == [
+        f"{mode}{kind} (failed)" for kind in ("", ", DDP") for mode in cost.QUICK_MODES
+    ]
     assert all("a reason" in row.note for row in rows)
 
 

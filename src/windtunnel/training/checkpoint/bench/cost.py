@@ -1,7 +1,7 @@
 """What a checkpoint of every step costs while nothing fails: time, memory, bytes sent, bytes written.
 
-The job is real and the host's cores are all it has: two ranks of FSDP2 with AdamW on two emulated
-hosts, so whatever the checkpoint does in the background competes with the training itself. (On hosts
+The job is real and the host's cores are all it has: two ranks of FSDP2 (and of DDP) with AdamW on two
+emulated hosts, so whatever the checkpoint does in the background competes with the training itself. (On hosts
 with accelerators the host's cores are mostly idle; `wasted` shows that case.) The job runs without
 checkpoints, then with every step's in concurrent mode and in blocking mode, and once more without.
 
@@ -32,6 +32,7 @@ SECTION = "cost"
 row = partial(Row, SECTION)
 RANKS, COPIES = 2, 2
 WIDTH, QUICK_WIDTH = 768, 128
+REPLICA_WIDTH = 512  # 50 MB with AdamW's moments, on every rank
 STEPS, QUICK_STEPS = 40, 8
 WARM = 3  # steps before any counts: memory is made, plans too
 MODES = ("none", "concurrent", "blocking", "none")
@@ -42,42 +43,51 @@ PARTS = 20
 
 
 def cost_rows(quick: bool) -> Iterator[Row]:
-    told = conditions()
-    steps: dict[str, list[Event]] = {}
-    used: dict[str, dict[str, int]] = {}
     with scratch() as folder:
-        for number, mode in enumerate(QUICK_MODES if quick else MODES):
-            try:
-                found, used[mode] = ran(folder / str(number), mode, quick)
-                steps.setdefault(mode, []).extend(found)
-            except Failed as error:
-                yield left_out(SECTION, f"{mode} (failed)", str(error))
-        if "none" in steps:
-            yield from time_rows(steps, used, told)
-        yield from memory_rows(used)
+        yield from job_rows(folder / "sharded", quick, replicas=False)
+        yield from job_rows(folder / "replicas", quick, replicas=True)
         yield from persist_rows(folder / "persisted", QUICK_SAVED_MIB if quick else SAVED_MIB)
 
 
-def ran(folder: Path, mode: str, quick: bool) -> tuple[list[Event], dict[str, int]]:
+def job_rows(folder: Path, quick: bool, *, replicas: bool) -> Iterator[Row]:
+    """The job in every mode: FSDP2, or ``replicas`` of the whole state (DDP), which are not sent."""
+    told = conditions()
+    steps: dict[str, list[Event]] = {}
+    used: dict[str, dict[str, int]] = {}
+    kind = ", DDP" if replicas else ""
+    for number, mode in enumerate(QUICK_MODES if quick else MODES):
+        try:
+            found, used[mode] = ran(folder / str(number), mode, quick, replicas=replicas)
+            steps.setdefault(mode, []).extend(found)
+        except Failed as error:
+            yield left_out(SECTION, f"{mode}{kind} (failed)", str(error))
+    if "none" in steps:
+        yield from time_rows(steps, used, told, kind)
+    yield from memory_rows(used, kind)
+
+
+def ran(folder: Path, mode: str, quick: bool, *, replicas: bool) -> tuple[list[Event], dict[str, int]]:
     """The steps of a job that nothing disturbs, without the first, and what rank 0's host used.
 
     Raises:
         Failed: it did not come through.
     """
     harness.end_at(folder, WARM + (QUICK_STEPS if quick else STEPS))
-    width = QUICK_WIDTH if quick else WIDTH
-    arguments = ["--mode", mode, "--width", width, "--copies", COPIES]
+    width = QUICK_WIDTH if quick else REPLICA_WIDTH if replicas else WIDTH
+    arguments = ["--mode", mode, "--width", width, "--copies", COPIES, *["--replicas"] * replicas]
     with harness.running("fsdp_trainer", arguments, folder, hosts=RANKS, frozen_after=5.0) as launched:
         results = harness.ended(launched)
         events = launched.events()
     return [event for event in events if event["kind"] == "step"][WARM:], results[0]["used"]
 
 
-def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], told: str) -> Iterator[Row]:
+def time_rows(
+    steps: dict[str, list[Event]], used: dict[str, dict[str, int]], told: str, kind: str
+) -> Iterator[Row]:
     """A step's time in each mode, and where the time of a save goes."""
     plain = median(event["seconds"] for event in steps["none"])
     yield row(
-        "a step without checkpoints",
+        f"a step without checkpoints{kind}",
         "s",
         measured=plain,
         note=f"median of {len(steps['none'])}, p95 "
@@ -90,14 +100,14 @@ def time_rows(steps: dict[str, list[Event]], used: dict[str, dict[str, int]], to
         times = [event["seconds"] for event in steps[mode]]
         mib = used[mode].get("own", 0) / 2**20
         yield row(
-            f"a step with its checkpoint, {mode}",
+            f"a step with its checkpoint, {mode}{kind}",
             "s",
             measured=median(times),
             note=f"{median(times) / plain - 1:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}; "
             f"{mib:.1f} MiB a rank, {COPIES} copies",
         )
         yield row(
-            f"stall of a step, {mode}",
+            f"stall of a step, {mode}{kind}",
             "s",
             measured=median(event["stall"] for event in steps[mode]),
             published=0.0 if mode == "concurrent" else None,
@@ -118,21 +128,21 @@ def split(steps: Sequence[Event], mode: str) -> str:
     )
 
 
-def memory_rows(used: dict[str, dict[str, int]]) -> Iterator[Row]:
+def memory_rows(used: dict[str, dict[str, int]], kind: str) -> Iterator[Row]:
     """What a host's memory holds, and what it sends for one checkpoint."""
     found = used.get("concurrent") or used.get("blocking")
     if not found:
         return
     own = found["own"]
     yield row(
-        "memory that checkpoints take on a host",
+        f"memory that checkpoints take on a host{kind}",
         "bytes",
         measured=found["held"],
-        note=f"{found['held'] / own:.2f} x its rank's state of {own:,} B: {COPIES} copies x 2 slots, "
-        f"in tmpfs",
+        note=f"{found['held'] / own:.2f} x its rank's state of {own:,} B: 2 slots of each copy "
+        f"that lies here, in tmpfs",
     )
     yield row(
-        "bytes that a host sends for one checkpoint",
+        f"bytes that a host sends for one checkpoint{kind}",
         "bytes",
         measured=found["sent"],
         note=f"{found['sent'] / own:.2f} x its rank's state, for {COPIES - 1} copy in a peer; what all ranks "

@@ -1,4 +1,4 @@
-"""A real training job, small: FSDP2, AdamW, a schedule, dropout, and data that have a cursor.
+"""A real training job, small: FSDP2 (or DDP), AdamW, a schedule, dropout, and data that have a cursor.
 
 Everything that a continuation can get wrong is in it: sharded parameters and moments, the generators' states,
 the schedule, the order of the samples. It ends with the step in the file "last" of the run's folder.
@@ -125,11 +125,14 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     determinism.fix()
     torch.manual_seed(7)
     blocks = [Block(args.width) for _ in range(args.layers)]
-    model = nn.Sequential(*blocks, nn.Linear(args.width, CLASSES))
-    mesh = init_device_mesh("cpu", (job.world,))
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model: nn.Module = nn.Sequential(*blocks, nn.Linear(args.width, CLASSES))
+    if args.replicas:
+        model = nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (job.world,))
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 37)
     samples = Samples(args.width)
@@ -197,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--replicas", action="store_true", help="DDP in place of FSDP2")
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--mode", choices=("none", "blocking", "concurrent"), default="concurrent")
     parser.add_argument("--hashes", type=int, nargs="*", default=[])
