@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,66 +233,12 @@ def test_all_dies_but_the_launcher(go: Launch, tmp_path: Path) -> None:
     finish(launched, tmp_path)
 
 
-LAUNCHER = """
-import sys, time
-from pathlib import Path
-from windtunnel.training.launch import launch
-launched = launch(sys.argv[1], hosts=2, preload=(), folder=Path(sys.argv[2]), lease=5.0, **eval(sys.argv[3]))
-print(launched.token, flush=True)
-launched.wait()
-"""
-
-
-def test_a_killed_launcher_leaves_no_process_and_the_next_sweeps(tmp_path: Path) -> None:
-    """Property 22: the launcher's own SIGKILL is the one end that it cannot clean up after."""
-    options = {"network": "netns"} if network.missing() is None else {}
-    command = [
-        sys.executable,
-        "-c",
-        LAUNCHER,
-        str(script(tmp_path, STAYS)),
-        str(tmp_path / "run"),
-        repr(options),
-    ]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    token = process.stdout.readline().decode().strip()
-    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2)
-    assert cleanup.marked(token)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    until(lambda: not cleanup.marked(token))
-    assert token in cleanup.sweep() or not (cleanup.MEMORY / token).exists()  # another test may have swept
-    assert not (cleanup.MEMORY / token).exists()
-    network.sweep()
-    names = subprocess.run(["ip", "link"], capture_output=True, text=True, check=False).stdout
-    assert f"wt{token.rpartition('-')[2]}" not in names
-
-
 def test_an_exception_in_the_callers_code_ends_everything(go: Launch) -> None:
     launched = go()
     here(launched, 1, 2)
     with pytest.raises(ZeroDivisionError), launched:
         raise ZeroDivisionError
     assert cleanup.marked(launched.token) == []
-
-
-def test_sigkill_to_everything_at_once_leaves_only_what_is_swept(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LAUNCHER, str(script(tmp_path, STAYS)), str(tmp_path / "run"), "{}"]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    token = process.stdout.readline().decode().strip()
-    until(lambda: len(list((tmp_path / "run" / "logs").glob("*"))) == 2)
-    process.kill()
-    for pid in cleanup.marked(token):
-        with contextlib.suppress(ProcessLookupError):  # one goes with another
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    cleanup.sweep()
-    assert not (cleanup.MEMORY / token).exists()
-    until(lambda: not cleanup.marked(token))
 
 
 @pytest.mark.parametrize(

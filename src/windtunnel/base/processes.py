@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,3 +58,61 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.pid} {self.started} {self.boot}"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A process that another one started, which may be gone: what `subprocess.Popen` offers, as far as a
+    stranger can; its exit status is nobody's to know (-1)."""
+
+    identity: Identity
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    def poll(self) -> int | None:
+        """None while it lives."""
+        return None if self.identity.lives() else -1
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired when it lives longer than ``timeout`` seconds."""
+        with contextlib.suppress(ProcessLookupError), self._handle() as handle:
+            if self.identity.lives() and not select.select([handle], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return -1
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError), self._handle() as handle:
+            if self.identity.lives():
+                signal.pidfd_send_signal(handle, number)
+
+    @contextlib.contextmanager
+    def _handle(self) -> Iterator[int]:
+        """Its pidfd. Raises ProcessLookupError when there is no such process."""
+        handle = os.pidfd_open(self.pid)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
+def add_owner(file: Path, owner: Identity) -> None:
+    """One more process that what ``file`` stands for belongs to."""
+    with file.open("a") as opened:
+        opened.write(f"{owner}\n")
+
+
+def owned(file: Path) -> bool:
+    """Whether any of the owners lives that `add_owner` wrote down.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such file.
+    """
+    return any(Identity.parse(line).lives() for line in file.read_text().splitlines())

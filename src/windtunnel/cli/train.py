@@ -22,7 +22,10 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")],
+    context: typer.Context,
+    script: Annotated[
+        Path | None, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script.")
+    ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
     ] = None,
@@ -88,6 +91,19 @@ def train(
     ] = False,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such hosts find this one.")] = "",
     secret_file: Annotated[Path | None, SECRET] = None,
+    orphan_after: Annotated[
+        float, typer.Option(help="Seconds that hosts, memory and trainers wait for --resume, then end.")
+    ] = 300.0,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Take over a run whose launcher is gone: its name, how it begins, last, or its folder.",
+        ),
+    ] = None,
+    resume_auto: Annotated[
+        bool, typer.Option("--resume-auto", help="Resume by itself when the launcher is killed.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
@@ -103,8 +119,14 @@ def train(
 
     Example: windtunnel train --hosts 4 --inject "kill:host=2,step=7" train.py
     """
-    from windtunnel.training.session import Request, train_and_store
+    from windtunnel.training.session import Request, resume_and_store, train_and_store
 
+    if resume is not None:
+        _only(context, "resume", "listen", "as_json")
+        resume_and_store(resume, as_json=as_json, listen=listen or None)
+        return
+    if script is None:
+        raise typer.BadParameter("a training script is needed, or --resume RUN", param_hint="SCRIPT")
     train_and_store(
         Request(
             script=script,
@@ -136,10 +158,29 @@ def train(
             external=external_hosts,
             listen=listen,
             secret_file=secret_file,
+            orphan_after=orphan_after,
         ),
         out,
         as_json=as_json,
+        auto=resume_auto,
     )
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _only(context: typer.Context, *accepted: str) -> None:
+    """Raises UserError where another option is given beside --resume, or a script."""
+    from windtunnel.base.errors import UserError
+
+    for name in context.params:
+        if name not in accepted and _given(context, name):
+            told = name.upper() if name in ("script", "arguments") else f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"--resume: {told} is that of the run and cannot be given; accepted are --listen and --json"
+            )
 
 
 def host(

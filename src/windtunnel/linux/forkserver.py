@@ -18,8 +18,8 @@ of ``before`` with no arguments.
 
 A child leads a session of its own, which is killed with it. When a client's connection closes its children
 are killed: a client that is gone can fence nobody. One that ``stays`` lives on, since who asked for it may be
-restarted. When the lifeline (a pipe that the owner holds) closes, all children are killed and the server
-ends. The death of the server itself kills no child.
+restarted. When the lifeline (a pipe that its owners hold) closes, all children are killed, "module:function"
+of ``--at-end`` is called, and the server ends. The death of the server itself kills no child.
 
 The idea is the zygote of Android and the fork server of Python's multiprocessing.
 """
@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--preload", default="")
     parser.add_argument("--lifeline", type=int, default=None)
+    parser.add_argument("--at-end", default="")
     options = parser.parse_args(arguments)
     Path(options.socket).unlink(missing_ok=True)
     # Who connects before the imports are done waits in the queue.
@@ -71,6 +72,8 @@ def main(arguments: list[str] | None = None) -> None:
     child = ForkServer(listener, options.lifeline).serve()
     if child is not None:
         child()
+    elif options.at_end:
+        _named(options.at_end)()
 
 
 class ForkServer:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base.processes import Adopted, Identity
 from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
 
 Answer = Callable[[dict[str, Any]], None]
@@ -23,21 +24,45 @@ GONE = "the fork server is gone"
 
 
 class ForkServerKeeper:
-    """Starts a fork server at ``path`` and, whenever `tend` finds it dead, another one in its place."""
+    """Keeps a fork server at ``path``: one that lives there already, or else a new one, and, whenever `tend`
+    finds it dead, another one in its place.
 
-    def __init__(self, path: Path, preload: tuple[str, ...], env: dict[str, str]) -> None:
-        self.path, self._preload, self._env = path, preload, env
-        # All children are killed when this end closes, so however the owner ends.
-        self._lifeline, self._held = os.pipe()
-        self.process = self._start()
+    The server lives in a session of its own, and with all its children until nobody holds its lifeline any
+    more: this process does, and so does every process that inherits ``held``. ``at_end``: "module:function"
+    that it calls then.
+    """
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def __init__(self, path: Path, preload: tuple[str, ...], env: dict[str, str], at_end: str = "") -> None:
+        self.path, self._preload, self._env, self._at_end = path, preload, env, at_end
+        self._lifeline = path.with_name(f"{path.name}.lifeline")
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self._lifeline, 0o600)
+        self.held = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)  # waits for no reader, and holds
+        self.process = self._living() or self._start()
+
+    def _living(self) -> Adopted | None:
+        """The server that listens at the path."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(OSError):
+            sock.settimeout(2.0)
+            sock.connect(str(self.path))
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            found = Identity.of(int.from_bytes(credentials[:4], "little"))
+            return None if found is None else Adopted(found)
+        return None
+
+    def _start(self) -> subprocess.Popen[bytes] | Adopted:
         module = "windtunnel.linux.forkserver"
+        end = os.open(self._lifeline, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         command = [sys.executable, "-m", module, "--socket", str(self.path)]
-        command += ["--preload", ",".join(self._preload), "--lifeline", str(self._lifeline)]
+        command += ["--preload", ",".join(self._preload), "--lifeline", str(end), "--at-end", self._at_end]
         # One thread: an OpenMP pool must not exist when it forks. The children set their own number.
         env = self._env | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env=env, pass_fds=[self._lifeline], stdin=subprocess.DEVNULL)
+        try:
+            return subprocess.Popen(
+                command, env=env, pass_fds=[end], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            os.close(end)
 
     def tend(self) -> bool:
         """Whether it had died and was started again."""
@@ -47,16 +72,16 @@ class ForkServerKeeper:
         return True
 
     def close(self) -> None:
-        """End it with all its children."""
-        for fd in (self._held, self._lifeline):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        """End it with all its children, whoever holds its lifeline."""
+        with contextlib.suppress(OSError):
+            os.close(self.held)
         try:
             self.process.wait(3.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(5.0)
-        self.path.unlink(missing_ok=True)
+        for path in (self.path, self._lifeline):
+            path.unlink(missing_ok=True)
 
 
 class ForkServerClient:

@@ -16,13 +16,13 @@ import errno
 import importlib.util
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.base.errors import UserError
-from windtunnel.base.processes import Identity
+from windtunnel.base.processes import Identity, add_owner, owned
 from windtunnel.linux import LinuxError, namespaces
 
 T = TypeVar("T")
@@ -97,30 +97,43 @@ def missing() -> str | None:
 
 class Network:
     """One bridge and the hosts on it, called after the run's ``token``; ``rate``: bytes/s of each host in
-    either direction, None for no limit. ``address``: the bridge's own, on which this machine is reached.
+    either direction, None for no limit. ``address``: the bridge's own, on which this machine is reached. It
+    stands as long as one of its owners lives (`sweep`), of which this process is the first.
+
+    ``before``: the address of one that stands already, made by a process that is gone, with the ``hosts``
+    that were added to it, in their order: it is taken up.
 
     Raises:
         UserError: this machine cannot emulate networks.
         LinuxError: the kernel refused a link, by this and every method.
     """
 
-    def __init__(self, token: str, rate: float | None = None) -> None:
+    def __init__(
+        self, token: str, rate: float | None = None, before: str | None = None, hosts: Sequence[str] = ()
+    ) -> None:
         reason = missing()
         if reason is not None:
             raise UserError(f"network netns: {reason}; accepted here is loopback")
         self.rate = rate
         self._bridge = f"wt{token.rpartition('-')[2]}"
-        self._numbers: dict[str, int] = {}
-        self._net = _ask(_free_net)
+        self._numbers = {name: number for number, name in enumerate(hosts)}
+        self._net = before.rpartition(".")[0] if before is not None else _ask(_free_net)
         self.address = f"{self._net}.1"
+        if before is not None:
+            self.own(Identity.own())
+            return
         _ask(lambda route: route.link("add", ifname=self._bridge, kind="bridge"))
         try:
             _OWNERS.mkdir(exist_ok=True)
-            (_OWNERS / self._bridge).write_text(f"{Identity.own()}\n")
+            self.own(Identity.own())
             configure(self._bridge, self.address, 24)
         except BaseException:
             self.close()
             raise
+
+    def own(self, owner: Identity) -> None:
+        """It stands as long as this process lives, too."""
+        add_owner(_OWNERS / self._bridge, owner)
 
     def add(self, name: str) -> tuple[str, str]:
         """A host: the path of its namespace, and its address."""
@@ -161,12 +174,12 @@ class Network:
 
 
 def sweep() -> None:
-    """Remove the networks of processes that are gone."""
+    """Remove the networks whose owners are all gone."""
     if missing() is not None or not _OWNERS.is_dir():
         return
     for mark in _OWNERS.iterdir():
         try:
-            lives = Identity.parse(mark.read_text()).lives()
+            lives = owned(mark)
         except FileNotFoundError:  # another process sweeps, too
             continue
         except ValueError:  # written by a process that died over it

@@ -21,8 +21,10 @@ _held: dict[Path, int] = {}  # by folder, the open file that has the lock
 
 
 def hold(folder: Path) -> None:
-    """Take the lock of a new run, until `release` or the end of this process."""
+    """Take the lock of a run, until `release` or the end of this process."""
     with contextlib.suppress(OSError):
+        if folder in _held:
+            return
         file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, delete, select, update
+from sqlalchemy import ColumnElement, Engine, delete, select, update
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.paths import home
@@ -49,6 +49,13 @@ class Run:
     error: str | None
     _engine: Engine
 
+    def take(self) -> None:
+        """From now on this process executes the run, which may have lost another one."""
+        alive.hold(self.directory)
+        self._update(
+            Row.status.in_(("running", "killed")), status="running", process=this_process(), error=None
+        )
+
     def finish(self, summary: Json) -> None:
         """The run is done; ``summary`` is what it found (see docs/summary.md), its ``wall_time_s`` is kept
         where it has one."""
@@ -64,9 +71,12 @@ class Run:
         return (datetime.now(UTC) - self.created_at).total_seconds()
 
     def _complete(self, **values: Any) -> None:
-        with transaction(self._engine) as session:
-            session.execute(update(Row).where(Row.id == self.id, Row.status == "running").values(**values))
+        self._update(Row.status == "running", **values)
         alive.release(self.directory)
+
+    def _update(self, of: ColumnElement[bool], **values: Any) -> None:
+        with transaction(self._engine) as session:
+            session.execute(update(Row).where(Row.id == self.id, of).values(**values))
 
     def as_dict(self) -> Json:
         """All but the connection, for JSON."""

@@ -2,7 +2,9 @@
 
 Every process that a launcher starts carries the run's token in its environment, and so does what it starts in
 turn; by it they are found in /proc, whoever is their parent by now. The folder of the run in memory has the
-token for its name and says which process owns it; folders whose owner is gone are swept at the next start.
+token for its name and says which processes own it: the launcher, and the agents, which outlive it for a
+while. Folders whose owners are all gone are swept: by the fork server, which notices the last one's end, or
+at the next start.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from windtunnel.base.processes import Identity
-from windtunnel.linux import processes
+from windtunnel.base.processes import Identity, add_owner, owned
+from windtunnel.linux import network, processes
 
 TOKEN = "WINDTUNNEL_LAUNCH"
 MEMORY = Path("/dev/shm")
@@ -23,19 +25,20 @@ def claim(token: str) -> Path:
     """Make the folder in memory of the run ``token``, owned by this process."""
     folder = MEMORY / token
     folder.mkdir(mode=0o700)
-    (folder / OWNER).write_text(f"{Identity.own()}\n")
+    add_owner(folder / OWNER, Identity.own())
     return folder
 
 
 def sweep() -> list[str]:
-    """Remove what runs left whose launcher is gone: their tokens."""
+    """Remove what runs left of whom nobody is there any more, in memory and of networks: their tokens."""
     swept = []
     for folder in MEMORY.glob("windtunnel-*"):
         with contextlib.suppress(OSError, ValueError):
-            if not Identity.parse((folder / OWNER).read_text()).lives():
+            if not owned(folder / OWNER):
                 kill_marked(folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
                 swept.append(folder.name)
+    network.sweep()
     return swept
 
 

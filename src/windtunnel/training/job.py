@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,26 @@ class JobSpec:
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
+
+    def plain(self) -> dict[str, Any]:
+        """As values of JSON, for the run's log."""
+        secret = None if self.secret_file is None else str(self.secret_file.absolute())
+        paths = {"script": str(self.script), "cwd": str(self.cwd), "secret_file": secret}
+        return {**asdict(self), **paths}
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> JobSpec:
+        """The inverse of `plain`.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            lists = {name: tuple(plain[name]) for name in ("arguments", "faults", "domains", "preload")}
+            paths = {name: plain[name] and Path(plain[name]) for name in ("script", "cwd", "secret_file")}
+            return JobSpec(**{**plain, **lists, **paths, "rules": Rules(**plain["rules"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the run's configuration is of another version ({error})") from error
 
     def check(self) -> None:
         """Refuse what cannot run.

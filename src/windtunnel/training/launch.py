@@ -1,9 +1,13 @@
 """Launch a training script under supervision, on emulated hosts of this computer.
 
 Every host is an agent of its own with its own memory folder (and, with ``network="netns"``, its own
-network). They share one fork server, since one computer needs torch imported once. The launcher plays the
-cloud: it starts the hosts that the supervisor orders. It keeps the fork server and the supervisor alive, and
-at the end, whatever the end is, leaves no process, file in memory or network behind.
+network). They share one fork server, since one computer needs torch imported once (`site`). The launcher
+plays the cloud: it starts the hosts that the supervisor orders. It keeps the fork server and the supervisor
+alive, and at the end, whatever the end is, leaves no process, file in memory or network behind.
+
+A launcher that is killed takes only its supervisor along. Agents and trainers wait ``orphan_after`` seconds
+for the next one (`resume`), which starts a supervisor after the last and goes on from its log. A launcher
+that finds that another one has done so leaves everything to that one.
 
     launched = launch("train.py", ["--steps", "20"], hosts=4)
     outcome = launched.wait()
@@ -14,42 +18,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base import keys
-from windtunnel.base.errors import UserError
-from windtunnel.linux import namespaces, network, processes
-from windtunnel.linux.forkserver_client import ForkServerKeeper
-from windtunnel.training import cleanup, deadlines
-from windtunnel.training.elastic.live import forked, rendezvous
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.linux import processes
+from windtunnel.store import eventlog
+from windtunnel.training import calling, deadlines
+from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.live.agent.config import CUT, GENERATION, AgentConfig
-from windtunnel.training.elastic.live.supervisor import Outcome
+from windtunnel.training.elastic.live.keeper import GaveUp, SupervisorKeeper
+from windtunnel.training.elastic.live.supervisor import Outcome, leadership
+from windtunnel.training.elastic.policy.state import past
 from windtunnel.training.job import JobSpec
+from windtunnel.training.site import EmulatedHost, Site
 
 TICK = 0.02
-MOST_SUPERVISORS = 20
 PATIENCE = 10.0
 Event = dict[str, Any]
-
-
-@dataclass
-class EmulatedHost:
-    """One emulated host: its agent's process."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    namespace: str | None
 
 
 def launch(
@@ -74,39 +68,77 @@ def launch(
     return Launched(job, folder, on_event, output)
 
 
+def resume(
+    folder: Path,
+    on_event: Callable[[Event], None] | None = None,
+    output: int | None = None,
+    *,
+    ended: bool = False,
+    **changes: Any,
+) -> Launched:
+    """Take over the run in ``folder``, whose launcher is gone: its job goes on, with what its hosts hold in
+    memory. ``changes``: other values of the job's options. ``ended``: also one whose launcher died between
+    the run's end and its own. The rest is as in `launch`.
+
+    Raises:
+        UserError: there is no run, it has ended, or its launcher is there.
+    """
+    events = eventlog.read(folder / eventlog.NAME)
+    started = [event for event in events if event["kind"] == "started"]
+    if not started:
+        raise UserError(f"{folder}: there is no run to resume")
+    reasons = [event["reason"] for event in events if event["kind"] == "finished"]
+    if reasons and not ended:
+        raise UserError(f"{folder}: this run has ended ({in_short(reasons[-1])})")
+    job = replace(JobSpec.of(started[0]["config"]), **changes)
+    job.check()
+    record = leadership.FileRecord(folder)
+    before = leadership.silent(record)
+    if before is None:
+        raise UserError(f"{folder}: this run is running, {record.read()} leads it")
+    return Launched(job, folder, on_event, output, after=before.epoch)
+
+
+class TakenOver(HostError):
+    """Another launcher has the run by now."""
+
+
 class Launched:
-    """A job that runs. Use it as a context manager, or call `close`."""
+    """A job that runs. Use it as a context manager, or call `close`. ``after``: the epoch of the supervisor
+    that this launcher's first one follows, 0 for a new run."""
 
     def __init__(
-        self, job: JobSpec, folder: Path, on_event: Callable[[Event], None] | None, output: int | None
+        self,
+        job: JobSpec,
+        folder: Path,
+        on_event: Callable[[Event], None] | None,
+        output: int | None,
+        after: int = 0,
     ) -> None:
         self.job = job
+        self._record = leadership.FileRecord(folder.absolute())
         self.folder = folder.absolute()
         self.outcome: Outcome | None = None
-        self.supervisor_restarts = 0
-        self._on_event, self._output = on_event, output
-        self._hosts: list[EmulatedHost] = []
+        self._on_event = on_event
         self._events: list[Event] = []
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._closing = False
+        self._leaves = after > 0  # what it has not taken over yet, and what is another launcher's by now
         self._read = 0
         self._due: list[float] = []  # when hosts that were ordered come
+        self._ordered = 0  # of those that supervisors of ours have ordered
         self._failure: BaseException | None = None
         self._adopted: set[int] = set()  # workers of a fork server that is gone: ours to reap
         self._joined: set[int] = set()  # pids of agents that the supervisor has seen
-        cleanup.sweep()
-        network.sweep()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.token = f"windtunnel-{self.folder.name[-20:]}-{secrets.token_hex(3)}"
-        self.memory = cleanup.claim(self.token)
-        self._lifeline, self._held = os.pipe()
-        self.network: network.Network | None = None
+        self.site = Site(job, self.folder, output)
+        self.token, self.memory, self.network = self.site.token, self.site.memory, self.site.network
         try:
-            self._begin()
+            self._begin(after)
         except BaseException:
             self.close()
             raise
+        self._leaves = False
         self._thread = threading.Thread(target=self._tend_for_ever, name="launcher", daemon=True)
         self._thread.start()
 
@@ -116,7 +148,8 @@ class Launched:
         """How the run ended; None if it still runs after ``timeout`` seconds.
 
         Raises:
-            UserError: it could not be begun.
+            UserError: it could not be begun. TakenOver: another launcher has it. HostError: there is no
+            supervisor any more.
         """
         if not self._over.wait(timeout):
             return None
@@ -139,7 +172,7 @@ class Launched:
         found = {}
         # of two, the older is of a host that was cut off and does not know yet that it was replaced
         for status in sorted(told, key=lambda one: int(one["generation"])):
-            alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self._hosts)
+            alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self.site.hosts)
             if status["place"] is not None and alive:
                 status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
                 found[status["place"]] = status
@@ -182,11 +215,11 @@ class Launched:
 
     def kill_supervisor(self) -> None:
         """SIGKILL to the supervisor; the launcher starts another."""
-        self._supervisor.kill()
+        self._supervisor.process.kill()
 
     def kill_forkserver(self) -> None:
         """SIGKILL to the fork server; the launcher starts another."""
-        self._forkserver.process.kill()
+        self.site.forkserver.process.kill()
 
     def link(self, place: int, *, up: bool) -> None:
         """Take a host's network link down, or up again (needs "netns")."""
@@ -212,98 +245,70 @@ class Launched:
 
     # -- beginning ---------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, after: int) -> None:
         job = self.job
-        self.keys = keys.of_run(self.folder, job.secret_file)
-        if job.network == "netns":
-            self.network = network.Network(self.token, job.rate)
-        env = self._environment()
-        self._forkserver = ForkServerKeeper(self.memory / "forkserver", (forked.MODULE, *job.preload), env)
-        self._env = env
-        self._config = self.folder / "supervisor.config.json"
-        rules = asdict(job.rules)
+        own = self.folder / keys.NAME  # what the hosts of a run that goes on have
+        self.keys = keys.of_run(self.folder, own if after and own.exists() else job.secret_file)
+        config = self.folder / "supervisor.config.json"
         plain = {
             "folder": str(self.folder),
             "secret": str(self.folder / keys.NAME),
-            "rules": rules,
+            "rules": asdict(job.rules),
             "places": job.hosts,
             "per_host": job.per_host,
             "host": self._address(),
             "port": 0,
-            "forkserver": str(self._forkserver.path),
+            "forkserver": str(self.site.forkserver.path),
             "beat": job.beat,
             "lease": job.lease,
             "deadlines": deadlines.of("supervisor", job.deadlines),
-            "config": {
-                "script": str(job.script),
-                "arguments": list(job.arguments),
-                "hosts": job.hosts,
-                "per_host": job.per_host,
-                "spares": job.spares,
-                "rules": rules,
-                "faults": list(job.faults),
-                "settings": job.settings,
-                "network": job.network,
-                "rate": job.rate,
-            },
+            "config": job.plain(),
         }
-        self._config.write_text(json.dumps(plain, indent=1) + "\n")
-        self._supervisor = self._start_supervisor()
-        self.address = self._told_address()
+        config.write_text(json.dumps(plain, indent=1) + "\n")
+        before = past(eventlog.read(self.folder / eventlog.NAME))
+        self._follow(tell=False)
+        if self.outcome is not None:
+            return
+        known = self._record.read().address
+        try:
+            self._supervisor = SupervisorKeeper(
+                config,
+                self.site.env,
+                self._record,
+                after,
+                lease=job.lease,
+                start=deadlines.of("launcher", job.deadlines)["start"],
+                over=self._ended,
+            )
+        except GaveUp as error:
+            raise self._given_up(error) from error
+        self._call(known)
         if job.listen is not None:
             self._offer = rendezvous.Offer(
-                job.listen, self.keys, lambda: self._agent_config(len(self._hosts))
+                job.listen, self.keys, lambda: self._agent_config(len(self._joined))
             )
             secret = self.folder / keys.NAME
             self._note(f"hosts join by `windtunnel host {self._offer.address}`, with the secret in {secret}")
             return
-        for _ in range(job.hosts + job.spares):
+        # hosts that were never started, or were on order when the launcher before died
+        waiting = [host for host in self.site.hosts if host.process.pid not in self._joined]
+        if before.membership is None:
+            missing = job.hosts + job.spares - len(self.site.hosts)
+        else:
+            missing = before.coming - len(waiting)
+        for _ in range(missing):
             self._start_host()
+
+    def _call(self, known: str) -> None:
+        """Hosts that look for their supervisor at the address ``known`` learn where it is now."""
+        if known and known != self._supervisor.address:
+            hosts = [host for host, _ in past(self.events()).hosts.values()]
+            calling.call(hosts, self._supervisor.address, self._supervisor.epoch, self.keys, self._over)
 
     def _address(self) -> str:
         if self.network is not None:
             return self.network.address
         return rendezvous.split(self.job.listen, "--listen")[0] if self.job.listen else "127.0.0.1"
-
-    def _environment(self) -> dict[str, str]:
-        env = {**os.environ, **self.job.env, cleanup.TOKEN: self.token}
-        env.pop(keys.VARIABLE, None)  # it is in the run's folder
-        env.setdefault("OMP_NUM_THREADS", "1")
-        # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
-        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-        # each cut of a group would print a stack of C++ otherwise
-        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if self.network is None and self.job.listen is None:
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        elif self.network is not None:
-            env["GLOO_SOCKET_IFNAME"] = network.INTERFACE
-        return env
-
-    def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "windtunnel.training.elastic.live.supervise", str(self._config)]
-        command += ["--lifeline", str(self._lifeline)]
-        process = subprocess.Popen(
-            command,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._lifeline],
-        )
-        return process
-
-    def _told_address(self) -> str:
-        assert self._supervisor.stdout is not None
-        ready, _, _ = select.select(
-            [self._supervisor.stdout], [], [], deadlines.of("launcher", self.job.deadlines)["start"]
-        )
-        line = self._supervisor.stdout.readline() if ready else b""
-        if not line:
-            if not ready:
-                self._supervisor.kill()
-            status = self._supervisor.wait(PATIENCE)
-            raise UserError(f"{self.folder}: the supervisor did not start (status {status})")
-        os.set_blocking(self._supervisor.stdout.fileno(), False)
-        return str(json.loads(line)["address"])
 
     def _agent_config(self, number: int) -> AgentConfig:
         job, told = self.job, self.job.deadlines
@@ -313,14 +318,14 @@ class Launched:
         }
         return AgentConfig(
             run=str(self.folder),
-            supervisor=self.address,
+            supervisor=self._supervisor.address,
             secret=str(self.folder / keys.NAME),
             script=str(job.script),
             arguments=job.arguments,
             cwd=str(job.cwd),
             domain=job.domains[number % len(job.domains)] if job.domains else "",
             memory_root=str(self.memory),
-            forkserver=str(self._forkserver.path),
+            forkserver=str(self.site.forkserver.path),
             preload=job.preload,
             env={"WINDTUNNEL_CHECKPOINT": json.dumps(job.settings)} if job.settings else {},
             faults=job.faults,
@@ -334,28 +339,7 @@ class Launched:
         )
 
     def _start_host(self) -> None:
-        config = self._agent_config(len(self._hosts))
-        if self.network is not None:
-            namespace, address = self.network.add(config.name)
-            config = replace(config, address=address, namespace=namespace, interface=network.INTERFACE)
-        path = self.folder / "agents" / f"{config.name}.config"
-        path.parent.mkdir(exist_ok=True)
-        config.write(path)
-        command = [sys.executable, "-m", "windtunnel.training.host", str(path)]
-        command += ["--lifeline", str(self._lifeline)]
-
-        def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
-                command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[self._lifeline],
-            )
-
-        process = start() if config.namespace is None else namespaces.within(config.namespace, start)
-        self._hosts.append(EmulatedHost(config.name, process, config.namespace))
+        self.site.start(self._agent_config(self.site.next_number))
 
     # -- while it runs -----------------------------------------------------------------------------------
 
@@ -364,58 +348,57 @@ class Launched:
             while not self._closing and self.outcome is None:
                 self._tend(time.monotonic())
                 time.sleep(TICK)
+        except GaveUp as error:
+            self._failure = self._given_up(error)
         except BaseException as error:
             self._failure = error
         finally:
             self._over.set()
 
     def _tend(self, now: float) -> None:
-        self._follow()
-        if self.outcome is not None:
+        if self._ended():
             return
-        self._take_orders(now)
+        known = self._supervisor.address
+        why = self._supervisor.tend(now)
+        if why is not None:
+            self._call(known)
+            self._note(f"the supervisor was replaced: {why}")
+        self._due += [now + self.job.replace_after] * (self._supervisor.ordered - self._ordered)
+        self._ordered = self._supervisor.ordered
         while self._due and self._due[0] <= now and self.job.listen is None:
             self._due.pop(0)
             self._start_host()
-        if self._forkserver.tend():
+        if self.site.forkserver.tend():
             self._note("the fork server was gone; another one was started")
             for found in self.places().values():
                 self._adopted.update(found["workers"].values())
         if self._adopted:
             self._adopted -= processes.reap(self._adopted)
-        for host in self._hosts:
+        for host in self.site.hosts:
             status = host.process.poll()
             # A host that is gone is replaced by the supervisor; one that cannot begin would be for ever.
             if status is not None and status > 0 and host.process.pid not in self._joined:
                 reason = f"the agent of {host.name} ended with status {status} before it joined"
                 self.outcome = Outcome(1, reason, {})
-        ended = self._supervisor.poll()
-        if ended is not None:
-            self._follow()
-            if self.outcome is None:
-                self._restart_supervisor(ended)
 
-    def _restart_supervisor(self, status: int) -> None:
-        self._take_orders(time.monotonic())
-        self.supervisor_restarts += 1
-        if status == 2 or self.supervisor_restarts > MOST_SUPERVISORS:
-            reason = f"the supervisor ended with status {status}, {self.supervisor_restarts} times"
-            self.outcome = Outcome(1, reason, {})
-            return
-        self._supervisor = self._start_supervisor()
-        self._told_address()  # it listens where the one before did
+    def _ended(self) -> bool:
+        """Whether the run has, as far as its log says."""
+        self._follow()
+        return self.outcome is not None
 
-    def _take_orders(self, now: float) -> None:
-        assert self._supervisor.stdout is not None
-        with contextlib.suppress(BlockingIOError):
-            while line := self._supervisor.stdout.readline():
-                count = json.loads(line).get("order", 0)
-                self._due += [now + self.job.replace_after] * count
+    def _given_up(self, error: GaveUp) -> Exception:
+        """What the caller is told, once there is no supervisor any more."""
+        if not error.superseded:
+            return HostError(f"{self.folder}: {error}")
+        self._leaves = True
+        leader = self._record.read()
+        told = f"another launcher has this run by now (epoch {leader.epoch}, {leader}); this one ends"
+        return TakenOver(f"{self.folder}: {told}")
 
-    def _follow(self) -> None:
+    def _follow(self, *, tell: bool = True) -> None:
         """New lines of the event log."""
         try:
-            with (self.folder / "events.jsonl").open("rb") as file:
+            with (self.folder / eventlog.NAME).open("rb") as file:
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
@@ -426,7 +409,7 @@ class Launched:
             event = json.loads(line)
             with self._lock:
                 self._events.append(event)
-            if self._on_event is not None:
+            if self._on_event is not None and tell:
                 self._on_event(event)
             if event["kind"] == "host.joined":
                 self._joined.add(event["pid"])
@@ -446,40 +429,23 @@ class Launched:
             self._on_event({"kind": "note", "t": time.time(), "text": text, "generation": 0})
 
     def _host_of(self, pid: int) -> EmulatedHost:
-        return next(host for host in self._hosts if host.process.pid == pid)
+        return self.site.of(pid)
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        agents = [host.process for host in self._hosts]
-        finished = any(event["kind"] == "finished" for event in self._events)
-        last = time.monotonic() + PATIENCE
-        supervisor = getattr(self, "_supervisor", None)
-        if supervisor is not None:
-            if not finished:
-                supervisor.terminate()  # it tells the agents, waits until they go, and ends
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                supervisor.wait(max(0.0, last - time.monotonic()))
-        for process in agents:
-            process.terminate()  # who was not told: a spare that came late, a host that was cut off
-        for process in agents:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, last - time.monotonic()))
-        with contextlib.suppress(OSError):
-            self._follow()
-        for fd in (self._held, self._lifeline):
-            with contextlib.suppress(OSError):
-                os.close(fd)
         if hasattr(self, "_offer"):
             self._offer.close()
-        if hasattr(self, "_forkserver"):
-            self._forkserver.close()
-        cleanup.kill_marked(self.token)
-        for process in [*agents, *([supervisor] if supervisor else [])]:
-            process.wait(PATIENCE)
-        if supervisor is not None and supervisor.stdout is not None:
-            supervisor.stdout.close()
-        processes.reap(self._adopted)
-        if self.network is not None:
-            self.network.close()
-        shutil.rmtree(self.memory, ignore_errors=True)
+        supervisor = getattr(self, "_supervisor", None)
+        if self._leaves:
+            if supervisor is not None:
+                supervisor.end(PATIENCE, tell=False)
+            return
+        last = time.monotonic() + PATIENCE
+        if supervisor is not None:
+            finished = any(event["kind"] == "finished" for event in self._events)
+            supervisor.end(PATIENCE, tell=not finished)  # it tells the agents, waits until they go, and ends
+        self.site.end_agents(last)
+        with contextlib.suppress(OSError):
+            self._follow()
+        self.site.close(self._adopted)

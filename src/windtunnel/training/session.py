@@ -6,24 +6,29 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from windtunnel.base import keys
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
+from windtunnel.store import eventlog
 from windtunnel.store.objects import open_files
-from windtunnel.training import cleanup, deadlines
+from windtunnel.training import cleanup, deadlines, watch
 from windtunnel.training.checkpoint.policy.placement import place
 from windtunnel.training.elastic import report
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.policy.rules import OnLoss, Rules
 from windtunnel.training.job import PRELOAD, JobSpec
-from windtunnel.training.launch import Launched
+from windtunnel.training.launch import Launched, TakenOver, resume
+
+if TYPE_CHECKING:
+    from windtunnel.store.runs import Run
 
 CAPABILITY = "training.elastic"
 CHOICES = {
@@ -43,6 +48,7 @@ LEAST = {
     "persist_every": 1,
     "max_restarts": 0,
     "replace_after": 0,
+    "orphan_after": 0,
 }
 
 
@@ -79,6 +85,7 @@ class Request:
     external: bool
     listen: str
     secret_file: Path | None
+    orphan_after: float
 
     def job(self) -> JobSpec:
         """What is to be launched.
@@ -125,6 +132,7 @@ class Request:
             frozen_after=self.lease,
             beat=min(0.1, self.lease / 4),
             replace_after=self.replace_after,
+            orphan_after=told.get("orphan", self.orphan_after),
             deadlines={"form": self.timeout, **told},
             timeout=self.timeout,
             preload=(*PRELOAD, *filter(None, self.preload.split(","))),
@@ -171,15 +179,17 @@ class Request:
                 )
 
 
-def train_and_store(request: Request, out: Path | None, *, as_json: bool = False) -> dict[str, Any]:
+def train_and_store(
+    request: Request, out: Path | None, *, as_json: bool = False, auto: bool = False
+) -> dict[str, Any]:
     """Run, keep the run in the store (or in ``out`` alone) with its files, print its end: the summary.
 
     ``as_json``: the summary, of a job that failed as well, is all that stdout gets; the ranks print to
-    stderr.
+    stderr. ``auto``: in a process that a parent watches; when a signal kills it, the next one resumes.
 
     Raises:
         UserError: an option is wrong. ScriptError: the job failed; with the failed rank's traceback.
-        LessError: what was asked for could not be reached.
+        LessError: what was asked for could not be reached. TakenOver: another launcher has the run.
     """
     job = request.job()
     request.require_own_storage()
@@ -190,7 +200,12 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
             raise UserError(f"--out {out}: the folder cannot be made ({error.strerror})") from error
         if (out / "events.jsonl").exists():
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
-        return _launch(job, out, as_json)
+    watched = watch.split() if auto else watch.Alone()
+    if watched.before is not None:
+        return resume_and_store(watched.before, as_json=as_json, ended=True)
+    if out is not None:
+        watched.tell(str(out.absolute()))
+        return _launch(partial(Launched, job), out, str(out), as_json)
     from windtunnel.store.runs import Store
 
     inputs = {
@@ -199,19 +214,58 @@ def train_and_store(request: Request, out: Path | None, *, as_json: bool = False
         "secret_file": str(request.secret_file or ""),
     }
     run = Store.open().begin(CAPABILITY, inputs)
+    watched.tell(run.id)
+    return _stored(run, partial(Launched, job), as_json, mine=True)
+
+
+def resume_and_store(name: str, *, as_json: bool = False, **changes: Any) -> dict[str, Any]:
+    """Take over the run ``name`` (as `Store.get` finds it, or its folder), whose launcher is gone, and go on
+    as `train_and_store`. ``changes``: of the `JobSpec`, None for what stays.
+
+    Raises:
+        UserError: there is no such run, it has ended, or it is running. TakenOver, ScriptError: as above.
+    """
+    from windtunnel.store.runs import Store
+
+    begin = partial(resume, **{key: value for key, value in changes.items() if value is not None})
+    if (Path(name) / eventlog.NAME).is_file():
+        return _launch(begin, Path(name).absolute(), name, as_json)
+    store = Store.open()
+    if name == "last":
+        name = next((run.id for run in store.list(1, CAPABILITY)), name)
+    run = store.get(name)
+    if run.capability != CAPABILITY:
+        raise UserError(f"{run.id}: this run is one of {run.capability}, only those of train can be resumed")
+    return _stored(run, begin, as_json, mine=False)
+
+
+Begin = Callable[[Path, Callable[[dict[str, Any]], None], int | None], Launched]
+
+
+def _stored(run: Run, begin: Begin, as_json: bool, *, mine: bool) -> dict[str, Any]:
+    """`_launch`; what comes of it is in the store. ``mine``: the run is this process's, also if it cannot be
+    begun; else it is so once it has been taken over."""
+
+    def taken(*arguments: Any) -> Launched:
+        nonlocal mine
+        launched = begin(*arguments)
+        run.take()
+        mine = True
+        return launched
+
     try:
-        summary = _launch(job, run.directory, as_json)
-    except (UserError, ScriptError, LessError) as error:
-        run.fail(str(error))
-        raise
+        summary = _launch(taken, run.directory, run.id, as_json)
     except BaseException as error:
-        run.fail(f"{type(error).__name__}: {error}")
+        if mine and not isinstance(error, TakenOver):
+            told = isinstance(error, UserError | ScriptError | LessError)
+            run.fail(str(error) if told else f"{type(error).__name__}: {error}")
         raise
     run.finish(summary)
     return summary
 
 
-def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
+def _launch(begin: Begin, folder: Path, name: str, as_json: bool) -> dict[str, Any]:
+    """``name``: by which the run can be resumed."""
     from rich.console import Console
 
     narrator = report.Narrator()
@@ -224,7 +278,9 @@ def _launch(job: JobSpec, folder: Path, as_json: bool) -> dict[str, Any]:
 
     adopt_orphans()
     # stdout is for the one object of JSON alone
-    with _terminable(), Launched(job, folder, narrate, 2 if as_json else None) as launched:
+    with _terminable(), begin(folder, narrate, 2 if as_json else None) as launched:
+        told = f"if this launcher dies, hosts and trainers wait {launched.job.orphan_after:g} s for"
+        os.write(2, f"windtunnel {told} `windtunnel train --resume {name}`\n".encode())
         outcome = launched.wait()
         events = launched.events()
     assert outcome is not None

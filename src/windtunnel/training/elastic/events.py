@@ -233,8 +233,10 @@ def in_short(text: str) -> str:
 
 def _fits(injected: Event, lost: Sequence[Event]) -> bool:
     """Whether an injected fault can be what was lost: same rank, or same place where a host was meant.
-    One that names neither fits anything.
+    One that names neither fits anything, but for one that struck the control plane, which loses nobody.
     """
+    if injected.get("control"):
+        return False
     place, rank = injected.get("place"), injected.get("rank")
     for event in lost:
         if event["what"] == "worker" and rank is not None:

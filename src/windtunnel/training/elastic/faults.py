@@ -13,6 +13,8 @@
     flip:host=1,step=6                          one bit of a replica that it holds is turned
     down:host=1,step=4                          its network link goes down
     slow:host=1,step=4,rate=10Mbit              its network link gets slow
+    kill-launcher:step=7                        the launcher gets SIGKILL when rank 0 is there
+    stop-supervisor:step=7                      the supervisor gets SIGSTOP then
 
 ``host`` (or ``node``) is a place, so that it names the same position before and after a replacement. A fault
 strikes ``times`` (1) times in a job, however often processes start anew (`live.inject`). This file only reads
@@ -59,11 +61,14 @@ _OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "down": (),
     "slow": ("rate",),
 }
+CONTROL = ("kill-launcher", "stop-supervisor")  # strike what no rank or host has, at the moment of rank 0
 PROCESS = ("stop", "exit", "raise", "delay", "full")  # done by the process itself, also where a host is named
 _OF_HOSTS = ("kill-agent", "wipe", "flip", "down", "slow")
 _NUMBERS = ("host", "rank", "step", "generation", "times", "status")
-_COMMON = ("host", "rank", "step", "point", "during", "generation", "times")
-_FIELDS = {action: (*_COMMON, *own) for action, own in _OWN_FIELDS.items()}
+_WHEN = ("step", "point", "during", "generation", "times")
+_FIELDS = {action: ("host", "rank", *_WHEN, *own) for action, own in _OWN_FIELDS.items()} | dict.fromkeys(
+    CONTROL, _WHEN
+)
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,9 @@ def _value(text: str, name: str, value: str) -> int | float | str:
 
 
 def _check_whom_and_when(text: str, action: str, fields: dict[str, Any]) -> None:
-    if ("host" in fields) == ("rank" in fields):
+    if action in CONTROL:
+        fields["rank"] = 0
+    elif ("host" in fields) == ("rank" in fields):
         raise refused(text, "it does not say whom it strikes", "either host=PLACE or rank=RANK")
     if action in _OF_HOSTS and "host" not in fields:
         raise refused(text, f"rank={fields['rank']}", f"host=PLACE, since {action} strikes a host")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from fake_agents import FakeStore
 
 from support.secret import KEYS
 from support.waiting import PATIENCE, until
-from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
+from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor, leadership
 from windtunnel.training.elastic.policy.rules import Rules
 
 TESTS = Path(__file__).parents[3]
@@ -26,16 +25,15 @@ TESTS = Path(__file__).parents[3]
 
 def start(folder: Path, places: int, lease: float = 1.0) -> tuple[subprocess.Popen[bytes], str]:
     """A supervisor's process and its address."""
-    address = folder / "supervisor.json"
-    before = json.loads(address.read_text())["epoch"] if address.exists() else 0
+    record = leadership.FileRecord(folder)
+    before = record.read().epoch
     command = [sys.executable, __file__, str(folder), str(places), str(lease)]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(TESTS)})
 
     def listening() -> str | None:
         assert process.poll() is None, "the supervisor ended"
-        if not address.exists() or (said := json.loads(address.read_text()))["epoch"] <= before:
-            return None
-        return str(said["address"])
+        leader = record.read()
+        return leader.address if leader.epoch > before and leader.beat else None
 
     return process, until(listening, "the supervisor's address")
 

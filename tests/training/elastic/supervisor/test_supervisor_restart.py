@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import platform
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,9 @@ from fake_agents import Agent, Run, a_run
 
 from support.waiting import PATIENCE, until
 from windtunnel.base.errors import UserError
-from windtunnel.base.processes import start_time
+from windtunnel.base.processes import Adopted, Identity
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor import Deadlines
-from windtunnel.training.elastic.live.supervisor.stores import Adopted
+from windtunnel.training.elastic.live.supervisor import Deadlines, leadership
 
 PATIENT = Deadlines(grace=20.0, back=20.0, suspect=0.1, end=2.0)
 
@@ -263,22 +263,48 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('hello\n{"kind": "x"}\n')
     with pytest.raises(UserError, match=r"events\.jsonl: line 1 is not an event"):
         Run(tmp_path, 1)
-    (tmp_path / "epoch").write_text("many")
-    with pytest.raises(UserError, match="'many' is not the number of an epoch"):
+    (tmp_path / "leader.json").write_text("many")
+    with pytest.raises(UserError, match=r"leader\.json: no record of a run's leader"):
         Run(tmp_path, 1)
 
 
 def test_two_supervisors_cannot_own_a_run(tmp_path: Path) -> None:
     with a_run(tmp_path, 1):
-        with pytest.raises(UserError, match=f"process {os.getpid()} supervises this run"):
+        told = f"process {os.getpid()} on {platform.node()} supervises this run"
+        with pytest.raises(UserError, match=told):
             Run(tmp_path, 1)
-        code = "import sys, pathlib; from windtunnel.training.elastic.live.supervisor.ownership import own\n"
-        code += "own(pathlib.Path(sys.argv[1]))"
+        code = "import sys, pathlib\nfrom windtunnel.training.elastic.live.supervisor.leadership import *\n"
+        code += "lead(FileRecord(pathlib.Path(sys.argv[1])))"
         other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-        assert f"process {os.getpid()} supervises this run" in other.stderr
+        assert told in other.stderr
 
 
-def test_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
+def test_of_two_that_follow_one_leader_one_wins(tmp_path: Path) -> None:
+    """And the leader itself, had it only been stopped, writes nothing more."""
+    with a_run(tmp_path, 1) as run:
+        agents = run.add(1)
+        run.formed(1)
+        leadership.lead(leadership.FileRecord(tmp_path), after=1)
+        with pytest.raises(leadership.Superseded, match="leads this run now"):
+            Run(tmp_path, 1, after=1)
+        assert run.outcome().reason == "a later supervisor (epoch 2) has this run"
+        assert not run.events("finished") and not agents[0].ended.is_set()
+
+
+def test_a_leader_is_silent_when_no_sign_comes_for_a_term(tmp_path: Path) -> None:
+    record = leadership.FileRecord(tmp_path)
+    assert leadership.silent(record) == leadership.Leader()
+    with a_run(tmp_path, 1) as run:
+        assert leadership.silent(record) is None
+        run.supervisor.abandon()
+        run.outcome()
+        assert (leadership.silent(record) or leadership.Leader()).epoch == 1
+        elsewhere = leadership.Leader(1, 9, "1 1 other-boot", "elsewhere")
+        assert record.swap(1, elsewhere) and not elsewhere.gone
+        assert leadership.silent(record, term=0.05) == elsewhere
+
+
+def test_the_lead_goes_with_its_holder(tmp_path: Path) -> None:
     process, _ = supervised_process.start(tmp_path, places=1)
     process.kill()
     process.wait(PATIENCE)
@@ -318,7 +344,8 @@ def test_a_store_outlives_its_supervisor(tmp_path: Path) -> None:
         for process in started:
             process.kill()
             process.wait(PATIENCE)
-    assert Adopted(os.getpid(), (start_time(os.getpid()) or 0) + 1).poll() == -1  # a pid used again
+    own = Identity.own()
+    assert Adopted(replace(own, started=own.started + 1)).poll() == -1  # a pid used again
 
 
 @pytest.mark.slow
@@ -396,5 +423,6 @@ def test_killed_at_any_time_and_started_again(tmp_path: Path, seed: int) -> None
 
 def test_where_to_connect_is_published(tmp_path: Path) -> None:
     with a_run(tmp_path, 1) as run:
-        said = json.loads((tmp_path / "supervisor.json").read_text())
-        assert said == {"address": run.supervisor.address, "pid": os.getpid(), "epoch": 1}
+        leader = leadership.FileRecord(tmp_path).read()
+        assert (leader.address, leader.epoch) == (run.supervisor.address, 1)
+        assert leader.process is not None and leader.process.pid == os.getpid()

@@ -111,6 +111,9 @@ class World(RuleBasedStateMachine):
     def order(self, count: int) -> None:
         self.ordered += count
 
+    def strike(self, action: str) -> None:
+        raise AssertionError(action)
+
     # the model
 
     def pid(self) -> int:

@@ -77,14 +77,16 @@ FROM_AGENT: Table = {
     ),
     "suspect": fields(rank=count, generation=count, error=maybe(text)),
     "done": fields(rank=count, generation=count),
+    "inject": fields(action=text),
 }
 FROM_SUPERVISOR: Table = {
-    "welcome": fields(host=count, beat=maybe(positive)),
-    "membership": fields(membership=MEMBERSHIP, place=maybe(count), mine=each(count)),
-    "decided": fields(generation=count, key=text, values=numbered(anything)),
-    "answer": fields(key=text, values=maybe(numbered(anything))),
-    "fence": fields(rank=count, pid=maybe(count)),
-    "end": fields(status=count),
+    "welcome": fields(epoch=maybe(count), host=count, beat=maybe(positive)),
+    "membership": fields(epoch=maybe(count), membership=MEMBERSHIP, place=maybe(count), mine=each(count)),
+    "decided": fields(epoch=maybe(count), generation=count, key=text, values=numbered(anything)),
+    "answer": fields(epoch=maybe(count), key=text, values=maybe(numbered(anything))),
+    "fence": fields(epoch=maybe(count), rank=count, pid=maybe(count)),
+    "end": fields(epoch=maybe(count), status=count),
+    "beat": fields(epoch=maybe(count)),
 }
 FROM_WORKER: Table = {
     "hello": anything,

@@ -70,7 +70,7 @@ def message(core: Core, link: int, message: Message, now: float) -> None:
     core.hosts.renew(host, now)
     match message["op"]:
         case "beat":
-            pass
+            core.send(link, {"op": "beat"})  # what an agent sent is no sign that we live
         case "post":
             _post(core, host, message, now)
         case "ask":
@@ -81,6 +81,8 @@ def message(core: Core, link: int, message: Message, now: float) -> None:
             _worker(core, host, message, now)
         case "suspect":
             _suspect(core, host, message, now)
+        case "inject":
+            core.effects.strike(str(message["action"]))
         case "done":
             if _mine(core, host, message):
                 core.is_done(int(message["rank"]), message.get("result"), now)

@@ -86,6 +86,9 @@ class Effects(Protocol):
 
     def order(self, count: int) -> None: ...
 
+    def strike(self, action: str) -> None:
+        """Do a fault that was asked for (`faults.CONTROL`)."""
+
 
 @dataclass
 class LiveHost:

@@ -9,7 +9,8 @@ agent decides nothing about the membership: it makes the present one true on its
 Everything else is passed on: posts and events of workers and services to the supervisor, decisions to them.
 
 What is said to a supervisor that dies is said to the next one: open posts, questions and results go with
-``hello``. Without one for ``orphan_after`` seconds the agent ends its workers, its memory and itself.
+``hello``. One that listens elsewhere calls (`follow`). Without one for ``orphan_after`` seconds the agent
+ends its workers, its memory and itself.
 """
 
 from __future__ import annotations
@@ -114,6 +115,16 @@ class Agent:
         """Run ``function`` in the agent's thread."""
         self._inbox.put(function)
 
+    def follow(self, address: str, epoch: int) -> None:
+        """From any thread: the supervisor of that epoch listens at ``address``."""
+
+        def move() -> None:
+            if epoch >= self.epoch:
+                self.epoch = epoch
+                self.link.move(address)
+
+        self.do(move)
+
     def stop(self, status: int) -> None:
         """End in order, from any thread or a signal handler."""
         self.do(lambda: self._end(status))
@@ -203,13 +214,17 @@ class Agent:
 
     def _hear(self, message: Message) -> None:
         self._heard = time.monotonic()
+        if message.get("epoch", self.epoch) < self.epoch:
+            return  # of a supervisor that another one has followed
+        self.epoch = message.get("epoch", self.epoch)
         op = message["op"]
         if op == "welcome":
             self._welcome(message)
         elif op == "membership":
             membership = Membership.of(message["membership"])
-            if membership.epoch >= self.epoch and membership.generation >= self.generation:
-                self.epoch = membership.epoch
+            seen = (self.member.epoch, self.member.generation) if self.member is not None else (0, 0)
+            if (membership.epoch, membership.generation) >= seen:
+                self.epoch = max(self.epoch, membership.epoch)
                 self._join(membership, message["place"], message["mine"])
         elif op == "decided":
             self._decided(message["generation"], message["key"], message["values"])

@@ -2,8 +2,8 @@
 
 That to the supervisor is made again for ever, and nothing said on it is lost in between. After each
 connection the agent says ``hello`` with all that is still open; the ``welcome`` makes the link. What is sent
-before waits and follows then. A supervisor that is partitioned away is noticed by the kernel: beats that are
-not acknowledged within `SILENCE` seconds end the connection.
+before waits and follows then. The supervisor answers every beat: where nothing comes for `SILENCE` seconds it
+is cut off, or stopped, and the connection is made anew, with it or with the one that has replaced it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Link:
         self.last_heard = time.monotonic()
         self._hello, self._deliver = hello, deliver
         self._lock = threading.Lock()
-        self._sock: socket.socket | None = None  # only while welcome
+        self._open: socket.socket | None = None
+        self._sock: socket.socket | None = None  # the same, only while welcome
         self._waiting: deque[Message] = deque(maxlen=KEPT)
         self._ended = threading.Event()
         self._threads = [
@@ -66,6 +67,15 @@ class Link:
                     self._drop()
             if keep:
                 self._waiting.append(message)
+
+    def move(self, address: str) -> None:
+        """The supervisor is at ``address`` from now on; what was not said to the one before is said there."""
+        with self._lock:
+            if address != self.address:
+                self.address = address
+                if self._open is not None:  # also one that waits for its welcome
+                    with contextlib.suppress(OSError):
+                        self._open.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the connection and its threads."""
@@ -91,6 +101,7 @@ class Link:
                 self._ended.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
+            self._open = sock
             try:
                 self._converse(sock)
                 pause = 0.01
@@ -100,6 +111,7 @@ class Link:
             finally:
                 with self._lock:
                     self._drop()
+                    self._open = None
                 sock.close()
 
     def _converse(self, sock: socket.socket) -> None:
@@ -108,12 +120,7 @@ class Link:
         sock.settimeout(SILENCE)
         wire.send(sock, self._hello())
         while not self._ended.is_set():
-            try:
-                message, following = wire.receive(sock)
-            except TimeoutError:
-                if self._sock is None:
-                    raise  # no welcome: a port that nobody serves
-                continue  # a supervisor with nothing to say; whether it lives the kernel watches
+            message, following = wire.receive(sock)
             wire.skip(sock, following)
             schema.require(message, FROM_SUPERVISOR)
             self.last_heard = time.monotonic()
@@ -135,7 +142,6 @@ class Link:
                 if self._sock is not None:
                     try:
                         wire.send(self._sock, {"op": "beat"})
-                        self.last_heard = time.monotonic()
                     except OSError:
                         self._drop()
 

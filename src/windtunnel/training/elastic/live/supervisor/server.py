@@ -8,9 +8,9 @@ ones later. A host or worker that was given up is fenced: its messages are refus
 told to ``end``, its process killed (``fence``). When all ranks are done, or nothing more can be done, all
 agents get ``end``.
 
-If the supervisor dies the job goes on training; the agents try to connect again. The next supervisor on the
-same folder takes the lock, a higher epoch, the same port and the state from the event log, waits for the
-agents, and forms a new generation only if something is missing.
+If the supervisor dies the job goes on training; the agents try to connect again. The next supervisor takes
+the lead (`leadership`) under a higher epoch, the same port where it can, and the state from the event log,
+waits for the agents, and forms a new generation only if something is missing.
 
 One thread does everything; it is the only one that touches the state (`Core`). Sources: membership in views
 as in ISIS (Birman and Joseph, SOSP 1987); leases: Gray and Cheriton, SOSP 1989; fencing by generation as in
@@ -31,7 +31,7 @@ from typing import Any
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.store import eventlog
-from windtunnel.training.elastic.live.supervisor import ownership
+from windtunnel.training.elastic.live.supervisor import leadership
 from windtunnel.training.elastic.live.supervisor.connections import Connections
 from windtunnel.training.elastic.live.supervisor.stores import StartStore, Stores
 from windtunnel.training.elastic.policy import handlers
@@ -48,10 +48,13 @@ class Supervisor:
     ``start_store``: starts a store process and returns its "host:port" and the process (`StoreProcess`); it
     is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
     called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
-    this run, or any). ``config``: for the log, values of JSON. Further settings: see `Settings`.
+    this run, or any). ``config``: for the log, values of JSON. ``after``: the epoch of the leader that this
+    one follows (`leadership.lead`). ``alive``: called at every turn. ``strike``: does faults of
+    the control plane. Further settings: see `Settings`.
 
     Raises:
         UserError: another supervisor holds the run, its log cannot be read, or a value is impossible.
+        Superseded: another supervisor has followed that leader.
     """
 
     def __init__(
@@ -70,35 +73,39 @@ class Supervisor:
         listen: tuple[str, int] = ("127.0.0.1", 0),
         deadlines: Deadlines | None = None,
         config: dict[str, Any] | None = None,
+        after: int | None = None,
+        alive: Callable[[], None] = lambda: None,
+        strike: Callable[[str], None] = lambda _: None,
     ) -> None:
         if places < 1 or per_host < 1:
             raise UserError(f"places {places}, per_host {per_host}: both must be at least 1")
         if not 0 < 2 * beat <= lease:
             raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
         self.folder = Path(folder)
-        self._owner = ownership.own(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._leadership = leadership.lead(leadership.FileRecord(self.folder), after)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._owner.release)
+            undo.callback(self._leadership.release)
             before = past(eventlog.read(self.folder / eventlog.NAME))
-            self._log = eventlog.EventLog(self.folder / eventlog.NAME, epoch=self._owner.epoch)
+            self._log = eventlog.EventLog(self.folder / eventlog.NAME, epoch=self.epoch)
             undo.callback(self._log.close)
-            listener = _listen(listen, ownership.published(self.folder) if before.begun else None)
+            listener = _listen(listen, self._leadership.leader.address if before.begun else "")
             undo.callback(listener.close)
             host, port = listener.getsockname()[:2]
             self.address = f"{host}:{port}"
-            ownership.publish(self.folder, self.address, self._owner.epoch)
+            self._leadership.renew(time.monotonic(), self.address)
             undo.pop_all()
         self._log_works = True
         self._connections = Connections(listener, keys)
         self._stores = Stores(start_store, self._connections.wake)
-        self._order = order_hosts
+        self._order, self._alive, self._strike = order_hosts, alive, strike
         self._stop: tuple[str, bool] | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         settings = Settings(places, per_host, beat, lease, settle, deadlines or Deadlines())
         self._settings = settings
         now = time.monotonic()
-        self._core = Core(settings, rules, self, self._owner.epoch, before, now)
+        self._core = Core(settings, rules, self, self.epoch, before, now)
         self.record("started", before.generation, config=config or {}, address=self.address)
         address = self._stores.adopt(before.store)
         if address is not None and before.store is not None:
@@ -107,6 +114,15 @@ class Supervisor:
         self._view = _view(self._core)
 
     # for the caller
+
+    @property
+    def epoch(self) -> int:
+        return self._leadership.epoch
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another supervisor leads the run by now."""
+        return self._core.superseded
 
     def run(self) -> Outcome:
         """Supervise until the run is over. To be called once."""
@@ -117,7 +133,7 @@ class Supervisor:
         finally:
             self._connections.close_all()
             self._log.close()
-            self._owner.release()
+            self._leadership.release()
         return outcome
 
     def start(self) -> None:
@@ -165,8 +181,11 @@ class Supervisor:
             now = time.monotonic()
             if self._stop is not None and not self._stop[1]:
                 return Outcome(1, self._stop[0], {})
+            self._alive()
             try:
                 self._turn(now)
+            except leadership.Superseded:
+                core.step_back(self._leadership.record.read().epoch)
             except eventlog.LogFailed as error:
                 core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
                 self._log_works = False
@@ -184,6 +203,7 @@ class Supervisor:
 
     def _turn(self, now: float) -> None:
         core, connections = self._core, self._connections
+        self._leadership.renew(now)
         if self._stop is not None:
             core.finish(1, self._stop[0], now)
         for link, what in connections.poll(core.due(now), now):
@@ -226,12 +246,17 @@ class Supervisor:
         self._connections.drop(link)
 
     def record(self, kind: str, generation: int, t: float | None = None, **fields: Any) -> None:
+        self._leadership.renew(time.monotonic())  # one that stood still for long must not write
         if self._log_works:
             self._log.append(kind, generation=generation, t=t, **fields)
 
     def decision(self, generation: int, policy: str, observation: Observation, decision: Decision) -> None:
+        self._leadership.renew(time.monotonic())
         if self._log_works:
             self._log.decision(CAPABILITY, policy, observation, decision, generation=generation)
+
+    def strike(self, action: str) -> None:
+        self._strike(action)
 
     def order(self, count: int) -> None:
         try:
@@ -260,10 +285,10 @@ def _view(core: Core) -> dict[str, Any]:
     }
 
 
-def _listen(wanted: tuple[str, int], last: str | None) -> socket.socket:
+def _listen(wanted: tuple[str, int], last: str) -> socket.socket:
     """A listening socket: at the port of the supervisor before, where agents look for the next one."""
     host, port = wanted
-    ports = [port] if port else [int(last.rpartition(":")[2]), 0] if last is not None else [0]
+    ports = [port] if port else [int(last.rpartition(":")[2]), 0] if last else [0]
     for attempt in ports:
         try:
             return socket.create_server((host, attempt), backlog=256)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from windtunnel.base.processes import start_time
+from windtunnel.base.processes import Adopted, Identity, boot_id, start_time
 
 RETRY = 0.5
 """Seconds between tries to start a store."""
@@ -37,21 +35,6 @@ class StoreProcess(Protocol):
 StartStore = Callable[[], tuple[str, StoreProcess]]
 
 
-@dataclass(frozen=True)
-class Adopted:
-    """A store that an earlier supervisor started. ``started``: its start time (`start_time`)."""
-
-    pid: int
-    started: int
-
-    def poll(self) -> int | None:
-        return None if start_time(self.pid) == self.started else -1
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
 class Stores:
     """At most one store. `look` is called often by the supervisor's thread, and says what changed."""
 
@@ -68,7 +51,7 @@ class Stores:
         """Take up the store of the event ``before``, if it lives: its address."""
         if before is None or before.get("started") is None:
             return None
-        process = Adopted(int(before["pid"]), int(before["started"]))
+        process = Adopted(Identity(int(before["pid"]), int(before["started"]), boot_id()))
         if process.poll() is not None:
             return None
         self._process = process

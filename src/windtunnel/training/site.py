@@ -1,0 +1,168 @@
+"""What a run has on its launcher's computer: memory, a fork server, and the hosts that are emulated there.
+
+All of it outlives the launcher. The agents lead sessions of their own, hold the fork server's lifeline, and
+own the folder in memory and the network with the launcher; so the next launcher finds them (``site.json`` in
+the run's folder has the token) and takes them up. Where nobody comes they end as orphans, and the fork
+server, which notices the end of the last one, sweeps what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from windtunnel.base import atomic, keys
+from windtunnel.base.processes import Adopted, Identity, add_owner
+from windtunnel.linux import namespaces, network, processes
+from windtunnel.linux.forkserver_client import ForkServerKeeper
+from windtunnel.training import cleanup
+from windtunnel.training.elastic.live import forked
+from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.job import JobSpec
+
+NAME = "site.json"
+AT_END = "windtunnel.training.cleanup:sweep"
+PATIENCE = 10.0
+
+
+@dataclass
+class EmulatedHost:
+    """One emulated host: its agent's process."""
+
+    name: str
+    process: subprocess.Popen[bytes] | Adopted
+
+
+class Site:
+    """Made, or taken up where the run in ``folder`` left one. ``output``: fd for what the trainers print.
+
+    Raises:
+        UserError: this computer cannot emulate the network.
+    """
+
+    def __init__(self, job: JobSpec, folder: Path, output: int | None) -> None:
+        self.folder, self._output = folder, output
+        self.hosts: list[EmulatedHost] = []
+        self.network: network.Network | None = None
+        self._agents = folder / "agents"
+        self._agents.mkdir(parents=True, exist_ok=True)
+        cleanup.sweep()
+        before = self._before()
+        self.token = before["token"] if before else f"windtunnel-{folder.name[-20:]}-{secrets.token_hex(3)}"
+        self.memory = cleanup.MEMORY / self.token if before else cleanup.claim(self.token)
+        try:
+            if job.network == "netns":
+                address = before["network"] if before else None
+                names = [name for _, name in self._numbered()] if before else []
+                self.network = network.Network(self.token, job.rate, address, names)
+        except BaseException:
+            if not before:
+                shutil.rmtree(self.memory, ignore_errors=True)
+            raise
+        self.env = self._environment(job)
+        preload = (forked.MODULE, *job.preload)
+        self.forkserver = ForkServerKeeper(self.memory / "forkserver", preload, self.env, AT_END)
+        if before:
+            self._take_up()
+        told = {"token": self.token, "network": self.network.address if self.network else None}
+        atomic.replace(folder / NAME, json.dumps(told) + "\n")
+
+    def _before(self) -> dict[str, str] | None:
+        """What stands of an earlier launcher, with this process for an owner."""
+        with contextlib.suppress(OSError, ValueError):
+            told: dict[str, str] = json.loads((self.folder / NAME).read_text())
+            file = cleanup.MEMORY / told["token"] / cleanup.OWNER
+            if file.exists():
+                add_owner(file, Identity.own())
+                return told
+        return None
+
+    def _numbered(self) -> list[tuple[int, str]]:
+        """The hosts that ever were, with their numbers."""
+        names = [path.stem for path in self._agents.glob("host-*.config")]
+        return sorted((int(name.removeprefix("host-")), name) for name in names)
+
+    def _take_up(self) -> None:
+        living = set(cleanup.marked(self.token))
+        for _, name in self._numbered():
+            with contextlib.suppress(OSError, ValueError):  # it has ended, and removed its file
+                pid = int(json.loads((self._agents / f"{name}.json").read_text())["pid"])
+                identity = Identity.of(pid)
+                if pid in living and identity is not None:
+                    self.hosts.append(EmulatedHost(name, Adopted(identity)))
+
+    def _environment(self, job: JobSpec) -> dict[str, str]:
+        env = {**os.environ, **job.env, cleanup.TOKEN: self.token}
+        env.pop(keys.VARIABLE, None)  # it is in the run's folder
+        env.setdefault("OMP_NUM_THREADS", "1")
+        # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
+        env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        # each cut of a group would print a stack of C++ otherwise
+        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if self.network is None and job.listen is None:
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        elif self.network is not None:
+            env["GLOO_SOCKET_IFNAME"] = network.INTERFACE
+        return env
+
+    @property
+    def next_number(self) -> int:
+        return max((number + 1 for number, _ in self._numbered()), default=0)
+
+    def start(self, config: AgentConfig) -> None:
+        """One more host."""
+        if self.network is not None:
+            namespace, address = self.network.add(config.name)
+            config = replace(config, address=address, namespace=namespace, interface=network.INTERFACE)
+        path = self._agents / f"{config.name}.config"
+        config.write(path)
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-m", "windtunnel.training.host", str(path)],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[self.forkserver.held],
+                start_new_session=True,
+            )
+
+        process = start() if config.namespace is None else namespaces.within(config.namespace, start)
+        self.hosts.append(EmulatedHost(config.name, process))
+        identity = Identity.of(process.pid)
+        if identity is not None:
+            add_owner(self.memory / cleanup.OWNER, identity)
+            if self.network is not None:
+                self.network.own(identity)
+
+    def of(self, pid: int) -> EmulatedHost:
+        """The host whose agent has that process id."""
+        return next(host for host in self.hosts if host.process.pid == pid)
+
+    def end_agents(self, last: float) -> None:
+        """Those that were not told: a spare that came late, a host that was cut off. Until ``last``."""
+        for host in self.hosts:
+            host.process.terminate()
+        for host in self.hosts:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                host.process.wait(max(0.0, last - time.monotonic()))
+
+    def close(self, orphans: set[int]) -> None:
+        """End everything that is left, and reap the ``orphans`` that are children of ours."""
+        self.forkserver.close()
+        cleanup.kill_marked(self.token)
+        for host in self.hosts:
+            host.process.wait(PATIENCE)
+        processes.reap(orphans)
+        if self.network is not None:
+            self.network.close()
+        shutil.rmtree(self.memory, ignore_errors=True)
