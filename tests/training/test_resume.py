@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.store import eventlog
+from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live.supervisor import leadership
 from windtunnel.training.launch import resume
@@ -30,9 +32,12 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from windtunnel.base.errors import WindtunnelError
+from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training.launch import launch, resume
 script, folder, options = sys.argv[1], Path(sys.argv[2]), eval(sys.argv[3])
 try:
+    if "log" in options:
+        options["log"] = SharedLog(options["log"], "run")
     if script:
         launched = launch(script, hosts=2, preload=(), folder=folder, lease=5.0, output=2, **options)
     else:
@@ -80,8 +85,11 @@ class Launchers:
         self.processes.append(subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True))
         return self.processes[-1]
 
+    def all(self) -> list[dict[str, Any]]:
+        return eventlog.read(self.folder / eventlog.NAME)
+
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [e for e in eventlog.read(self.folder / eventlog.NAME) if e["kind"] == kind]
+        return [event for event in self.all() if event["kind"] == kind]
 
     def workers(self) -> dict[int, int]:
         return {event["rank"]: event["pid"] for event in self.of("here")}
@@ -180,20 +188,31 @@ def test_a_launcher_that_wakes_up_leaves_the_run_to_the_one_that_has_it(launcher
     assert len(launchers.of("decided")) == 1 and launchers.nothing_left()
 
 
-def test_hosts_elsewhere_are_called_by_a_launcher_with_another_address(launchers: Launchers) -> None:
-    first = launchers.begin(listen="127.0.0.1:0")
+def test_a_launcher_on_another_host_reads_the_log_in_the_database_and_calls_the_hosts(
+    launchers: Launchers, tmp_path: Path
+) -> None:
+    """It has a folder and an address of its own; only the secret was brought."""
+    url = f"sqlite:///{tmp_path / 'log.db'}"
+    first = launchers.begin(listen="127.0.0.1:0", log=url)
     workers = launchers.workers()
     first.kill()
     first.wait()
-    second = launchers.resume(listen="127.0.0.2:0")
+    with pytest.raises(UserError, match=r"the log of this run is in .*log.db, run run; give --log"):
+        resume(launchers.folder)
+    shutil.copytree(launchers.folder, tmp_path / "there", ignore=lambda *_: ["events.jsonl"])
+    launchers.folder, here = tmp_path / "there", launchers.folder
+    second = launchers.resume(listen="127.0.0.2:0", log=url)
     os.kill(workers[0], signal.SIGKILL)  # so that somebody must hear of it, and answer
     until(lambda: len(launchers.of("here")) >= 4)
     assert launchers.workers()[1] == workers[1] and launchers.workers()[0] != workers[0]
-    assert leadership.FileRecord(launchers.folder).read().address.startswith("127.0.0.2:")
+    log = SharedLog(url, "run")
+    assert log.leader()[1]["address"].startswith("127.0.0.2:")
     assert not [event for event in launchers.of("lost") if event["what"] == "host"]
-    launchers.end()
+    assert eventlog.read(here / eventlog.NAME) == launchers.all()[: len(eventlog.read(here / eventlog.NAME))]
+    (here / "stop").touch()  # where the trainers look
     assert second.wait(60) == 0
     assert [host.wait(60) for host in launchers.lent] == [0, 0]
+    assert [json.loads(line) for line in log.lines()] == launchers.all()
 
 
 def test_a_stopped_supervisor_is_replaced_also_in_a_recovery(launchers: Launchers) -> None:

@@ -94,6 +94,14 @@ def train(
     orphan_after: Annotated[
         float, typer.Option(help="Seconds that hosts, memory and trainers wait for --resume, then end.")
     ] = 300.0,
+    log: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="WINDTUNNEL_LOG",
+            help="Keep the run's log in a database, such as postgresql://USER@HOST/NAME.",
+        ),
+    ] = "",
     resume: Annotated[
         str | None,
         typer.Option(
@@ -122,8 +130,10 @@ def train(
     from windtunnel.training.session import Request, resume_and_store, train_and_store
 
     if resume is not None:
-        _only(context, "resume", "listen", "as_json")
-        resume_and_store(resume, as_json=as_json, listen=listen or None)
+        _only(context, "resume", "listen", "as_json", "log", "out", "secret_file")
+        resume_and_store(
+            resume, log=log, out=out, as_json=as_json, listen=listen or None, secret_file=secret_file
+        )
         return
     if script is None:
         raise typer.BadParameter("a training script is needed, or --resume RUN", param_hint="SCRIPT")
@@ -159,6 +169,7 @@ def train(
             listen=listen,
             secret_file=secret_file,
             orphan_after=orphan_after,
+            log=log,
         ),
         out,
         as_json=as_json,
@@ -179,7 +190,8 @@ def _only(context: typer.Context, *accepted: str) -> None:
         if name not in accepted and _given(context, name):
             told = name.upper() if name in ("script", "arguments") else f"--{name.replace('_', '-')}"
             raise UserError(
-                f"--resume: {told} is that of the run and cannot be given; accepted are --listen and --json"
+                f"--resume: {told} is that of the run and cannot be given; accepted are --listen, --log, "
+                "--out, --secret-file and --json"
             )
 
 

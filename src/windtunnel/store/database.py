@@ -97,21 +97,8 @@ def open_engine(url: str | None, home: Path) -> Engine:
     Raises `UserError` when the URL is wrong, its driver is missing, or the database cannot be used.
     """
     text = url or os.environ.get("WINDTUNNEL_STORE") or f"sqlite:///{home / 'runs.db'}"
-    try:
-        parsed = make_url(text)
-        lite = parsed.get_backend_name() == "sqlite"
-        patience = {"connect_args": {"timeout": PATIENCE_S}} if lite else {}
-        engine = create_engine(parsed, poolclass=NullPool, **patience)
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise UserError(
-            f"WINDTUNNEL_STORE: {_hidden(text)!r} is not a database that can be used, "
-            "give sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
-        ) from error
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"WINDTUNNEL_STORE: {_hidden(text)} needs the package {error.name}, "
-            "install it with: pip install 'windtunnel[data]'"
-        ) from error
+    engine = connected(text, "WINDTUNNEL_STORE", poolclass=NullPool)
+    parsed, lite = engine.url, engine.dialect.name == "sqlite"
     file = Path(parsed.database) if lite and parsed.database not in (None, "", ":memory:") else None
     if file is None:
         with transaction(engine) as session:
@@ -134,6 +121,29 @@ def open_engine(url: str | None, home: Path) -> Engine:
     return engine
 
 
+def connected(url: str, option: str, **options: Any) -> Engine:
+    """The engine for ``url``; nothing is asked of the database yet. Of Postgres the driver is psycopg.
+
+    Raises `UserError`, which names the ``option``, when the URL is wrong or its driver is missing.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        patience = {"timeout": PATIENCE_S} if parsed.get_backend_name() == "sqlite" else {}
+        return create_engine(parsed, connect_args=patience, **options)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise UserError(
+            f"{option}: {hidden(url)!r} is not a database that can be used, "
+            "give sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{option}: {hidden(url)} needs the package {error.name}, "
+            "install it with: pip install 'windtunnel[data]'"
+        ) from error
+
+
 def _every_connection(connection: Any, _: Any) -> None:
     # With write-ahead logging NORMAL is safe against a crash of the process at any moment.
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -146,7 +156,7 @@ def _create(session: Session) -> None:
         session.execute(CreateIndex(index, if_not_exists=True))
 
 
-def _hidden(url: str) -> str:
+def hidden(url: str) -> str:
     """The URL without its password."""
     try:
         return make_url(url).render_as_string(hide_password=True)
@@ -157,7 +167,7 @@ def _hidden(url: str) -> str:
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Session]:
     """All or nothing; errors of the database become a `UserError`."""
-    where = engine.url.database if engine.url.get_backend_name() == "sqlite" else _hidden(str(engine.url))
+    where = engine.url.database if engine.url.get_backend_name() == "sqlite" else hidden(str(engine.url))
     try:
         with Session(engine, expire_on_commit=False) as session, session.begin():
             yield session

@@ -37,7 +37,8 @@ class JobSpec:
     of the process group where the program does not say; ``deadlines``: others, by name (`deadlines.WAITS`),
     which go before the ones here. ``preload``: modules that trainers find imported. ``listen``: "host:port"
     where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
-    that the job's processes share; None: that of the environment (`base.keys`), or a new one.
+    that the job's processes share; None: that of the environment (`base.keys`), or a new one. ``log``: the
+    database with the run's log, in words, where it is in one.
     """
 
     script: Path
@@ -60,6 +61,7 @@ class JobSpec:
     deadlines: dict[str, float] = field(default_factory=dict)
     listen: str | None = None
     secret_file: Path | None = None
+    log: str | None = None
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)

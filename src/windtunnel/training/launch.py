@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import keys
 from windtunnel.base.errors import HostError, UserError
@@ -36,10 +36,14 @@ from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.live import rendezvous
 from windtunnel.training.elastic.live.agent.config import CUT, GENERATION, AgentConfig
 from windtunnel.training.elastic.live.keeper import GaveUp, SupervisorKeeper
+from windtunnel.training.elastic.live.supervise import LOG
 from windtunnel.training.elastic.live.supervisor import Outcome, leadership
 from windtunnel.training.elastic.policy.state import past
 from windtunnel.training.job import JobSpec
 from windtunnel.training.site import EmulatedHost, Site
+
+if TYPE_CHECKING:
+    from windtunnel.store.sharedlog import SharedLog
 
 TICK = 0.02
 PATIENCE = 10.0
@@ -53,9 +57,11 @@ def launch(
     folder: Path,
     on_event: Callable[[Event], None] | None = None,
     output: int | None = None,
+    log: SharedLog | None = None,
     **options: Any,
 ) -> Launched:
-    """Start ``script`` (see `JobSpec` for the ``options``); the run's files go to ``folder``.
+    """Start ``script`` (see `JobSpec` for the ``options``); the run's files go to ``folder``, its ``log``
+    also to a database.
 
     ``on_event``: called, from a thread, with every event of the run. ``output``: fd for what the trainers
     print, stdout and stderr of this process if None.
@@ -63,9 +69,10 @@ def launch(
     Raises:
         UserError: the script, an option or a fault is wrong, or this computer cannot emulate the network.
     """
-    job = JobSpec(script=Path(script).absolute(), arguments=tuple(arguments), **options)
+    where = None if log is None else log.where
+    job = JobSpec(script=Path(script).absolute(), arguments=tuple(arguments), log=where, **options)
     job.check()
-    return Launched(job, folder, on_event, output)
+    return Launched(job, folder, on_event, output, log=log)
 
 
 def resume(
@@ -73,16 +80,21 @@ def resume(
     on_event: Callable[[Event], None] | None = None,
     output: int | None = None,
     *,
+    log: SharedLog | None = None,
     ended: bool = False,
     **changes: Any,
 ) -> Launched:
     """Take over the run in ``folder``, whose launcher is gone: its job goes on, with what its hosts hold in
-    memory. ``changes``: other values of the job's options. ``ended``: also one whose launcher died between
-    the run's end and its own. The rest is as in `launch`.
+    memory. ``log``: where it is in a database; the folder may be a new one, on another host. ``changes``:
+    other values of the job's options. ``ended``: also one whose launcher died between the run's end and its
+    own. The rest is as in `launch`.
 
     Raises:
         UserError: there is no run, it has ended, or its launcher is there.
     """
+    if log is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        log.copy(folder / eventlog.NAME)
     events = eventlog.read(folder / eventlog.NAME)
     started = [event for event in events if event["kind"] == "started"]
     if not started:
@@ -92,11 +104,13 @@ def resume(
         raise UserError(f"{folder}: this run has ended ({in_short(reasons[-1])})")
     job = replace(JobSpec.of(started[0]["config"]), **changes)
     job.check()
-    record = leadership.FileRecord(folder)
+    if job.log is not None and log is None:
+        raise UserError(f"{folder}: the log of this run is in {job.log}; give --log")
+    record = leadership.record_of(folder, log)
     before = leadership.silent(record)
     if before is None:
         raise UserError(f"{folder}: this run is running, {record.read()} leads it")
-    return Launched(job, folder, on_event, output, after=before.epoch)
+    return Launched(job, folder, on_event, output, after=before.epoch, log=log)
 
 
 class TakenOver(HostError):
@@ -105,7 +119,7 @@ class TakenOver(HostError):
 
 class Launched:
     """A job that runs. Use it as a context manager, or call `close`. ``after``: the epoch of the supervisor
-    that this launcher's first one follows, 0 for a new run."""
+    that this launcher's first one follows, 0 for a new run. ``log``: where the log is in a database."""
 
     def __init__(
         self,
@@ -114,9 +128,10 @@ class Launched:
         on_event: Callable[[Event], None] | None,
         output: int | None,
         after: int = 0,
+        log: SharedLog | None = None,
     ) -> None:
-        self.job = job
-        self._record = leadership.FileRecord(folder.absolute())
+        self.job, self._log = job, log
+        self._record = leadership.record_of(folder.absolute(), log)
         self.folder = folder.absolute()
         self.outcome: Outcome | None = None
         self._on_event = on_event
@@ -248,9 +263,12 @@ class Launched:
     def _begin(self, after: int) -> None:
         job = self.job
         own = self.folder / keys.NAME  # what the hosts of a run that goes on have
+        if after and not own.exists() and not job.secret_file and keys.VARIABLE not in os.environ:
+            raise UserError(f"{self.folder}: the run's secret is needed; give --secret-file FILE")
         self.keys = keys.of_run(self.folder, own if after and own.exists() else job.secret_file)
         config = self.folder / "supervisor.config.json"
         plain = {
+            "run": self.folder.name if self._log is None else self._log.run,
             "folder": str(self.folder),
             "secret": str(self.folder / keys.NAME),
             "rules": asdict(job.rules),
@@ -270,10 +288,11 @@ class Launched:
         if self.outcome is not None:
             return
         known = self._record.read().address
+        env = self.site.env if self._log is None else {**self.site.env, LOG: self._log.url}
         try:
             self._supervisor = SupervisorKeeper(
                 config,
-                self.site.env,
+                env,
                 self._record,
                 after,
                 lease=job.lease,

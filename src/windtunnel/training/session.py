@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from windtunnel.base import keys
 from windtunnel.base.errors import LessError, ScriptError, UserError
 from windtunnel.linux.system import adopt_orphans
-from windtunnel.store import eventlog
+from windtunnel.store import database, eventlog
 from windtunnel.store.objects import open_files
 from windtunnel.training import cleanup, deadlines, watch
 from windtunnel.training.checkpoint.policy.placement import place
@@ -29,6 +29,7 @@ from windtunnel.training.launch import Launched, TakenOver, resume
 
 if TYPE_CHECKING:
     from windtunnel.store.runs import Run
+    from windtunnel.store.sharedlog import SharedLog
 
 CAPABILITY = "training.elastic"
 CHOICES = {
@@ -86,6 +87,7 @@ class Request:
     listen: str
     secret_file: Path | None
     orphan_after: float
+    log: str
 
     def job(self) -> JobSpec:
         """What is to be launched.
@@ -133,6 +135,7 @@ class Request:
             beat=min(0.1, self.lease / 4),
             replace_after=self.replace_after,
             orphan_after=told.get("orphan", self.orphan_after),
+            log=database.hidden(self.log) if self.log else None,
             deadlines={"form": self.timeout, **told},
             timeout=self.timeout,
             preload=(*PRELOAD, *filter(None, self.preload.split(","))),
@@ -202,25 +205,31 @@ def train_and_store(
             raise UserError(f"--out {out}: there is a run in it already; give a new folder")
     watched = watch.split() if auto else watch.Alone()
     if watched.before is not None:
-        return resume_and_store(watched.before, as_json=as_json, ended=True)
+        return resume_and_store(watched.before, log=request.log, as_json=as_json, ended=True)
     if out is not None:
         watched.tell(str(out.absolute()))
-        return _launch(partial(Launched, job), out, str(out), as_json)
+        log = shared_log(request.log, out.absolute().name, new=True)
+        return _launch(partial(Launched, job, log=log), out, str(out), as_json)
     from windtunnel.store.runs import Store
 
     inputs = {
         **asdict(request),
         "script": str(request.script),
         "secret_file": str(request.secret_file or ""),
+        "log": job.log or "",
     }
     run = Store.open().begin(CAPABILITY, inputs)
     watched.tell(run.id)
-    return _stored(run, partial(Launched, job), as_json, mine=True)
+    log = shared_log(request.log, run.id, new=True)
+    return _stored(run, partial(Launched, job, log=log), as_json, mine=True)
 
 
-def resume_and_store(name: str, *, as_json: bool = False, **changes: Any) -> dict[str, Any]:
+def resume_and_store(
+    name: str, *, log: str = "", out: Path | None = None, as_json: bool = False, **changes: Any
+) -> dict[str, Any]:
     """Take over the run ``name`` (as `Store.get` finds it, or its folder), whose launcher is gone, and go on
-    as `train_and_store`. ``changes``: of the `JobSpec`, None for what stays.
+    as `train_and_store`. ``log``: URL of the database with its log; then ``out`` is the folder of its files
+    on this host, where it has none. ``changes``: of the `JobSpec`, None for what stays.
 
     Raises:
         UserError: there is no such run, it has ended, or it is running. TakenOver, ScriptError: as above.
@@ -228,15 +237,42 @@ def resume_and_store(name: str, *, as_json: bool = False, **changes: Any) -> dic
     from windtunnel.store.runs import Store
 
     begin = partial(resume, **{key: value for key, value in changes.items() if value is not None})
+    if out is not None:
+        if not log:
+            raise UserError(f"--out {out}: with --resume it needs --log, the database with the run's log")
+        return _launch(partial(begin, log=shared_log(log, name)), out.absolute(), name, as_json)
     if (Path(name) / eventlog.NAME).is_file():
-        return _launch(begin, Path(name).absolute(), name, as_json)
+        folder = Path(name).absolute()
+        return _launch(partial(begin, log=shared_log(log, folder.name)), folder, name, as_json)
     store = Store.open()
     if name == "last":
         name = next((run.id for run in store.list(1, CAPABILITY)), name)
     run = store.get(name)
     if run.capability != CAPABILITY:
         raise UserError(f"{run.id}: this run is one of {run.capability}, only those of train can be resumed")
-    return _stored(run, begin, as_json, mine=False)
+    return _stored(run, partial(begin, log=shared_log(log, run.id)), as_json, mine=False)
+
+
+def shared_log(url: str, run: str, *, new: bool = False) -> SharedLog | None:
+    """The log of ``run`` in the database at ``url``; None where there is no URL.
+
+    Raises:
+        UserError: it cannot be used, there is no such run, or, for a ``new`` one, there is.
+    """
+    if not url:
+        return None
+    from windtunnel.store.sharedlog import SharedLog
+
+    try:
+        log = SharedLog(url, run)
+        epoch, _ = log.leader()
+    except eventlog.LogFailed as error:
+        raise UserError(f"--log: {error}") from error
+    if new and epoch:
+        raise UserError(f"--log: {log.where}: there is a run of that name in it already; give another --out")
+    if not new and not epoch:
+        raise UserError(f"--log: {log.where}: there is no run to resume")
+    return log
 
 
 Begin = Callable[[Path, Callable[[dict[str, Any]], None], int | None], Launched]

@@ -26,6 +26,7 @@ from windtunnel.linux.forkserver_client import ForkServerKeeper
 from windtunnel.training import cleanup
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.agent.config import AgentConfig
+from windtunnel.training.elastic.live.supervise import LOG
 from windtunnel.training.job import JobSpec
 
 NAME = "site.json"
@@ -101,7 +102,8 @@ class Site:
 
     def _environment(self, job: JobSpec) -> dict[str, str]:
         env = {**os.environ, **job.env, cleanup.TOKEN: self.token}
-        env.pop(keys.VARIABLE, None)  # it is in the run's folder
+        for name in (keys.VARIABLE, LOG):  # it is in the run's folder; it is the supervisor's
+            env.pop(name, None)
         env.setdefault("OMP_NUM_THREADS", "1")
         # torch asks the DNS for the name of each connection to a store, and waits 5 s where no answer comes
         env.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

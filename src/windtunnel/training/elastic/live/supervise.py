@@ -1,10 +1,10 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: folder, secret (its file), rules, places, per_host, host, port, forkserver, beat, lease,
-config. On stdout, a line of JSON each: ``{"address": …, "epoch": …}`` once it listens, ``{"order": count}``
-for every order of hosts, ``{"alive": true}`` now and then. It can be killed and started again; ``--after`` is
-the epoch of the supervisor that it follows. When its launcher is gone it goes, too, and leaves the run to the
-next one.
+CONFIG is JSON: run (its name), folder, secret (its file), rules, places, per_host, host, port, forkserver,
+beat, lease, config. On stdout, a line of JSON each: ``{"address": …, "epoch": …}`` once it listens,
+``{"order": count}`` for every order of hosts, ``{"alive": true}`` now and then. It can be killed and started
+again; ``--after`` is the epoch of the supervisor that it follows. When its launcher is gone it goes, too, and
+leaves the run to the next one.
 
 Exit status 0, 1 or 3 as the run ended, 2 for a wrong input, whose sentence is on stderr, `SUPERSEDED` where
 another supervisor leads the run.
@@ -29,6 +29,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Adopted, Identity, boot_id, start_time
 from windtunnel.linux.forkserver_client import ForkServerClient
+from windtunnel.store.eventlog import Fenced, LogFailed
 from windtunnel.training.elastic.live import forked
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.live.supervisor.leadership import Superseded
@@ -36,6 +37,8 @@ from windtunnel.training.elastic.live.supervisor.stores import StoreProcess
 from windtunnel.training.elastic.policy.rules import Rules
 
 SUPERSEDED = 4
+LOG = "WINDTUNNEL_LOG"
+"""Environment variable: the URL of the log where it is in a database; it may hold a password."""
 ALIVE = 0.2
 """Seconds between signs of life on stdout."""
 
@@ -50,10 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
     try:
         status = supervise(json.loads(options.config.read_text()), options.after, options.lifeline)
-    except Superseded as error:
+    except (Superseded, Fenced) as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         status = SUPERSEDED
-    except UserError as error:
+    except (UserError, LogFailed) as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         status = 2
     sys.stdout.flush()
@@ -68,6 +71,11 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
         address, pid = forked.start_store(forks, plain["host"], Path(plain["secret"]))
         return address, Adopted(Identity(pid, start_time(pid) or 0, boot_id()))
 
+    url = os.environ.pop(LOG, "")
+    if url:
+        from windtunnel.store.sharedlog import SharedLog
+
+        shared = SharedLog(url, plain["run"])
     supervisor = Supervisor(
         Path(plain["folder"]),
         Rules(**plain["rules"]),
@@ -82,6 +90,7 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
         deadlines=Deadlines(**plain["deadlines"]),
         config=plain["config"],
         after=after,
+        shared=shared if url else None,
         alive=_Signs().due,
         strike=partial(_strike, os.getppid()),
     )

@@ -18,12 +18,15 @@ import platform
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
 from windtunnel.base.processes import Adopted, Identity
 from windtunnel.linux.system import locked
+
+if TYPE_CHECKING:
+    from windtunnel.store.sharedlog import SharedLog
 
 NAME = "leader.json"
 TERM = 2.0
@@ -97,6 +100,25 @@ class FileRecord:
                 return False
             atomic.replace(self._path, json.dumps(asdict(leader)) + "\n", durable=leader.epoch > epoch)
         return True
+
+
+class SharedRecord:
+    """In the database that has the log."""
+
+    def __init__(self, log: SharedLog) -> None:
+        self._log, self.where = log, log.where
+
+    def read(self) -> Leader:
+        epoch, told = self._log.leader()
+        return Leader(**{**told, "epoch": epoch})
+
+    def swap(self, epoch: int, leader: Leader) -> bool:
+        return self._log.swap(epoch, leader.epoch, asdict(leader))
+
+
+def record_of(folder: Path, log: SharedLog | None) -> Record:
+    """That of the run in ``folder``, or of the one whose log is shared."""
+    return FileRecord(folder) if log is None else SharedRecord(log)
 
 
 @dataclass

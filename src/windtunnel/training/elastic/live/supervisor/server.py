@@ -25,8 +25,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
@@ -39,6 +40,9 @@ from windtunnel.training.elastic.policy.core import Core
 from windtunnel.training.elastic.policy.rules import Decision, Observation, Rules
 from windtunnel.training.elastic.policy.state import Deadlines, Outcome, Settings, past
 
+if TYPE_CHECKING:
+    from windtunnel.store.sharedlog import SharedLog
+
 CAPABILITY = "training.elastic"
 
 
@@ -50,7 +54,8 @@ class Supervisor:
     called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
     this run, or any). ``config``: for the log, values of JSON. ``after``: the epoch of the leader that this
     one follows (`leadership.lead`). ``alive``: called at every turn. ``strike``: does faults of
-    the control plane. Further settings: see `Settings`.
+    the control plane. ``shared``: a log in a database, of which that in the folder is a copy. Further
+    settings: see `Settings`.
 
     Raises:
         UserError: another supervisor holds the run, its log cannot be read, or a value is impossible.
@@ -76,6 +81,7 @@ class Supervisor:
         after: int | None = None,
         alive: Callable[[], None] = lambda: None,
         strike: Callable[[str], None] = lambda _: None,
+        shared: SharedLog | None = None,
     ) -> None:
         if places < 1 or per_host < 1:
             raise UserError(f"places {places}, per_host {per_host}: both must be at least 1")
@@ -83,11 +89,15 @@ class Supervisor:
             raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._leadership = leadership.lead(leadership.FileRecord(self.folder), after)
+        self._leadership = leadership.lead(leadership.record_of(self.folder, shared), after)
         with contextlib.ExitStack() as undo:
             undo.callback(self._leadership.release)
-            before = past(eventlog.read(self.folder / eventlog.NAME))
-            self._log = eventlog.EventLog(self.folder / eventlog.NAME, epoch=self.epoch)
+            path = self.folder / eventlog.NAME
+            if shared is not None:
+                shared.copy(path)
+            before = past(eventlog.read(path))
+            first = None if shared is None else partial(shared.append, self.epoch)
+            self._log = eventlog.EventLog(path, first=first, epoch=self.epoch)
             undo.callback(self._log.close)
             listener = _listen(listen, self._leadership.leader.address if before.begun else "")
             undo.callback(listener.close)
@@ -184,7 +194,7 @@ class Supervisor:
             self._alive()
             try:
                 self._turn(now)
-            except leadership.Superseded:
+            except (leadership.Superseded, eventlog.Fenced):
                 core.step_back(self._leadership.record.read().epoch)
             except eventlog.LogFailed as error:
                 core.outcome = core.outcome or Outcome(1, f"the event log cannot be written: {error}", {})
