@@ -177,6 +177,12 @@ def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
         with server:
             namespaces.within(first, lambda: socket.create_connection((address, port), 5)).close()
             socket.create_connection((address, port), 5).close()
+            made.part("first", "second", apart=True)
+            with pytest.raises(OSError):
+                namespaces.within(first, lambda: socket.create_connection((address, port), 5))
+            socket.create_connection((address, port), 5).close()
+            made.part("second", "first", apart=False)
+            namespaces.within(first, lambda: socket.create_connection((address, port), 5)).close()
             made.link_down("second")
             with pytest.raises(OSError):
                 namespaces.within(first, lambda: socket.create_connection((address, port), 0.3))

@@ -162,6 +162,14 @@ class Network:
         """And carries again."""
         set_link(self._end(name), up=True)
 
+    def part(self, one: str, other: str, *, apart: bool) -> None:
+        """Let two hosts not reach each other, or reach each other again; all others do throughout."""
+        for name, to in ((one, other), (other, one)):
+            self._refuse(name, f"{self._net}.{self._numbers[to] + 2}/32", "add" if apart else "del")
+
+    def _refuse(self, name: str, address: str, work: str) -> None:
+        _ask(lambda route: route.route(work, dst=address, type="blackhole"), self._namespace(name))
+
     def close(self) -> None:
         """Remove all of it."""
         _remove(self._bridge)

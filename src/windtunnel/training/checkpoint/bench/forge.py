@@ -1,0 +1,51 @@
+"""Checkpoints that nobody made: whole, with checksums that fit, of steps to come; and turned bits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from windtunnel.training.checkpoint.live import slot, storage
+
+
+def forge_stored(url: str, ahead: int) -> bool:
+    """The newest checkpoint in storage once more, as of ``ahead`` steps later. False: there is none."""
+    real = [one for one in storage.steps(url) if not one.bad]
+    if not real:
+        return False
+    newest = max(real, key=lambda one: one.step)
+    told: dict[str, Any] = {
+        "world": newest.world, "has_shared": newest.has_shared, "generation": newest.generation
+    }  # fmt: skip
+    layouts = {}
+    for shard in newest.shards:
+        data = memoryview(bytearray(shard.nbytes))
+        storage.read_shard(url, newest.step, shard.shard, data)
+        about: dict[str, Any] = {"layout": shard.layout, "checksum": shard.checksum}
+        storage.write_shard(url, newest.step + ahead, shard.shard, data, **about, **told)
+        layouts[shard.layout] = storage.layout(url, shard.layout)
+    storage.complete_step(url, newest.step + ahead, layouts=layouts, **told)
+    return True
+
+
+def forge_memory(folder: Path, ahead: int) -> None:
+    """The same of every complete slot below ``folder``."""
+    for path in folder.rglob("*.slot"):
+        header = slot.read_header(path)
+        if header is not None and header.complete:
+            one = slot.Slot.open(path)
+            one.begin(header.step + ahead, nbytes=header.nbytes, layout=header.layout, **header.course)
+            one.complete(slot.checksum_of(one.data))
+            one.close()
+
+
+def flip_memory(folder: Path) -> None:
+    """A bit in the middle of the data of every slot below ``folder``."""
+    for path in folder.rglob("*.slot"):
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            file.seek(slot.HEADER + (path.stat().st_size - slot.HEADER) // 2)
+            (byte,) = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
