@@ -37,6 +37,7 @@ WAITS = (
     Wait("grace", "supervisor", Deadlines.grace, "an agent whose connection broke, to come back"),
     Wait("back", "supervisor", Deadlines.back, "the agents, after the supervisor was started again"),
     Wait("suspect", "supervisor", Deadlines.suspect, "evidence, when a rank suspects its peers"),
+    Wait("reach", "supervisor", Deadlines.reach, "an answer of one host to another, then"),
     Wait("hello", "supervisor", Deadlines.hello, "the first hosts"),
     Wait("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
     Wait("form", "supervisor", Deadlines.form, "the ranks of a generation to group (else `--timeout`)"),

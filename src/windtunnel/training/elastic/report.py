@@ -107,7 +107,7 @@ def _lost(event: Event) -> str:
         return f"rank {event['rank']} lost its peers: {in_short(event['error'])}"
     if event["what"] == "host":
         place = f" (place {event['place']})" if event.get("place") is not None else ""
-        return f"lost host {event['host']}{place}: {evidence}"
+        return f"lost host {event['host']}{place}: {event.get('error') or evidence}"
     error = in_short(event.get("error") or "")
     return f"lost rank {event['rank']}: {error or evidence}"
 

@@ -358,6 +358,7 @@ def test_a_killed_worker_is_reported_and_awaits_the_supervisor(play: Any) -> Non
 
 
 def test_a_stopped_worker_is_frozen_then_fenced(play: Any) -> None:
+    """In between the agent is asked whom its host reaches: the network's silence is another matter."""
     played = play()
     played.accept()
     played.member(1)
@@ -366,6 +367,13 @@ def test_a_stopped_worker_is_frozen_then_fenced(play: Any) -> None:
     frozen = played.hear("worker", what="frozen")
     assert (frozen["rank"], frozen["pid"]) == (0, pid)
     assert "stopped" in frozen["error"]
+    here = f"127.0.0.1:{played.listener.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as full:
+        full.listen(0)  # what comes beyond its queue gets no answer
+        deaf = f"127.0.0.1:{full.getsockname()[1]}"
+        with socket.create_connection(full.getsockname()):
+            played.say(op="look", round=7, hosts={"1": here, "2": deaf}, within=0.2)
+            assert played.hear("reached", round=7)["silent"] == [2]
     played.say(op="fence", rank=0, pid=pid)
     assert played.hear("worker", what="exit")["signal"] == 9
     assert not alive(pid)

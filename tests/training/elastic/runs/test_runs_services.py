@@ -79,7 +79,8 @@ def test_services_that_die(tmp_path: Path, sharded: dict[str, Any]) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(no_network is not None, reason=no_network or "")
 def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) -> None:
-    """Property 8: who was cut off is replaced, and is not heard when it is back."""
+    """Property 8: who was cut off, from all or from one other host, is replaced, and is not heard when it is
+    back."""
     strikes = ("slow:host=3,step=1,rate=2Mbit",)
     with running(tmp_path, "--gates", 4, 8, faults=strikes, network="netns") as launched:
         before = at_gate(launched, 4)
@@ -96,9 +97,19 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
         assert host.process.wait(60) == 1  # it was told that it is given up, and ends with its worker
         assert held == {path.name: path.read_bytes() for path in slot_files(launched, 3, "rank2", 3)}
         open_gate(launched, 4)
-        at_gate(launched, 8)
+        before = at_gate(launched, 8)
+        # two of which each reaches all others, and the supervisor: no group with both can form
+        ids = {place: status["host"] for place, status in launched.places().items()}
+        one, other = (launched._host_of(launched.places()[place]["pid"]).name for place in (0, 2))
+        launched.network.part(one, other, apart=True)
+        launched.kill_worker(1)
+        at_gate(launched, 8, after=before)
+        cut = [event for event in of(launched, "lost") if event["evidence"] == "cut"]
+        assert [(event["host"], event["place"]) for event in cut] == [(ids[2], 2)]
+        after = of(launched, "decided")[-1]["membership"]["hosts"]
+        assert [host["id"] == ids[place] for place, host in enumerate(after)] == [True, True, False, True]
         open_gate(launched, 8)
-        assert len(same(launched, sharded)) == 1
+        assert len(same(launched, sharded)) == 2
 
 
 def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ QUICK = Deadlines(suspect=0.1, end=2.0)
 
 class Agent:
     """One fake agent. It beats, groups its ranks at once in every generation (``groups``), and comes back
-    when its connection breaks (``returns``).
+    when its connection breaks (``returns``). ``silent``: hosts that it says it does not reach.
     """
 
     def __init__(self, address: str, *, groups: bool = True, returns: bool = True) -> None:
@@ -35,6 +35,7 @@ class Agent:
         self.received: list[dict[str, Any]] = []
         self.outstanding: list[dict[str, Any]] = []
         self.groups, self.returns, self.beats = groups, returns, True
+        self.silent: list[int] = []
         self.ended = threading.Event()
         self._closed = threading.Event()
         self._lock = threading.RLock()
@@ -128,6 +129,10 @@ class Agent:
             self.received.append(message)
             if self.workers.get(message["rank"]) == message["pid"]:
                 self.exit(message["rank"], signal=9)
+        elif message["op"] == "look":
+            self.received.append(message)
+            silent = [host for host in self.silent if str(host) in message["hosts"]]
+            self.say("reached", round=message["round"], silent=silent)
         else:
             self.received.append(message)
             if message["op"] == "end":

@@ -15,9 +15,10 @@ from support import secret
 from support.waiting import PATIENCE, until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
 from windtunnel.training.elastic.live.supervisor import Deadlines, Supervisor
 from windtunnel.training.elastic.policy import core
-from windtunnel.training.elastic.policy.rules import Rules
+from windtunnel.training.elastic.policy.rules import Decision, Fence, Observation, Rules, decide
 
 
 def test_forms_and_ends_with_results(tmp_path: Path) -> None:
@@ -255,6 +256,42 @@ def test_a_suspicion_alone_makes_a_generation_and_is_bounded(tmp_path: Path) -> 
         reason = run.outcome().reason
         assert "waited for each other in vain 4 times without a new step" in reason
         assert "rank 1: timed out" in reason
+
+
+def test_hosts_that_do_not_reach_each_other_are_parted(tmp_path: Path) -> None:
+    """Both reach the supervisor, so no lease ends. One goes; a suspicion without such a pair costs nobody."""
+    with a_run(tmp_path, 4, Rules("shrink")) as run:
+        agents = run.add(4)
+        run.formed(1)
+        agents[1].silent, agents[2].silent = [agents[2].host], [agents[1].host]  # type: ignore[list-item]
+        agents[0].say("suspect", generation=1, rank=0, error="timed out")
+        assert agents[2].ended.wait(PATIENCE)
+        left = [agents[0], agents[1], agents[3]]
+        run.formed(2, left)
+        (lost,) = run.events("lost")
+        assert (lost["what"], lost["host"], lost["evidence"]) == ("host", agents[2].host, "cut")
+        assert "do not reach each other" in agents[2].of("end")[0]["reason"]
+        agents[0].say("suspect", generation=2, rank=0, error="timed out")
+        run.formed(3, left)
+        assert [event["evidence"] for event in run.events("lost")] == ["cut", "suspect"]
+        said = [from_plain(Decision, one["decision"]) for one in run.events("decision")]
+        assert said.count(Fence(hosts=(agents[2].host,))) == 1  # type: ignore[arg-type]
+        assert said == [decide(from_plain(Observation, one["observation"])) for one in run.events("decision")]
+
+
+def test_a_script_that_ends_over_hosts_that_are_cut_goes_on_without_one(tmp_path: Path) -> None:
+    """It does not speak of suspicions: its exit over its peers is one."""
+    error = "RuntimeError: [gloo/transport/tcp/pair.cc:457] Application timeout caused pair closure"
+    with a_run(tmp_path, 2) as run:
+        one, other = run.add(2)
+        run.formed(1)
+        one.silent, other.silent = [other.host], [one.host]  # type: ignore[list-item]
+        one.exit(0, status=1, error=error)
+        assert other.ended.wait(PATIENCE)
+        until(lambda: run.ordered == [1], "an order")
+        (new,) = run.add()
+        formed = run.formed(one.generation + 1, [one, new])
+        assert formed["places"] == [one.host, new.host]
 
 
 def test_steps_done_again_clear_no_suspicion(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Peer:
     silent: bool = False
     ended: bool = False
     workers: dict[int, int] = field(default_factory=dict)
+    asked: dict[str, Any] | None = None
     said: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -58,6 +59,7 @@ class World(RuleBasedStateMachine):
         self.seen = 0
         self.epoch = 1
         self.posted: set[tuple[int, str, int]] = set()
+        self.parted: list[set[int | None]] = []
         self.core = self.supervise()
 
     def supervise(self) -> Core:
@@ -90,6 +92,8 @@ class World(RuleBasedStateMachine):
             for rank in range(world):
                 assert (message["generation"], message["key"], rank) in self.posted
             assert set(message["values"].values()) == {message["generation"]}, "a stale post counted"
+        elif message["op"] == "look":
+            peer.asked = message
         elif message["op"] == "end":
             peer.ended = True
 
@@ -139,6 +143,15 @@ class World(RuleBasedStateMachine):
             self.drop(link)
             handlers.closed(self.core, link, self.now)
 
+    def tell(self, peer: Peer) -> None:
+        """Whom it does not reach, if it was asked."""
+        if peer.asked is not None:
+            others = {int(host) for host in peer.asked["hosts"]}
+            silent = sorted(other for other in others if {peer.host, other} in self.parted)
+            told = {"op": "reached", "round": peer.asked["round"], "silent": silent}
+            peer.asked = None
+            self.say(peer, told)
+
     def alive(self) -> list[Peer]:
         return [peer for peer in self.peers if not peer.ended]
 
@@ -151,6 +164,7 @@ class World(RuleBasedStateMachine):
                 self.connect(peer)  # it has tried again and again
             elif not peer.silent:
                 self.say(peer, {"op": "beat"})
+                self.tell(peer)
         self.now += seconds
         self.core.tick(self.now)
 
@@ -234,6 +248,20 @@ class World(RuleBasedStateMachine):
         step = {"op": "event", "kind": "step", "step": 0, "generation": peer.generation}
         self.say(peer, step)
 
+    @precondition(lambda self: sum(bool(peer.workers) for peer in self.alive()) > 1)
+    @rule(data=st.data(), turns=st.integers(0, 4))
+    def part(self, data: st.DataObject, turns: int) -> None:
+        """Two hosts do not reach each other any more, and suspect it; the supervisor reaches both."""
+        ready = [peer for peer in self.alive() if peer.workers]
+        two = data.draw(st.lists(st.sampled_from(ready), min_size=2, max_size=2, unique_by=id))
+        self.parted.append({peer.host for peer in two})
+        self.changes += 3  # both suspect, one goes
+        for peer in two:
+            about = {"generation": peer.generation, "rank": min(peer.workers), "error": "?"}
+            self.say(peer, {"op": "suspect", **about})
+        for _ in range(turns):
+            self.pass_time(BEAT)
+
     @rule(seconds=st.sampled_from([0.01, 0.05, 0.2, BEAT]))
     def wait(self, seconds: float) -> None:
         self.pass_time(seconds)
@@ -276,6 +304,12 @@ class World(RuleBasedStateMachine):
         for event in self.log:
             if event["kind"] == "agreed":
                 assert set(event["values"].values()) == {event["generation"]}
+
+    @invariant()
+    def only_who_is_cut_off_goes_for_it(self) -> None:
+        for event in self.log:
+            if event["kind"] == "lost" and event["evidence"] == "cut":
+                assert any(event["host"] in pair for pair in self.parted)
 
     def teardown(self) -> None:
         """When nothing more happens all live hosts are in, with all workers, in one generation."""

@@ -76,6 +76,7 @@ FROM_AGENT: Table = {
         error=maybe(text),
     ),
     "suspect": fields(rank=count, generation=count, error=maybe(text)),
+    "reached": fields(round=count, silent=each(count)),
     "done": fields(rank=count, generation=count),
     "inject": fields(action=text),
 }
@@ -84,6 +85,7 @@ FROM_SUPERVISOR: Table = {
     "membership": fields(epoch=maybe(count), membership=MEMBERSHIP, place=maybe(count), mine=each(count)),
     "decided": fields(epoch=maybe(count), generation=count, key=text, values=numbered(anything)),
     "answer": fields(epoch=maybe(count), key=text, values=maybe(numbered(anything))),
+    "look": fields(epoch=maybe(count), round=count, hosts=numbered(text), within=positive),
     "fence": fields(epoch=maybe(count), rank=count, pid=maybe(count)),
     "end": fields(epoch=maybe(count), status=count),
     "beat": fields(epoch=maybe(count)),

@@ -16,6 +16,7 @@ from typing import Any
 
 from windtunnel.training.elastic.events import in_short
 from windtunnel.training.elastic.model import Membership
+from windtunnel.training.elastic.policy.reach import Round
 from windtunnel.training.elastic.policy.rules import (
     Blame,
     Change,
@@ -27,8 +28,10 @@ from windtunnel.training.elastic.policy.rules import (
     Form,
     Keep,
     Late,
+    Look,
     Observation,
     Overdue,
+    Reached,
     Rules,
     Wait,
     decide,
@@ -82,6 +85,9 @@ class Core:
         self.lost: dict[int, int | None] = dict.fromkeys(before.lost)
         self.suspects = dict(before.suspects)
         self.suspected: float | None = now if before.suspects else None
+        self.round: Round | None = None  # the hosts are being asked whom they reach
+        self._rounds = 0
+        self._reach_known = False  # they were, since this generation was formed
         self._hit = False  # something outside the program broke this generation
         self._own = False  # the program ended by itself in this generation
         # the next one
@@ -151,6 +157,8 @@ class Core:
         """
         if now - self._looked > self.settings.lease / 2:
             self.hosts.renew_all(now)  # it was we who were stopped
+            if self.round is not None:
+                self.round.until = now + self._answering()
         self._looked = now
         if self.outcome is not None:
             return
@@ -161,6 +169,7 @@ class Core:
                 if now > until:
                     del host.unseen[rank]
                     self.worker_lost(host, rank, "exit", "it ended unseen", False, now)
+        self._look_at_round(now)
         self._look_at_suspects(now)
         self._look_at_forming(now)
         self._look_at_waits(now)
@@ -177,6 +186,8 @@ class Core:
     def _look_at_suspects(self, now: float) -> None:
         if self.suspected is None or self._changed is not None or self.waiting_since is not None:
             return
+        if self.round is not None:  # evidence is on its way
+            return
         suspects = sorted(self.suspects.items())
         decision = self.ask(
             Doubt(
@@ -185,9 +196,13 @@ class Core:
                 allowed=self.settings.deadlines.suspect,
                 times=self.suspicions + 1,
                 most=self.settings.most_suspicions,
+                looked=self._reach_known,
             )
         )
         if isinstance(decision, Keep):
+            return
+        if isinstance(decision, Look):
+            self.look(now)
             return
         self.suspected = None
         self.suspicions += 1
@@ -198,6 +213,38 @@ class Core:
         for rank, error in suspects:
             self._record_lost("worker", self.place(rank), rank, "suspect", False, error)
         self.force(f"suspicion ({words})", now)
+
+    def look(self, now: float) -> None:
+        """Ask all hosts of this generation whom of the others they reach."""
+        if self.round is not None or self.membership is None:
+            return
+        asked = {host.id: host.memory for host in self.membership.hosts if host.id in self.hosts.live}
+        self._rounds += 1
+        within = self.settings.deadlines.reach
+        self.round = Round(self._rounds, frozenset(asked), now + self._answering())
+        for id in asked:
+            link = self.hosts.live[id].link
+            if link is not None:
+                others = {other: address for other, address in asked.items() if other != id}
+                self.send(link, {"op": "look", "round": self._rounds, "hosts": others, "within": within})
+
+    def _answering(self) -> float:
+        """Seconds within which a host that lives has said whom it reaches."""
+        return self.settings.deadlines.reach + self.settings.lease
+
+    def _look_at_round(self, now: float) -> None:
+        """The hosts have said whom they reach, or had the time for it."""
+        asked = self.round
+        if asked is None or not asked.over(now, self.hosts.live):
+            return
+        self.round, self._reach_known = None, True
+        silent = asked.silent()
+        decision = self.ask(Reached(self.places(), tuple(sorted(asked.told)), silent))
+        if isinstance(decision, Fence):
+            for id in decision.hosts:
+                peers = sorted({one for pair in silent if id in pair for one in pair} - {id})
+                names = ", ".join(f"host {peer}" for peer in peers)
+                self._host_lost(self.hosts.live[id], "cut", now, f"it and {names} do not reach each other")
 
     def _look_at_forming(self, now: float) -> None:
         """Ranks that did not join their group in time."""
@@ -230,6 +277,7 @@ class Core:
                 self.fence(host, rank, host.workers.get(rank))
                 error = f"it joined no group within {deadline:g} s"
                 self.worker_lost(host, rank, "frozen", error, False, now)
+        self.look(now)
 
     def _look_at_waits(self, now: float) -> None:
         deadlines, first = self.settings.deadlines, self.membership is None
@@ -346,7 +394,7 @@ class Core:
         self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
-        self._forced = self._hit = self._own = self.progress = False
+        self._forced = self._hit = self._own = self.progress = self._reach_known = False
         self.reached = None
         for forgotten in (self.grouped, self.done, self.lost, self.suspects, self._causes):
             forgotten.clear()
@@ -362,15 +410,15 @@ class Core:
 
     # losses
 
-    def _host_lost(self, host: LiveHost, evidence: str, now: float) -> None:
+    def _host_lost(self, host: LiveHost, evidence: str, now: float, error: str = "") -> None:
         self.hosts.lose(host)
-        if host.link is not None:
-            self.end(host.link, 1, "nothing came from this host for a lease; it was given up")
+        how = error or {"connection": "its connection broke", "lease": "nothing came from it"}[evidence]
         id, place = host.member.id, self.place_of(host)
-        self._record_lost("host", place, None, evidence, False, "", id)
+        if host.link is not None:
+            self.end(host.link, 1, f"host {id} is given up: {how}")
+        self._record_lost("host", place, None, evidence, False, error, id)
         if place is not None:
             self._hit = True
-            how = "its connection broke" if evidence == "connection" else "nothing came from it"
             self._causes.append(f"host {id} (place {place}) is lost, {how}")
         self.change(now)
 
@@ -406,6 +454,7 @@ class Core:
         assert isinstance(decision, Blame)
         if decision.peers:
             self.suspicions = times
+            self.look(now)
         told = f"{words}: {error}" if error else words
         self.worker_lost(host, rank, "exit", told, decision.own, now)
         if decision.reason:

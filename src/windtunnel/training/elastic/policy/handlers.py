@@ -81,6 +81,9 @@ def message(core: Core, link: int, message: Message, now: float) -> None:
             _worker(core, host, message, now)
         case "suspect":
             _suspect(core, host, message, now)
+        case "reached":
+            if core.round is not None and message["round"] == core.round.number:
+                core.round.told[host.member.id] = tuple(message["silent"])
         case "inject":
             core.effects.strike(str(message["action"]))
         case "done":

@@ -1,10 +1,11 @@
 """What becomes of a run: every rule by which the supervisor decides, and the twin with it.
 
-Five questions are put, each with all that its answer depends on, the settings too; the state between them is
+Six questions are put, each with all that its answer depends on, the settings too; the state between them is
 the asker's (`core.Core`, or a twin's scheme):
 
 - `Change`: hosts or processes are gone, or hosts have come: who goes on?
 - `Doubt`: all are there, but ranks suspect their peers: is a new generation needed?
+- `Reached`: the hosts said whom they do not reach: has one to go?
 - `Late`: ranks have not joined their group: are they to be given up?
 - `Overdue`: hosts have not come: is it waited on?
 - `Ended`: a process ended: was it the program's own doing?
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from windtunnel.training.elastic.events import in_short
+from windtunnel.training.elastic.policy.reach import to_fence
 from windtunnel.training.elastic.policy.words import blames_peers
 
 OnLoss = Literal["replace", "shrink", "restart", "shrink-restart"]
@@ -110,13 +112,25 @@ class Change:
 @dataclass(frozen=True)
 class Doubt:
     """``ranks`` suspect their peers since ``waited`` seconds, of ``allowed`` for evidence, and nothing else
-    changed. ``times``: how often in succession without a new step, this time included."""
+    changed. ``times``: how often in succession without a new step, this time included. ``looked``: the hosts
+    were asked whom they reach."""
 
     ranks: tuple[int, ...]
     waited: float
     allowed: float
     times: int
     most: int
+    looked: bool = True
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The hosts at ``places`` (None: gone) were asked whom they reach. ``told``: who answered. ``silent``:
+    pairs of hosts of whom the first gets no answer from the second."""
+
+    places: tuple[int | None, ...]
+    told: tuple[int, ...]
+    silent: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -164,7 +178,7 @@ class Ended:
     most: int = 3
 
 
-Observation = Change | Doubt | Late | Overdue | Ended
+Observation = Change | Doubt | Reached | Late | Overdue | Ended
 
 
 @dataclass(frozen=True)
@@ -209,10 +223,16 @@ class Regroup:
 
 
 @dataclass(frozen=True)
-class Fence:
-    """These ranks are killed, and count as lost."""
+class Look:
+    """The hosts are asked whom they reach."""
 
-    ranks: tuple[int, ...]
+
+@dataclass(frozen=True)
+class Fence:
+    """These ranks are killed, and count as lost; these hosts are given up with all that runs on them."""
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,7 +246,7 @@ class Blame:
     reason: str = ""
 
 
-Decision = Form | Wait | Fail | Keep | Regroup | Fence | Blame
+Decision = Form | Wait | Fail | Keep | Regroup | Look | Fence | Blame
 
 
 def decide(observation: Observation) -> Decision:
@@ -236,6 +256,8 @@ def decide(observation: Observation) -> Decision:
             return after_change(observation)
         case Doubt():
             return _doubt(observation)
+        case Reached():
+            return _reached(observation)
         case Late():
             return _late(observation)
         case Overdue():
@@ -322,12 +344,19 @@ def _shrink(now: Change) -> Form | Wait | Fail:
     return Fail(f"{len(left)} hosts are left, at least {least} are needed")
 
 
-def _doubt(now: Doubt) -> Keep | Regroup | Fail:
+def _doubt(now: Doubt) -> Keep | Look | Regroup | Fail:
     if now.waited < now.allowed:
         return Keep()
+    if not now.looked:
+        return Look()
     if now.times > now.most:
         return Fail(_IN_VAIN.format(now.times))
     return Regroup()
+
+
+def _reached(now: Reached) -> Keep | Fence:
+    gone = to_fence(now.places, now.silent, now.told)
+    return Fence(hosts=gone) if gone else Keep()
 
 
 def _late(now: Late) -> Keep | Fence | Fail:

@@ -23,6 +23,7 @@ class Deadlines:
 
     ``grace``: for an agent whose connection broke. ``back``: for the agents, after the supervisor was
     started again. ``suspect``: for evidence, when all that is known is that a rank suspects its peers.
+    ``reach``: for a host's answer to another one, when that brought none.
     ``hello``: for the first hosts. ``hosts``: for hosts that were ordered. ``form``: for the ranks
     of a generation to group. ``store``: for a store. ``end``: for the agents to go when the run is over.
     """
@@ -30,6 +31,7 @@ class Deadlines:
     grace: float = 0.15
     back: float = 2.0
     suspect: float = 0.5
+    reach: float = 2.0
     hello: float = 120.0
     hosts: float = 600.0
     form: float = 60.0

@@ -21,6 +21,7 @@ import os
 import queue
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from windtunnel.base.keys import Keys
 from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, inject, tunnel
+from windtunnel.training.elastic.live.agent import reach
 from windtunnel.training.elastic.live.agent.config import AgentConfig, environment
 from windtunnel.training.elastic.live.agent.link import Link, LocalConnection, LocalServer, Message
 from windtunnel.training.elastic.live.agent.workers import Outputs, Stream, Worker, Workers
@@ -230,6 +232,8 @@ class Agent:
             self._decided(message["generation"], message["key"], message["values"])
         elif op == "answer":
             self._answered(message)
+        elif op == "look":
+            threading.Thread(target=self._look, args=(message,), name="windtunnel-look", daemon=True).start()
         elif op == "fence":
             self._fence(message)
         elif op == "end":
@@ -297,6 +301,12 @@ class Agent:
             self.workers.start(worker, wanted)
         except OSError:
             stream.discard()  # the fork server is being replaced: the next tick tries again
+
+    def _look(self, message: Message) -> None:
+        """In a thread of its own, since it waits for hosts that do not answer."""
+        hosts = {int(host): address for host, address in message["hosts"].items()}
+        told = {"op": "reached", "round": message["round"], "silent": reach.silent(hosts, message["within"])}
+        self.do(lambda: self.link.send(told, keep=False))
 
     def _fence(self, message: Message) -> None:
         worker = self.workers.of_pid(message["pid"]) if message.get("pid") else None

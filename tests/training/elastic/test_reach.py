@@ -1,0 +1,98 @@
+"""Who has to go where hosts do not reach each other: all graphs of a few hosts, and hosts dead to all."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from itertools import chain, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.training.elastic.live.agent import reach
+from windtunnel.training.elastic.policy.reach import to_fence
+from windtunnel.training.elastic.policy.rules import Doubt, Fail, Fence, Keep, Look, Reached, Regroup, decide
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def both(pairs: Pairs) -> Pairs:
+    return tuple(chain(pairs, ((other, one) for one, other in pairs)))
+
+
+def left(hosts: int, pairs: Pairs, gone: tuple[int, ...]) -> Pairs:
+    return tuple(pair for pair in pairs if not set(pair) & set(gone))
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5])
+def test_all_that_are_left_reach_each_other(hosts: int) -> None:
+    """Every set of cut pairs. Up to four hosts no smaller choice would do; nobody goes who is in no pair."""
+    links = list(combinations(range(hosts), 2))
+    for count in range(len(links) + 1):
+        for pairs in combinations(links, count):
+            gone = to_fence(range(hosts), both(pairs), range(hosts))
+            covers = [
+                some
+                for size in range(hosts)
+                for some in combinations(range(hosts), size)
+                if not left(hosts, pairs, some)
+            ]
+            least = min(map(len, covers))
+            assert set(gone) <= set(chain(*pairs))
+            if gone or not pairs:
+                assert not left(hosts, pairs, gone) and 2 * len(gone) <= hosts
+            else:
+                assert 2 * least > hosts or hosts > 4
+            assert not gone or len(gone) == least or hosts > 4
+
+
+def test_one_of_a_pair_goes() -> None:
+    assert to_fence((7, 3, 5, 4), both(((3, 4),)), (3, 4, 5, 7)) == (4,)  # the higher place, not the id
+    assert to_fence((7, 3, 5, 4), both(((3, 4), (7, 3))), (3, 4, 5, 7)) == (3,)  # two others suspect it
+    assert to_fence((7, 3, 5, 4), ((3, 4),), (3, 4, 5, 7)) == (4,)  # one way is none
+    assert to_fence((7, None, 5, 4), both(((3, 4),)), (4, 5, 7)) == ()  # it is gone already
+    assert to_fence((0, 1, 2, 3), both(((0, 2), (0, 3), (1, 2), (1, 3))), range(4)) == (2, 3)  # in two halves
+
+
+@given(st.integers(2, 9), st.data())
+def test_healthy_hosts_stay_when_others_are_dead_to_all(hosts: int, data: st.DataObject) -> None:
+    """Dead hosts answer nobody, nor the question. Without a dead one nobody goes, whoever waits for whom."""
+    dead = data.draw(st.sets(st.integers(0, hosts - 1), max_size=hosts // 2))
+    told = [host for host in range(hosts) if host not in dead]
+    silent = tuple((host, other) for host in told for other in sorted(dead))
+    assert to_fence(range(hosts), silent, told) == tuple(sorted(dead))
+
+
+@given(st.integers(3, 9), st.data())
+def test_who_is_deaf_goes_and_not_who_does_not_hear_of_it(hosts: int, data: st.DataObject) -> None:
+    """One that reaches nobody but answers the question; or all others do not reach it. It alone goes."""
+    bad = data.draw(st.integers(0, hosts - 1))
+    pairs = tuple((bad, other) for other in range(hosts) if other != bad)
+    for silent in (pairs, tuple((other, one) for one, other in pairs), both(pairs)):
+        assert to_fence(range(hosts), silent, range(hosts)) == (bad,)
+
+
+def test_the_decisions() -> None:
+    doubt = Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1, most=3, looked=False)
+    assert decide(doubt) == Look()
+    assert decide(Doubt(ranks=(1,), waited=0.4, allowed=0.5, times=1, most=3, looked=False)) == Keep()
+    assert decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=1, most=3)) == Regroup()
+    assert isinstance(decide(Doubt(ranks=(1,), waited=0.6, allowed=0.5, times=4, most=3)), Fail)
+    assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1),)))) == Fence(hosts=(1,))
+    assert decide(Reached((0, 1, 2), (0, 1, 2), ())) == Keep()  # the program hangs by itself
+    assert decide(Reached((0, 1, 2), (0, 1, 2), both(((0, 1), (0, 2), (1, 2))))) == Keep()
+
+
+def test_a_refusal_and_a_process_that_stands_still_are_answers() -> None:
+    with contextlib.ExitStack() as stack:
+        still, full, gone = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3))
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in (still, full, gone)]
+        gone.close()
+        full.listen(0)  # what comes beyond the queue is dropped without a word
+        for _ in range(8):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        assert reach.silent({**dict(enumerate(addresses)), 3: ""}, 0.2) == [1]
+    assert reach.silent({}, 0.2) == []
