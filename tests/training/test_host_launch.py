@@ -363,7 +363,7 @@ def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> No
         for _ in range(2)
     ]
     here(launched, 1, 2)
-    strike(launched.address, "supervisor")
+    strike(launched._supervisor.address, "supervisor")
     strike(launched._offer.address, "offer")
     for joined in kinds(launched.events(), "host.joined"):
         strike(joined["memory"], f"memory {joined['memory']}")
@@ -373,9 +373,9 @@ def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> No
     secret = (launched.folder / "secret").read_text().strip().encode()
     for path in (path for path in launched.folder.rglob("*") if path.is_file()):
         assert path.stat().st_mode & 0o077 == 0 or secret not in path.read_bytes(), path
-    for pid in (process.pid for process in (*lent, launched._supervisor)):
+    for pid in (process.pid for process in (*lent, launched._supervisor.process)):
         assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert secret not in Path(f"/proc/{launched._supervisor.pid}/environ").read_bytes()
+    assert secret not in Path(f"/proc/{launched._supervisor.process.pid}/environ").read_bytes()
     finish(launched, tmp_path)
     assert [process.wait(30) for process in lent] == [0, 0]
     assert len(kinds(launched.events(), "host.joined")) == 2  # nobody else
