@@ -25,6 +25,8 @@ from runs_helpers import (
 from runs_trainer import Samples, build, data
 
 from support.waiting import until
+from windtunnel.base.plain import from_plain
+from windtunnel.training.elastic import policy as elastic
 from windtunnel.training.elastic.policy.rules import Rules
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
@@ -110,6 +112,11 @@ def test_a_partition_and_a_slow_link(tmp_path: Path, sharded: dict[str, Any]) ->
         assert [host["id"] == ids[place] for place, host in enumerate(after)] == [True, True, False, True]
         open_gate(launched, 8)
         assert len(same(launched, sharded)) == 2
+        said = [one for one in of(launched, "decision") if one["capability"] == "training.elastic"]
+    seen = [from_plain(elastic.Observation, one["observation"]) for one in said]
+    assert [elastic.decide(one) for one in seen] == [
+        from_plain(elastic.Decision, one["decision"]) for one in said
+    ]
 
 
 def test_a_job_that_shrinks_and_grows_again(tmp_path: Path) -> None:
