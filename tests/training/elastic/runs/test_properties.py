@@ -148,9 +148,10 @@ found broken. A name like `TestLosses` is a state machine of hypothesis.
   - elastic/runs/test_runs_services.py
       test_services_that_die
 22. Nothing is left behind: every run looks for processes, memory and networks of the run
+  - test_resume.py
+      test_a_killed_launcher_is_followed_by_another test_where_nobody_comes_all_ends_by_itself
   - test_host_launch.py
-      test_a_killed_launcher_leaves_no_process_and_the_next_sweeps
-      test_sigkill_to_everything_at_once_leaves_only_what_is_swept
+      test_all_dies_but_the_launcher test_what_a_killed_lent_host_leaves_is_swept
   - elastic/agent/test_agent.py
       test_a_dead_agent_takes_its_workers_along test_end_leaves_nothing
   - elastic/runs/test_runs_losses.py
