@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from support.waiting import until
+from windtunnel.linux import forkserver_client
 from windtunnel.linux.forkserver_client import GONE, ForkServerClient, ForkServerKeeper
 
 
@@ -180,6 +181,21 @@ def test_scripts_survive_the_server_and_a_new_one_serves(keeper: ForkServerKeepe
     end, out, _ = starter.run("print('again')")
     assert (end["status"], out) == (0, "again\n")
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_server_that_is_stopped_is_replaced(
+    keeper: ForkServerKeeper, starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked it is told, and does not wait for ever."""
+    monkeypatch.setattr(forkserver_client, "STANDS", 0.05)
+    starter.run("pass")
+    os.kill(keeper.process.pid, signal.SIGSTOP)
+    answers: queue.Queue[dict[str, Any]] = queue.Queue()
+    starter.forks.start({"script": "x.py", "args": [], "env": {}, "cwd": "/"}, answers.put)
+    until(keeper.tend)
+    assert answers.get(timeout=60)["error"] == GONE
+    assert starter.run("print('again')")[1] == "again\n"
+    assert not keeper.tend()
 
 
 def test_an_owner_that_is_gone_ends_it_with_all_children(keeper: ForkServerKeeper, starter: Starter) -> None:

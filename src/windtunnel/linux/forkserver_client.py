@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.processes import Adopted, Identity
+from windtunnel.linux import processes
 from windtunnel.linux.forkserver import PACKET, request_fd, send_with_fds
 
 Answer = Callable[[dict[str, Any]], None]
 PATIENCE = 120.0  # seconds that a server may take to import what it preloads
 GONE = "the fork server is gone"
+STANDS = 1.0
+"""Seconds for which a server may be stopped: its clients wait for it without limit."""
 
 
 class ForkServerKeeper:
     """Keeps a fork server at ``path``: one that lives there already, or else a new one, and, whenever `tend`
-    finds it dead, another one in its place.
+    finds it dead or stopped, another one in its place.
 
     The server lives in a session of its own, and with all its children until nobody holds its lifeline any
     more: this process does, and so does every process that inherits ``held``. ``at_end``: "module:function"
@@ -39,6 +42,7 @@ class ForkServerKeeper:
             os.mkfifo(self._lifeline, 0o600)
         self.held = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)  # waits for no reader, and holds
         self.process = self._living() or self._start()
+        self._moved = time.monotonic()
 
     def _living(self) -> Adopted | None:
         """The server that listens at the path."""
@@ -65,10 +69,17 @@ class ForkServerKeeper:
             os.close(end)
 
     def tend(self) -> bool:
-        """Whether it had died and was started again."""
+        """Whether it had died, or stood still for long, and was started again."""
+        now = time.monotonic()
         if self.process.poll() is None:
-            return False
+            if processes.state(self.process.pid) not in ("T", "t"):
+                self._moved = now
+            if now - self._moved < STANDS:
+                return False
+            self.process.kill()
+            self.process.wait(5.0)
         self.process = self._start()
+        self._moved = now
         return True
 
     def close(self) -> None:
