@@ -41,18 +41,8 @@ class ForkServerKeeper:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self._lifeline, 0o600)
         self.held = os.open(self._lifeline, os.O_RDWR | os.O_CLOEXEC)  # waits for no reader, and holds
-        self.process = self._living() or self._start()
+        self.process = serving(path) or self._start()
         self._moved = time.monotonic()
-
-    def _living(self) -> Adopted | None:
-        """The server that listens at the path."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(OSError):
-            sock.settimeout(2.0)
-            sock.connect(str(self.path))
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            found = Identity.of(int.from_bytes(credentials[:4], "little"))
-            return None if found is None else Adopted(found)
-        return None
 
     def _start(self) -> subprocess.Popen[bytes] | Adopted:
         module = "windtunnel.linux.forkserver"
@@ -93,6 +83,17 @@ class ForkServerKeeper:
             self.process.wait(5.0)
         for path in (self.path, self._lifeline):
             path.unlink(missing_ok=True)
+
+
+def serving(path: Path) -> Adopted | None:
+    """The fork server that listens at ``path``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(OSError):
+        sock.settimeout(2.0)
+        sock.connect(str(path))
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        found = Identity.of(int.from_bytes(credentials[:4], "little"))
+        return None if found is None else Adopted(found)
+    return None
 
 
 class ForkServerClient:

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ KINDS = {
 }  # fmt: skip
 """Names as in /proc/PID/ns, with the kernel's flags."""
 _BIND, _DETACH = 0x1000, 0x2
+_EVERY, _PRIVATE = 0x4000, 0x40000
 _OWN_ROOT = 0x200
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 
@@ -104,6 +105,20 @@ def set_hostname(where: Path | int, name: str) -> None:
     """Give the uts namespace (of the process behind a pidfd) another host name. Raises OSError."""
     text = name.encode()
     within(where, lambda: checked(libc.sethostname(text, len(text)), "sethostname"), "uts")
+
+
+def apart(kinds: Sequence[str], work: Callable[[], T]) -> T:
+    """``work()`` in a thread of its own in new namespaces of these ``kinds``; a process that it starts lives
+    on inside. What is mounted there is seen there alone. Raises what ``work`` raises, and OSError."""
+
+    def inside() -> T:
+        for kind in kinds:
+            checked(libc.unshare(KINDS[kind] | (_OWN_ROOT if kind == "mnt" else 0)), "unshare")
+        if "mnt" in kinds:
+            checked(libc.mount(b"none", b"/", None, _EVERY | _PRIVATE, None), "/")
+        return work()
+
+    return _in_thread(inside)
 
 
 def _in_thread(work: Callable[[], T]) -> T:
