@@ -40,7 +40,7 @@ from windtunnel.training.elastic.live.supervise import LOG
 from windtunnel.training.elastic.live.supervisor import Outcome, leadership
 from windtunnel.training.elastic.policy.state import past
 from windtunnel.training.job import JobSpec
-from windtunnel.training.site import EmulatedHost, Site
+from windtunnel.training.site import EmulatedHost, Site, statuses
 
 if TYPE_CHECKING:
     from windtunnel.store.sharedlog import SharedLog
@@ -179,19 +179,9 @@ class Launched:
             return list(self._events)
 
     def places(self) -> dict[int, dict[str, Any]]:
-        """What stands at each place: the agent's pid, host id, memory folder and workers {rank: pid}."""
-        told = []
-        for path in (self.folder / "agents").glob("*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                told.append(json.loads(path.read_text()))
-        found = {}
-        # of two, the older is of a host that was cut off and does not know yet that it was replaced
-        for status in sorted(told, key=lambda one: int(one["generation"])):
-            alive = any(m.process.pid == status["pid"] and m.process.poll() is None for m in self.site.hosts)
-            if status["place"] is not None and alive:
-                status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
-                found[status["place"]] = status
-        return found
+        """What stands at each place (`site.statuses`)."""
+        alive = {host.process.pid for host in self.site.hosts if host.process.poll() is None}
+        return statuses(self.folder, alive.__contains__)
 
     def kill_host(self, place: int, *, silent: bool = False) -> None:
         """A host is gone: SIGKILL to its workers and its agent, its memory is lost. ``silent`` (with

@@ -16,8 +16,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from windtunnel.base import atomic, keys
 from windtunnel.base.processes import Adopted, Identity, add_owner
@@ -32,6 +34,28 @@ from windtunnel.training.job import JobSpec
 NAME = "site.json"
 AT_END = "windtunnel.training.cleanup:sweep"
 PATIENCE = 10.0
+
+
+def statuses(folder: Path, lives: Callable[[int], bool]) -> dict[int, dict[str, Any]]:
+    """What stands at each place of the run in ``folder``: the agent's pid, host id, memory folder and workers
+    {rank: pid}. ``lives``: whether the agent with that pid does."""
+    told = []
+    for path in (folder / "agents").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            told.append(json.loads(path.read_text()))
+    found = {}
+    # of two, the older is of a host that was cut off and does not know yet that it was replaced
+    for status in sorted(told, key=lambda one: int(one["generation"])):
+        if status["place"] is not None and lives(status["pid"]):
+            status["workers"] = {int(rank): pid for rank, pid in status["workers"].items()}
+            found[status["place"]] = status
+    return found
+
+
+def numbered(folder: Path) -> list[tuple[int, str]]:
+    """The emulated hosts that ever were in the run in ``folder``, with their numbers."""
+    names = [path.stem for path in (folder / "agents").glob("host-*.config")]
+    return sorted((int(name.removeprefix("host-")), name) for name in names)
 
 
 @dataclass
@@ -62,7 +86,7 @@ class Site:
         try:
             if job.network == "netns":
                 address = before["network"] if before else None
-                names = [name for _, name in self._numbered()] if before else []
+                names = [name for _, name in numbered(folder)] if before else []
                 self.network = network.Network(self.token, job.rate, address, names)
         except BaseException:
             if not before:
@@ -86,14 +110,9 @@ class Site:
                 return told
         return None
 
-    def _numbered(self) -> list[tuple[int, str]]:
-        """The hosts that ever were, with their numbers."""
-        names = [path.stem for path in self._agents.glob("host-*.config")]
-        return sorted((int(name.removeprefix("host-")), name) for name in names)
-
     def _take_up(self) -> None:
         living = set(cleanup.marked(self.token))
-        for _, name in self._numbered():
+        for _, name in numbered(self.folder):
             with contextlib.suppress(OSError, ValueError):  # it has ended, and removed its file
                 pid = int(json.loads((self._agents / f"{name}.json").read_text())["pid"])
                 identity = Identity.of(pid)
@@ -117,7 +136,7 @@ class Site:
 
     @property
     def next_number(self) -> int:
-        return max((number + 1 for number, _ in self._numbered()), default=0)
+        return max((number + 1 for number, _ in numbered(self.folder)), default=0)
 
     def start(self, config: AgentConfig) -> None:
         """One more host."""

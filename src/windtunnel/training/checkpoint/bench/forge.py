@@ -1,13 +1,17 @@
-"""Checkpoints that nobody made: whole, with checksums that fit, of steps to come; and turned bits."""
+"""Checkpoints that nobody made: whole, with checksums that fit, of steps to come; turned bits; and a peer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
+from windtunnel.base import handshake
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live import slot, storage
+from windtunnel.training.checkpoint.live.memory import transfer
 
 
 def forge_stored(url: str, ahead: int) -> bool:
@@ -49,3 +53,18 @@ def flip_memory(folder: Path) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
+
+
+def asked(address: str, through: str, secret: Keys, timeout: float) -> socket.socket:
+    """A peer's connection to the memory service at ``address``, by way of ``through``; it asked something.
+
+    Raises:
+        OSError: it does not within ``timeout`` seconds.
+    """
+    sock = handshake.connect(through, timeout, secret, transfer.service(address))
+    try:
+        transfer.ask(sock, {"op": "list"})
+    except BaseException:
+        sock.close()
+        raise
+    return sock

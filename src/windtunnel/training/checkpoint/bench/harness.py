@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from windtunnel.base import atomic
 from windtunnel.training.elastic import Job
 from windtunnel.training.elastic.events import Event
+from windtunnel.training.elastic.policy.state import Outcome
 from windtunnel.training.launch import Launched, launch
 
 T = TypeVar("T")
@@ -20,12 +21,29 @@ LAST = "last"
 """A file in the run's folder: the number of the step to end with. Without one the programs go on."""
 
 SOURCE = "GEMINI, Wang et al., SOSP 2023"
+FAULT = "fault-{rank}"
+"""A file in the run's folder: what befalls the program on that rank at its next step, "raise" or "hang"."""
+_HANG = 3600.0
 _PAUSE = 0.01
 _MARGIN = 12  # steps: more than ranks are ever apart, and than pass while the file is written
 
 
 class Failed(RuntimeError):
     """A run of the comparison did not do what it was to do."""
+
+
+class Seen(Protocol):
+    """A job that runs: one that this process launched, or another."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def outcome(self) -> Outcome | None: ...
+
+    def events(self) -> list[Event]: ...
+
+    def wait(self, timeout: float | None = None) -> Outcome | None: ...
 
 
 @contextlib.contextmanager
@@ -44,7 +62,7 @@ def running(program: str, arguments: Sequence[object], folder: Path, **options: 
             yield launched
 
 
-def until(launched: Launched, what: Callable[[list[Event]], T], wanted: str, timeout: float = 60.0) -> T:
+def until(launched: Seen, what: Callable[[list[Event]], T | None], wanted: str, timeout: float = 60.0) -> T:
     """The first true value of ``what`` of the events so far.
 
     Raises:
@@ -62,7 +80,7 @@ def until(launched: Launched, what: Callable[[list[Event]], T], wanted: str, tim
         time.sleep(_PAUSE)
 
 
-def end_soon(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
+def end_soon(launched: Seen, timeout: float = 120.0) -> dict[int, Any]:
     """Have the job end a few steps from now: the ranks' results.
 
     Raises:
@@ -87,7 +105,20 @@ def over(job: Job, step: int) -> bool:
         return False
 
 
-def ended(launched: Launched, timeout: float = 120.0) -> dict[int, Any]:
+def suffer(job: Job) -> None:
+    """What this rank was told to (`FAULT`), once. For the programs."""
+    path = job.folder / FAULT.format(rank=job.rank)
+    try:
+        what = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return
+    if what == "raise":
+        raise RuntimeError("a mistake of the program's own")
+    time.sleep(_HANG)
+
+
+def ended(launched: Seen, timeout: float = 120.0) -> dict[int, Any]:
     """The ranks' results once the job ended.
 
     Raises:

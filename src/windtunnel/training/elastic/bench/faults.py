@@ -1,12 +1,13 @@
 """Random faults from outside on real small jobs: survived, refused, or wrong?
 
-A job of four hosts, each in a network of its own, trains with a checkpoint of every step in two copies and
-now and then one in storage. It is struck with one fault after the other, in an order and against ranks drawn
-by chance (seeded); the next one waits until the job has committed a step after the one before. A fault is
-*survived* when new steps are committed after all that followed from it, *refused* when it was a message and
-not even a new generation followed, *lost* when no step comes within a minute (then the job is begun anew),
-*wrong* when any loss that is told after it differs from that of a run which nothing disturbed. The states of
-all ranks at the end are compared bit by bit with that run's.
+A job of four hosts, each in a network of its own, is begun by ``windtunnel train --resume-auto`` and trains
+with a checkpoint of every step in two copies and now and then one in storage. It is struck with one fault
+after the other, in an order and against ranks drawn by chance (seeded); the next one waits until the job has
+committed a step after the one before. A fault is *survived* when new steps are committed after all that
+followed from it, *refused* when it was a message and not even a new generation followed, *lost* when no step
+comes within a minute (then the job is begun anew), *wrong* when any loss that is told after it differs from
+that of a run which nothing disturbed. The states of all ranks at the end are compared bit by bit with that
+run's.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from windtunnel.bench.measure import median, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import mounts, network
 from windtunnel.training.checkpoint.bench import harness
-from windtunnel.training.elastic.bench import strikes
+from windtunnel.training.elastic.bench import strangers, strikes
+from windtunnel.training.elastic.bench.commanded import Commanded, training
 from windtunnel.training.elastic.bench.strikes import Target, Undo
 from windtunnel.training.elastic.events import Event
-from windtunnel.training.launch import Launched
 
 SECTION = "faults"
 HOSTS = 4
 ROUNDS = 5  # of every kind
 WITHIN = 60.0  # seconds until a job must have gone on
 LEASE = 1.0
+ORPHAN = 60
 TIMEOUT = 10.0  # seconds of an operation of the process group
+MEMORY = "64m"  # size of a memory that is to be full
 STORED = "24m"  # size of the storage's file system
 QUIET = 3.0  # seconds until what is noticed by silence alone is noticed
 
@@ -42,12 +44,14 @@ QUIET = 3.0  # seconds until what is noticed by silence alone is noticed
 @dataclass(frozen=True)
 class Kind:
     """``silent``: nobody sees a connection close, so it shows only after a while. ``message``: bytes of a
-    stranger, which should do nothing at all."""
+    stranger, which should do nothing at all. ``bounded``: it needs a job whose hosts share a small memory of
+    their own (and one network)."""
 
     name: str
     strike: Callable[[Target], Undo]
     silent: bool = False
     message: bool = False
+    bounded: bool = False
 
 
 KINDS = (
@@ -55,11 +59,15 @@ KINDS = (
     Kind("trainer stopped", strikes.trainer_stopped, True),
     Kind("trainer: SIGHUP", strikes.trainer_hung_up),
     Kind("trainer: SIGTERM", strikes.trainer_ended),
+    Kind("program: exception on one rank", strikes.program_failed, True),
+    Kind("program: one rank hangs", strikes.program_hung, True),
+    Kind("launcher killed", strikes.launcher_killed, True),
     Kind("agent killed", strikes.agent_killed),
     Kind("agent stopped", strikes.agent_stopped, True),
     Kind("supervisor killed", strikes.supervisor_killed, True),
     Kind("supervisor stopped", strikes.supervisor_stopped, True),
     Kind("fork server killed", strikes.forkserver_killed),
+    Kind("fork server stopped, trainer killed", strikes.forkserver_stopped),
     Kind("store killed", strikes.store_killed),
     Kind("host lost with its memory", strikes.host_lost),
     Kind("second kill in the recovery", strikes.killed_in_recovery),
@@ -67,12 +75,14 @@ KINDS = (
     Kind("bit flipped in every slot of a host, trainer killed", strikes.bit_flipped),
     Kind("forged newer checkpoint, trainer killed", strikes.checkpoint_forged),
     Kind("storage full", strikes.disk_full, True),
+    Kind("shared memory full, trainer killed", strikes.memory_full, bounded=True),
     Kind("link down", strikes.link_down, True),
     Kind("link slow", strikes.link_slow, True),
     Kind("two hosts cut from each other", strikes.link_cut, True),
-    Kind("malformed messages on every port", strikes.malformed, message=True),
-    Kind("messages without the secret", strikes.without_secret, message=True),
-    Kind("handshake with a wrong secret, twice", strikes.wrong_secret, message=True),
+    Kind("malformed messages on every port", strangers.malformed, message=True),
+    Kind("messages without the secret", strangers.without_secret, message=True),
+    Kind("handshake with a wrong secret, twice", strangers.wrong_secret, message=True),
+    Kind("recorded handshake and message, sent again", strangers.replayed, message=True),
 )
 
 
@@ -112,11 +122,12 @@ def faults_rows(quick: bool) -> Iterator[Row]:
     plan = drawn(1 if quick else ROUNDS)
     ran: list[Ran] = []
     with scratch() as folder:
-        left = list(plan)
-        while left:
-            one = run_job(folder / f"job-{len(ran)}", left)
-            ran.append(one)
-            left = left[max(1, len(one.struck)) :]
+        for memory in ("", MEMORY):
+            left = [one for one in plan if one[0].bounded == bool(memory)]
+            while left:
+                one = run_job(folder / f"job-{len(ran)}", left, memory)
+                ran.append(one)
+                left = left[max(1, len(one.struck)) :]
         truth = undisturbed(folder / "undisturbed", sorted({one.last for one in ran if one.hashes}), ran)
     yield from rows(plan, ran, truth)
 
@@ -129,21 +140,20 @@ def drawn(rounds: int, seed: int = 11) -> list[tuple[Kind, int]]:
     return plan
 
 
-def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], seed: int = 0) -> Ran:
-    """A job that is struck with ``plan`` until that is done, or it does not go on."""
+def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
+    """A job that is struck with ``plan`` until that is done, or it does not go on. ``memory``: size of what
+    its hosts share, "" for that of this computer."""
     ran, stored = Ran(), folder / "stored"
     stored.mkdir(parents=True)
     mounts.mount("tmpfs", stored, "tmpfs", options=f"size={STORED}")
-    settings = {"persist": str(stored), "persist_every": 20}
-    options: dict[str, Any] = {
-        "hosts": HOSTS, "network": "netns", "lease": LEASE, "frozen_after": LEASE, "timeout": TIMEOUT,
-        "settings": settings,
-    }  # fmt: skip
+    words: list[object] = ["--resume-auto", "--orphan-after", ORPHAN, "--lease", LEASE]
+    words += ["--network", "loopback" if memory else "netns"]
+    words += ["--timeout", TIMEOUT, "--max-restarts", len(plan), "--persist", stored, "--persist-every", 20]
     try:
-        with harness.running("fsdp_trainer", [], folder, **options) as launched:
-            target = Target(launched, stored, Random(seed))
+        with training(words, folder / "run", HOSTS, "fsdp_trainer", memory=memory) as job:
+            target = Target(job, stored, Random(0))
             try:
-                harness.until(launched, _stored, "checkpoint in storage", 120.0)
+                harness.until(job, _stored, "checkpoint in storage", 120.0)
                 for kind, rank in plan:
                     one = Struck(kind, rank)
                     ran.struck.append(one)
@@ -151,12 +161,12 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], seed: int = 0) -> Ra
                     strike(target, one)
                     if one.outcome == "lost":
                         raise harness.Failed(f"{kind.name}: {one.why}")
-                results = harness.end_soon(launched)
-                ran.last = int((folder / harness.LAST).read_text())
+                results = harness.end_soon(job)
+                ran.last = int((job.folder / harness.LAST).read_text())
                 ran.hashes = {rank: found["hashes"][str(ran.last)] for rank, found in results.items()}
             except harness.Failed as error:
                 ran.failure = str(error)
-            ran.losses = [(e["step"], e["loss"], e["t"]) for e in launched.events() if e["kind"] == "step"]
+            ran.losses = [(e["step"], e["loss"], e["t"]) for e in job.events() if e["kind"] == "step"]
     finally:
         mounts.unmount(stored)
     return ran
@@ -168,8 +178,8 @@ def _stored(events: Sequence[Event]) -> bool:
 
 def strike(target: Target, one: Struck) -> None:
     """Do it, and see what becomes of the job."""
-    launched = target.launched
-    before = launched.events()
+    job = target.job
+    before = job.events()
     committed = max((event["step"] for event in before if event["kind"] == "committed"), default=-1)
     one.begin = time.time()
     try:
@@ -177,11 +187,11 @@ def strike(target: Target, one: Struck) -> None:
     except strikes.Impossible as error:
         one.outcome, one.why, one.end = "not struck", str(error), time.time()
         return
-    except strikes.Answered as error:
+    except strangers.Answered as error:
         one.outcome, one.why, undo = "answered", str(error), lambda: None
     quiet = one.begin + (QUIET if one.kind.silent else 0.5)
     try:
-        found = harness.until(launched, lambda _: _went_on(launched, len(before), quiet), "step", WITHIN)
+        found = harness.until(job, lambda _: _went_on(job, len(before), quiet), "step", WITHIN)
     except harness.Failed as error:
         one.outcome, one.why = "lost", str(error)
         found = []
@@ -198,12 +208,12 @@ def strike(target: Target, one: Struck) -> None:
     one.end = time.time()
 
 
-def _went_on(launched: Launched, after: int, quiet: float) -> list[Event]:
+def _went_on(job: Commanded, after: int, quiet: float) -> list[Event]:
     """The events since the first ``after``, once a step was committed in the newest generation after all that
     followed from the strike; [] before."""
     if time.time() < quiet:
         return []
-    events = launched.events()
+    events = job.events()
     since = events[after:]
     newest = max((event["generation"] for event in events if event["kind"] == "decided"), default=0)
     stepped: float | None = None

@@ -1,4 +1,4 @@
-"""What strikes a running job from outside: signals, its files, its network, and bytes on its sockets.
+"""What strikes a running job from outside: signals, its files, its network (`strangers`: what is said to it).
 
 Each strike is a function of the `Target`, and returns what undoes it where something stays: a process that
 stands still, a link that is down, a full disk.
@@ -9,33 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import psutil
 
-from windtunnel.base import handshake, wire
-from windtunnel.base.keys import Keys
+from windtunnel.base import atomic
 from windtunnel.linux import processes
+from windtunnel.linux.forkserver_client import serving
 from windtunnel.training import cleanup
-from windtunnel.training.checkpoint.bench import forge
-from windtunnel.training.launch import Launched
+from windtunnel.training.checkpoint.bench import forge, harness
+from windtunnel.training.elastic.bench.commanded import Commanded
 
 Undo = Callable[[], None]
 SLOW = 2e5  # bytes/s of a slow link; of the others there is no limit
 FAST = 1e9
 FUTURE = 1_000_000  # steps by which a forged checkpoint is newer
 PATIENCE = 30.0
-ANSWER = 2.0  # seconds that a socket is listened to, after what was sent to it
+_FILLER = "filler"
 
 
 class Impossible(RuntimeError):
@@ -46,17 +44,17 @@ class Impossible(RuntimeError):
 class Target:
     """``stored``: folder of checkpoints on a file system of its own. ``rank``: whom to strike."""
 
-    launched: Launched
+    job: Commanded
     stored: Path
     random: Random
     rank: int = 0
 
     def place(self, place: int | None = None) -> dict[str, Any]:
-        """What stands at a place (`Launched.places`); a host that is being replaced is waited for."""
+        """What stands at a place (`Commanded.places`); a host that is being replaced is waited for."""
         end = time.monotonic() + PATIENCE
         wanted = self.rank if place is None else place
-        while time.monotonic() < end and self.launched.outcome is None:
-            status = self.launched.places().get(wanted)
+        while time.monotonic() < end and self.job.outcome is None:
+            status = self.job.places().get(wanted)
             if status is not None and status["workers"]:
                 return status
             time.sleep(0.02)
@@ -69,14 +67,21 @@ class Target:
 
     def process(self, part: str) -> int:
         """The process of the run whose command line has ``part``."""
-        for pid in cleanup.marked(self.launched.token):
+        for pid in cleanup.marked(self.job.token):
             if part in processes.command_line(pid):
                 return pid
         raise Impossible(f"there is no process {part}")
 
+    def forkserver(self) -> int:
+        """The fork server; what it has forked has the same command line."""
+        found = serving(cleanup.MEMORY / self.job.token / "forkserver")
+        if found is None:
+            raise Impossible("no fork server listens")
+        return found.pid
+
     def hosts(self) -> Iterator[str]:
         """Names of the hosts in the run's network, by place, from the command lines of their agents."""
-        for _, status in sorted(self.launched.places().items()):
+        for _, status in sorted(self.job.places().items()):
             name = re.search(r"([^/ ]+)\.config", processes.command_line(status["pid"]))
             if name is not None:
                 yield name[1]
@@ -84,7 +89,7 @@ class Target:
     def ports(self) -> list[tuple[str, int]]:
         """Where processes of the run listen for TCP, in whatever network they are."""
         found = set()
-        for pid in cleanup.marked(self.launched.token):
+        for pid in cleanup.marked(self.job.token):
             with contextlib.suppress(psutil.Error):
                 for one in psutil.Process(pid).net_connections("tcp"):
                     if one.status == psutil.CONN_LISTEN:
@@ -95,7 +100,7 @@ class Target:
 def _signal(pid: int, number: int) -> Undo:
     os.kill(pid, number)
     if number != signal.SIGSTOP:
-        return _nothing
+        return nothing
 
     def go_on() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -104,7 +109,7 @@ def _signal(pid: int, number: int) -> Undo:
     return go_on
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -124,6 +129,37 @@ def trainer_ended(target: Target) -> Undo:
     return _signal(target.trainer(), signal.SIGTERM)
 
 
+def program_failed(target: Target) -> Undo:
+    """It raises, on one rank."""
+    return _befalls(target, "raise")
+
+
+def program_hung(target: Target) -> Undo:
+    """One rank waits for what never comes; its process lives and gives signs of it."""
+    return _befalls(target, "hang")
+
+
+def _befalls(target: Target, what: str) -> Undo:
+    target.trainer()  # whom it can befall
+    path = target.job.folder / harness.FAULT.format(rank=target.rank)
+    atomic.replace(path, what)
+    end = time.monotonic() + PATIENCE
+    while path.exists():
+        if time.monotonic() > end:
+            path.unlink(missing_ok=True)
+            raise Impossible("the program did no step")
+        time.sleep(0.01)
+    return nothing
+
+
+def launcher_killed(target: Target) -> Undo:
+    """The process above the supervisor; the one above that starts another launcher."""
+    launcher = target.job.launcher
+    if launcher is None:
+        raise Impossible("the launcher is being replaced")
+    return _signal(launcher, signal.SIGKILL)
+
+
 def agent_killed(target: Target) -> Undo:
     return _signal(target.place()["pid"], signal.SIGKILL)
 
@@ -141,11 +177,18 @@ def supervisor_stopped(target: Target) -> Undo:
 
 
 def forkserver_killed(target: Target) -> Undo:
-    return _signal(target.process("--preload"), signal.SIGKILL)
+    return _signal(target.forkserver(), signal.SIGKILL)
+
+
+def forkserver_stopped(target: Target) -> Undo:
+    """And something is to be started by it."""
+    go_on = _signal(target.forkserver(), signal.SIGSTOP)
+    trainer_killed(target)
+    return go_on
 
 
 def store_killed(target: Target) -> Undo:
-    stores = [event for event in target.launched.events() if event["kind"] == "store" and event.get("pid")]
+    stores = [event for event in target.job.events() if event["kind"] == "store" and event.get("pid")]
     if not stores:
         raise Impossible("there is no store")
     return _signal(stores[-1]["pid"], signal.SIGKILL)
@@ -158,24 +201,24 @@ def host_lost(target: Target) -> Undo:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(status["memory"], ignore_errors=True)
-    return _nothing
+    return nothing
 
 
 def killed_in_recovery(target: Target) -> Undo:
     """Two trainers, the second while the job recovers from the first."""
     trainer_killed(target)
     time.sleep(target.random.uniform(0.05, 0.5))
-    other = (target.rank + 1) % target.launched.job.hosts
+    other = (target.rank + 1) % target.job.hosts
     with contextlib.suppress(ProcessLookupError):
         os.kill(target.trainer(other), signal.SIGKILL)
-    return _nothing
+    return nothing
 
 
 def memory_wiped(target: Target) -> Undo:
     """All slots that a host holds, under the hands of its agent and its trainer."""
     for path in Path(target.place()["memory"]).rglob("*.slot"):
         path.unlink(missing_ok=True)
-    return _nothing
+    return nothing
 
 
 def bit_flipped(target: Target) -> Undo:
@@ -194,23 +237,49 @@ def checkpoint_forged(target: Target) -> Undo:
 
 def disk_full(target: Target) -> Undo:
     """The storage of checkpoints, which has a file system of its own."""
-    filler = target.stored / "filler"
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(bytes(1 << 20))
-            file.flush()
-    return lambda: filler.unlink(missing_ok=True)
+    return _filled(target.stored)
+
+
+def memory_full(target: Target) -> Undo:
+    """The file system of the hosts' shared memory, where it is not that of this computer; then a trainer
+    goes, and the next one needs it."""
+    folder = Path(f"/proc/{target.place()['pid']}/root{cleanup.MEMORY}")
+    if folder.stat().st_dev == cleanup.MEMORY.stat().st_dev:
+        raise Impossible("the hosts have no memory of their own")
+    undo = _filled(folder)
+    trainer_killed(target)
+    return undo
+
+
+def _filled(folder: Path) -> Undo:
+    """To the last page."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # the process through which it is seen may go
+    for size in (1 << 20, 1 << 12):
+        with contextlib.suppress(OSError), open(_FILLER, "ab", 0, opener=partial(_beneath, opened)) as file:
+            while True:
+                file.write(bytes(size))
+
+    def empty() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_FILLER, dir_fd=opened)
+        os.close(opened)
+
+    return empty
+
+
+def _beneath(folder: int, name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600, dir_fd=folder)
 
 
 def link_down(target: Target) -> Undo:
-    network, name = target.launched.network, list(target.hosts())[target.rank]
+    network, name = target.job.network, list(target.hosts())[target.rank]
     assert network is not None
     network.link_down(name)
     return lambda: network.link_up(name)
 
 
 def link_slow(target: Target) -> Undo:
-    network, name = target.launched.network, list(target.hosts())[target.rank]
+    network, name = target.job.network, list(target.hosts())[target.rank]
     assert network is not None
     network.set_rate(name, SLOW)
     return lambda: network.set_rate(name, FAST)
@@ -218,60 +287,8 @@ def link_slow(target: Target) -> Undo:
 
 def link_cut(target: Target) -> Undo:
     """Between two hosts alone; the supervisor reaches both."""
-    network, names = target.launched.network, list(target.hosts())
+    network, names = target.job.network, list(target.hosts())
     assert network is not None
     one, other = names[target.rank], names[(target.rank + 1) % len(names)]
     network.part(one, other, apart=True)
     return lambda: network.part(one, other, apart=False)
-
-
-def malformed(target: Target) -> Undo:
-    """To every port of the run: nothing, half a frame, lengths beyond all bounds, deep brackets, noise."""
-    deep = b"[" * 200_000 + b"]" * 200_000
-    _send(
-        target,
-        b"",
-        struct.pack("!IQ", 64, 0)[:7],
-        struct.pack("!IQ", 2**32 - 1, 2**63),
-        struct.pack("!IQ", len(deep), 0) + deep,
-        handshake.Client(Keys.made(), "store").hello[:9],
-        b"GET / HTTP/1.1\r\n\r\n",
-        target.random.randbytes(4096),
-    )
-    return _nothing
-
-
-def without_secret(target: Target) -> Undo:
-    """Well-formed messages that would end the job or join it, of one who does not know its secret."""
-    frames = []
-    for text in (b'{"op":"finish","status":1}', b'{"op":"join","pid":1,"workers":{}}', b'{"op":"list"}'):
-        frames.append(wire.HEAD.pack(len(text), 0) + text)
-    _send(target, *frames)
-    return _nothing
-
-
-def wrong_secret(target: Target) -> Undo:
-    """The handshake with another secret, its proof guessed; and the same bytes once more."""
-    said = [handshake.Client(Keys.made(), name).hello for name in ("store", "memory", "supervisor")]
-    for _ in range(2):
-        _send(target, *(hello + secrets.token_bytes(32) for hello in said))
-    return _nothing
-
-
-def _send(target: Target, *payloads: bytes) -> None:
-    """Each on a connection of its own to every port; more than a handshake's answer must not come back."""
-    ports = target.ports()
-    if not ports:
-        raise Impossible("no process of the run listens")
-    for address in ports:
-        for payload in payloads:
-            with contextlib.suppress(OSError), socket.create_connection(address, ANSWER) as sock:
-                sock.settimeout(ANSWER / 10)
-                sock.sendall(payload)
-                got = sock.recv(1 << 16)
-                if len(got) > handshake.Client.ANSWER:
-                    raise Answered(f"{address} answered a stranger with {len(got)} bytes")
-
-
-class Answered(RuntimeError):
-    """A stranger was told something."""

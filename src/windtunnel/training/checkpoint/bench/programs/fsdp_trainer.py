@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from windtunnel.training.checkpoint.bench.harness import over
+from windtunnel.training.checkpoint.bench.harness import over, suffer
 from windtunnel.training.checkpoint.live import snapshot
 from windtunnel.training.checkpoint.live.checkpointer import PeerCheckpointer
 from windtunnel.training.checkpoint.live.memory import LocalMemory
@@ -147,6 +147,7 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     for step in itertools.count(first):
         if over(job, step):
             break
+        suffer(job)
         begin = time.perf_counter()
         x, y = samples.next(job.rank, job.world)
         loss = nn.functional.cross_entropy(model(x), y)
