@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from windtunnel.bench.rows import runner
 
-SECTIONS = {name: f"{name}.{name}_rows" for name in ("faults", "auth", "forecast", "loops")}
+SECTIONS = {name: f"{name}.{name}_rows" for name in ("faults", "resume", "auth", "forecast", "loops")}
 
 run = runner(__name__, SECTIONS)
