@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,27 @@ def test_what_does_not_fit_is_refused_with_the_sum(
         c.ranks[0].reserve(LAYOUT, {"rank0": 20_000})
     assert not list(c.folder.glob("n*/*.slot"))
     c.reserve(1000)
+
+
+def test_who_comes_back_to_slots_that_are_there_needs_no_more_memory(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the peers' shards are smaller than its own, and the sum takes them for as large."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = cluster(2)
+    one.reserve(20_000, [0])
+    one.reserve(10_000, [1])
+    memory = "windtunnel.training.checkpoint.live.memory.folder"
+    monkeypatch.setattr(f"{memory}.free", lambda folder: (0, "free here"))
+    monkeypatch.setattr(f"{memory}.atomic.replace", full)
+    one.form(one.places)
+    one.reserve(20_000, [0])
+    one.reserve(10_000, [1])
+    with pytest.raises(UserError, match="0 B are free here"):
+        one.reserve(40_000, [0])
 
 
 def test_memory_that_the_kernel_refuses_is_told_and_given_back(

@@ -149,6 +149,12 @@ class Folder:
                     found[key] = header
         return [header.copy(place) for header in found.values()]
 
+    def stands(self, shard: str, world: int, nbytes: int, count: int) -> bool:
+        """Whether ``count`` slots for ``nbytes`` each are there."""
+        with self._lock:
+            shelf = self.shelf(shard, world, nbytes)
+            return shelf is not None and all(index in shelf.slots for index in range(count))
+
     def ensure(self, shard: str, world: int, nbytes: int, count: int, generation: int, base: int) -> Shelf:
         """The shelf of a shard with ``count`` slots for ``nbytes`` each, made where it is missing.
 
@@ -221,7 +227,8 @@ class Folder:
         """
         if xxhash.xxh3_128_hexdigest(blob) != digest:
             raise ValueError(f"a layout of {len(blob)} bytes does not have the digest {digest!r}")
-        atomic.replace(self._layout(digest), blob)
+        if self.layout(digest) is None:
+            atomic.replace(self._layout(digest), blob)
         self._layouts[digest] = generation
 
     def layout(self, digest: str) -> bytes | None:

@@ -143,7 +143,8 @@ class Owner:
         headers = spec.slots * slots.HEADER * sum(len(one.nbytes) * (1 + len(one.holders)) for one in specs)
         more = needed(own, held, spec.slots, headers) - here
         told = explain(own, held, spec.slots, headers)
-        if more > 0:
+        stands = all(state.folder.stands(shard, world, n, spec.slots) for shard, n in spec.nbytes.items())
+        if more > 0 and not stands:  # who comes back to slots that are there needs nothing more
             state.folder.require(
                 more, lambda: f"checkpoints in memory need {told} on this host", world, state.base
             )
