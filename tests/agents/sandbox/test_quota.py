@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.small_disk import small_disk as mounted
 from support.waiting import until
 from windtunnel.agents.sandbox.errors import SandboxError
 from windtunnel.agents.sandbox.live import context
@@ -23,8 +23,6 @@ from windtunnel.agents.sandbox.live.host import Host
 from windtunnel.agents.sandbox.model import Limits, SandboxSpec
 from windtunnel.agents.sandbox.policy import disk_limit, room
 from windtunnel.base.errors import UserError
-from windtunnel.linux import mounts
-from windtunnel.linux.system import in_sbin
 
 pytestmark = pytest.mark.root
 
@@ -156,26 +154,13 @@ def test_outputs_have_a_bound_of_their_own(make: Callable[..., Any], monkeypatch
 @pytest.fixture
 def small_disk(own_home: Path) -> Iterator[Path]:
     """A disk of 1.5 GiB."""
-    make = in_sbin("mkfs.ext4")
-    if make is None:
-        pytest.skip("needs mkfs.ext4")
-    disk, point = own_home / "disk", own_home / "at"
-    with disk.open("wb") as file:
-        file.truncate(3 << 29)
-    subprocess.run([make, "-q", "-F", "-m", "0", disk], check=True)
-    point.mkdir()
-    device, name = mounts.attach_loop(disk)
-    try:
-        mounts.mount(name, point, "ext4")
-    finally:
-        os.close(device)
-    try:
-        yield point
-    finally:
-        with Host(point / "home") as host:  # where the test failed, they run still
-            for info in host.boxes():
-                host.remove(info.name)
-        mounts.unmount(point)
+    with mounted(own_home, 3 << 29, "-m", "0") as (_, point):
+        try:
+            yield point
+        finally:
+            with Host(point / "home") as host:  # where the test failed, they run still
+                for info in host.boxes():
+                    host.remove(info.name)
 
 
 class Watched:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from image_making import content, image
 
+from support.small_disk import small_disk
 from windtunnel.agents.sandbox.live.images import PageStore, StaleCopy
-from windtunnel.linux import mounts
-from windtunnel.linux.system import in_sbin
 from windtunnel.store.objects import ObjectError
 
 
@@ -91,20 +89,7 @@ def test_a_copy_that_rots_in_the_cache_is_noticed_and_dropped(tmp_path: Path) ->
 
 @pytest.mark.root
 def test_a_scrub_reads_the_disk_and_not_the_page_cache(tmp_path: Path) -> None:
-    make = in_sbin("mkfs.ext4")
-    if make is None:
-        pytest.skip("needs mkfs.ext4")
-    disk, point = tmp_path / "disk", tmp_path / "at"
-    with disk.open("wb") as file:
-        file.truncate(16 << 20)
-    subprocess.run([make, "-q", "-F", "-b", "4096", disk], check=True)
-    point.mkdir()
-    device, name = mounts.attach_loop(disk)
-    try:
-        mounts.mount(name, point, "ext4")
-    finally:
-        os.close(device)
-    try:
+    with small_disk(tmp_path, 16 << 20, "-b", "4096") as (disk, point):
         store = PageStore(point / "store")
         store.keep("a", image(tmp_path / "a", 1, 2, 3))
         store.keep("b", image(tmp_path / "b", 7, 8))
@@ -118,5 +103,3 @@ def test_a_scrub_reads_the_disk_and_not_the_page_cache(tmp_path: Path) -> None:
         assert found.damage["a"] and not found.damage["b"]
         with pytest.raises(ObjectError, match="image a is damaged"):
             store.materialise("a", tmp_path / "out")
-    finally:
-        mounts.unmount(point)
