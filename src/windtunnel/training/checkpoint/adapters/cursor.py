@@ -29,6 +29,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.checkpoint.live.objects import bytes_of, tensor_of
 
 Drawn = dict[str, Any]  # the states of all generators at one moment, as plain values
 Place = dict[str, Any]  # what `Cursor.place` gives
@@ -153,36 +154,28 @@ def drawn(loader: Any) -> Drawn:
     """The states of the global generators, and of those that ``loader`` and its samplers have."""
     version, words, gauss = random.getstate()
     states: Drawn = {
-        "torch": _bytes(torch.get_rng_state()),
+        "torch": bytes_of(torch.get_rng_state()),
         "python": (version, np.array(words, np.uint32).tobytes(), gauss),
-        "own": [_bytes(one.get_state()) for one in _generators(loader)],
+        "own": [bytes_of(one.get_state()) for one in _generators(loader)],
     }
     kind, keys, *rest = np.random.get_state(legacy=True)
     states["numpy"] = (kind, keys.tobytes(), *rest)  # type: ignore[union-attr]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = _bytes(torch.cuda.get_rng_state())
+        states["cuda"] = bytes_of(torch.cuda.get_rng_state())
     return states
 
 
 def draw_again(loader: Any, states: Drawn) -> None:
     """The inverse of `drawn`."""
-    torch.set_rng_state(_tensor(states["torch"]))
+    torch.set_rng_state(tensor_of(states["torch"]))
     version, words, gauss = states["python"]
     random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_tensor(states["cuda"]))
+        torch.cuda.set_rng_state(tensor_of(states["cuda"]))
     for generator, state in zip(_generators(loader), states["own"], strict=False):
-        generator.set_state(_tensor(state))
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
-def _tensor(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        generator.set_state(tensor_of(state))
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

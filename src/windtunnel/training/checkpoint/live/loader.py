@@ -192,10 +192,10 @@ class _Followed(Generic[T]):
             course.epochs += 1
             if not (self.persistent_workers and course.made):  # its workers stay
                 drawn = torch.default_generator if self.generator is None else self.generator
-                course.made = _bytes(drawn.get_state())
+                course.made = objects.bytes_of(drawn.get_state())
                 torch.empty((), dtype=torch.int64).random_(generator=drawn)
         course.replay, course.drawn = resume, False
-        source.set_state(_tensor(course.made))
+        source.set_state(objects.tensor_of(course.made))
         course.making, course.generator, self.generator = True, self.generator, source
         try:
             made = super().__iter__()  # type: ignore[misc]
@@ -326,7 +326,7 @@ def _ordered(followed: weakref.ref[Any], inner: Any) -> Iterator[Any]:
             )
         again = objects.unpack(course.before)
         _put_own(loader, again.pop("own"))
-        again["torch"] = _tensor(again["torch"])
+        again["torch"] = objects.tensor_of(again["torch"])
     numbered = iterable or loader.num_workers > 0
     passed = resume if resume is not None and not (iterable or course.own) else 0
     del loader
@@ -388,12 +388,12 @@ def _generators(loader: Any) -> list[Any]:
 
 def _own(loader: Any) -> list[Any]:
     states = [objects.saved_of(generator) for generator in _generators(loader)]
-    return [_bytes(state) if isinstance(state, torch.Tensor) else state for state in states]
+    return [objects.bytes_of(state) if isinstance(state, torch.Tensor) else state for state in states]
 
 
 def _put_own(loader: Any, states: list[Any]) -> None:
     for generator, state in zip(_generators(loader), states, strict=True):
-        put = _tensor(state) if isinstance(generator, torch.Generator) else state
+        put = objects.tensor_of(state) if isinstance(generator, torch.Generator) else state
         objects.put_saved({}, "", generator, put)
 
 
@@ -406,13 +406,7 @@ def _has_data(state: Any) -> bool:
 
 def _packed(states: dict[str, Any]) -> bytes:
     """As bytes, so that a state that is saved each step is not walked through each time."""
-    plain = {key: _bytes(one) if isinstance(one, torch.Tensor) else one for key, one in states.items()}
+    plain = {
+        key: objects.bytes_of(one) if isinstance(one, torch.Tensor) else one for key, one in states.items()
+    }
     return objects.pack(plain)
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
-def _tensor(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -195,6 +195,16 @@ def generators() -> dict[str, Any]:
     return states
 
 
+def bytes_of(state: torch.Tensor) -> bytes:
+    """A generator's state as a plain value, which no walk over the program's state goes through."""
+    return state.numpy().tobytes()
+
+
+def tensor_of(state: bytes) -> torch.Tensor:
+    """The inverse of `bytes_of`."""
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
 def reseed(value: Any, seed: int) -> None:
     """Have a generator begin anew from ``seed``."""
     if isinstance(value, torch.Generator):
