@@ -5,6 +5,7 @@ All their ranks are forked from one server that has imported the frameworks.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support import quick
+from support import preloaded, quick
 from support.preloaded import TRAINING
 from windtunnel.training.elastic.events import recoveries
 from windtunnel.training.launch import launch
@@ -91,7 +92,7 @@ def test_it_ends_as_one_that_nobody_struck(name: str, tmp_path: Path) -> None:
     if missing := [package for package in NEEDS[name] if not find_spec(package)]:
         pytest.skip(f"needs {', '.join(missing)}: pip install windtunnel[strangers]")
     drawn = random.Random(name)
-    first, second = drawn.randrange(1, 12), drawn.randrange(12, STEPS)  # the second in the last epoch
+    first, second = drawn.randrange(1, 12), drawn.randrange(14, STEPS)  # back to the midst of the last epoch
     plain, undisturbed = ended(name, tmp_path / "plain")
     struck, events = ended(
         name, tmp_path / "struck", f"kill:host=1,step={first}", f"kill:rank=0,step={second}"
@@ -101,3 +102,20 @@ def test_it_ends_as_one_that_nobody_struck(name: str, tmp_path: Path) -> None:
     assert sorted(rates(events)) == list(range(STEPS))
     assert recoveries(undisturbed) == []
     assert [one.complete and (one.steps_lost or 0) <= 1 for one in recoveries(events)] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lightning"])
+def test_it_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
+    """The first and the last of an epoch, before and after a validation: what it gives then, logged values
+    among it, is the rest of what one gives that nobody breaks off."""
+    if missing := [package for package in NEEDS[name] if not find_spec(package)]:
+        pytest.skip(f"needs {', '.join(missing)}: pip install windtunnel[strangers]")
+    program = Path(__file__).with_name("stepwise.py")
+    done = preloaded.run([program, name], modules=PRELOAD, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    whole, *rests = json.loads(done.stdout.splitlines()[-1])
+    assert len(rests) == STEPS
+    for step, rest in enumerate(rests):
+        assert rest == whole[-len(rest) :], f"after step {step}"
+    assert [len(rest) for rest in rests] == sorted({len(rest) for rest in rests}, reverse=True)

@@ -33,6 +33,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
@@ -42,6 +43,8 @@ _OF_FIT = ("on_advance_start", "_load_combined_loader_states")
 _OF_EPOCH = ("reset", "on_run_start", "on_advance_end")
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx",
          "metric_attribute")  # fmt: skip
+_NEWEST = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_PLACE = ("_first_loop_iter", "_current_fx")  # where in an epoch, and which function logged last
 _COUNTS = "epoch_loop."  # names of the epoch's loop in the fit loop's state begin so
 
 
@@ -209,38 +212,51 @@ def _load(loop: Any, state: dict[str, Any], prefix: str) -> None:
 
 def _logged(trainer: Any) -> dict[str, Any]:
     """What ``self.log`` has gathered in this epoch, and the newest values that callbacks may monitor."""
-    gathered = []
-    for one in trainer.fit_loop.epoch_loop._results.values():
+    connector, gathered = trainer._logger_connector, []
+    for key, one in trainer.fit_loop.epoch_loop._results.items():
         if one.is_tensor and not one.has_reset:
-            meta = {name: getattr(one.meta, name) for name in _META}
-            meta |= {"reduce_fx": one.meta.reduce_fx.__name__, "sync_dist": one.meta.sync.should}
-            count = int(one.cumulated_batch_size) if one.meta.is_mean_reduction else 0
-            rank_zero_only = one.meta.sync.rank_zero_only
-            gathered.append([{**meta, "rank_zero_only": rank_zero_only}, _number(one.value), count])
-    monitored = trainer._logger_connector._callback_metrics
-    return {"gathered": gathered, "monitored": {name: _number(one) for name, one in monitored.items()}}
+            sync = one.meta.sync
+            gathered.append(
+                {
+                    "key": key,
+                    "meta": {name: getattr(one.meta, name) for name in _META}
+                    | {"reduce_fx": one.meta.reduce_fx.__name__},
+                    "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
+                    "values": _numbers(one.metric_state | {"_forward_cache": one._forward_cache}),
+                }
+            )
+    newest = {name: _numbers(getattr(connector, name)) for name in _NEWEST}
+    return {"gathered": gathered, "newest": newest, "place": {one: getattr(connector, one) for one in _PLACE}}
 
 
 def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
-    """The inverse of `_logged`. All ranks call it: what is synchronised at each step is."""
-    results, device = trainer.fit_loop.epoch_loop._results, trainer.strategy.root_device
-    for meta, value, count in logged["gathered"]:
-        told = _tensor(value).to(device)
-        results.log(
-            **meta, value=told, sync_dist_fn=trainer.strategy.reduce, batch_size=1
-        )  # makes the entry, as the program's own call will
-        one = results[f"{meta['fx']}.{meta['name']}"]
-        one.value = told
-        if one.meta.is_mean_reduction:
-            one.cumulated_batch_size = torch.tensor(count, device=device)
-    found = {name: _tensor(value).to(device) for name, value in logged["monitored"].items()}
-    trainer._logger_connector._callback_metrics.update(found)
+    """The inverse of `_logged`."""
+    connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
+    device = trainer.strategy.root_device
+    for kept in logged["gathered"]:
+        meta = _Metadata(**kept["meta"])
+        meta.sync = _Sync(fn=trainer.strategy.reduce, **kept["sync"])  # the program's own call is held to it
+        one = results[kept["key"]] = _ResultMetric(meta, is_tensor=True)
+        vars(one).update(_tensors(kept["values"], device))
+        one._update_count = 1  # else it warns that nothing was logged
+    for name in _NEWEST:
+        getattr(connector, name).update(_tensors(logged["newest"][name], device))
+    # Without these the next batch counts as the first of an epoch, whose first `self.log` drops it all.
+    vars(connector).update(logged["place"])
 
 
-def _number(value: Any) -> tuple[float, str]:
-    value = torch.as_tensor(value)
-    return float(value), str(value.dtype).removeprefix("torch.")
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """With numbers in the place of tensors: the state keeps its tensors from step to step."""
+    tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
+    return values | {
+        name: (one.item(), str(one.dtype).removeprefix("torch.")) for name, one in tensors.items()
+    }
 
 
-def _tensor(number: tuple[float, str]) -> torch.Tensor:
-    return torch.tensor(number[0], dtype=getattr(torch, number[1]))
+def _tensors(values: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The inverse of `_numbers`."""
+    numbers = {name: one for name, one in values.items() if isinstance(one, tuple)}
+    return values | {
+        name: torch.tensor(one, dtype=getattr(torch, dtype), device=device)
+        for name, (one, dtype) in numbers.items()
+    }
