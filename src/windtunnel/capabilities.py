@@ -80,6 +80,10 @@ CAPABILITIES = (
         ("twin", "bench"), "train", ("plan",), "elastic",
     ),
     Capability(
+        "training.gradsync", "Gradients compressed, fused and summed where that pays (Espresso, ZEN)",
+        ("policy",), "train", (), "gradsync",
+    ),
+    Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
     ),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.base.compiled import jit
 from windtunnel.engines.replay.kernel import run
 from windtunnel.engines.replay.layout import (
     DEP,
@@ -23,7 +24,6 @@ from windtunnel.engines.replay.layout import (
     ReplayJob,
     ReplayResult,
     Stalled,
-    jit,
 )
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.engines.replay.layout import MOVES, Packed, jit, jit_inline
+from windtunnel.base.compiled import jit, jit_inline
+from windtunnel.engines.replay.layout import MOVES, Packed
 
 
 @jit_inline

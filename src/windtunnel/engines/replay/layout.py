@@ -12,13 +12,11 @@ Units are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
@@ -152,19 +150,6 @@ class Stalled(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, name) for name in self.__dataclass_fields__)
         return type(self), fields
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def jit(function: F) -> F:
-    """Compile ``function`` with Numba at its first call."""
-    return cast(F, njit(cache=True, nogil=True)(function))
-
-
-def jit_inline(function: F) -> F:
-    """As `jit`, but part of its callers: a call would copy the header of every array that it is given."""
-    return cast(F, njit(nogil=True, forceinline=True)(function))
 
 
 MOVES = 2**31 - 1

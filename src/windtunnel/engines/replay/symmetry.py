@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engines.replay.layout import Ints, Longs, jit
+from windtunnel.base.compiled import jit
+from windtunnel.engines.replay.layout import Ints, Longs
 
 Hashes = NDArray[np.uint64]
 

@@ -1,0 +1,1 @@
+"""Gradient synchronisation that chooses for itself (Espresso, Cupcake, DRAGONN, ZEN)."""

@@ -1,0 +1,241 @@
+"""What gradient synchronisation is described by: a profile goes in, a plan comes out.
+
+A *profile* says what the gradients of a job are and when backward makes them, what each codec takes for each
+size, and what each collective takes on the network. A *plan* cuts the gradients, in the order in which
+backward makes them, into groups, and gives each group an *option*: which codec, between which ranks, by
+which collectives, on which processor. Each is one JSON file, in the twin and live alike.
+
+Sizes are elements (``numel``) or bytes; times seconds. The *size* of a collective is what nccl-tests calls
+so: the whole buffer of an all-reduce, the gathered output of an all-gather, the whole input of a
+reduce-scatter, one rank's whole buffer of an all-to-all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Literal
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import canonical, to_plain
+
+VERSION = 1
+
+Kind = Literal["allreduce", "reduce_scatter", "allgather", "alltoall"]
+Scope = Literal["flat", "inside", "between"]
+Scheme = Literal["allreduce", "allgather", "alltoall", "sparse"]
+Inside = Literal["flat", "plain", "coded"]
+Device = Literal["device", "host"]
+
+NONE = "none"
+"""The codec that leaves gradients as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The gradient of one parameter.
+
+    ``backward``: seconds of computing between the gradient before it and this one. ``width``: elements of a
+    row where it comes as rows of a table (``sparse=True``), 0 where it is dense. ``density``: share of its
+    elements (rows) that are not zero on one rank. ``growth``: densification, the density of the sum over 2,
+    4, 8 … ranks over ``density``. ``skew``: of ``world`` equal slices, the fullest over the mean.
+    """
+
+    name: str
+    numel: int
+    backward: float
+    dtype: str = "float32"
+    width: int = 0
+    density: float = 1.0
+    growth: tuple[float, ...] = ()
+    skew: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPoint:
+    """What a codec takes for ``numel`` elements: to encode them, to decode one code, to add each further one
+    to it, and the bytes of the code."""
+
+    numel: int
+    encode: float
+    decode: float
+    add: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """Costs of a codec (``topk:0.01``) on a processor, by size, ascending; between points they are
+    interpolated, beyond the last in proportion. ``summable``: the sum of codes is the code of the sum, so
+    that an all-reduce may add them. ``lossless``: decoding gives what was encoded."""
+
+    codec: str
+    device: Device
+    points: tuple[CodecPoint, ...]
+    summable: bool = False
+    lossless: bool = False
+
+    def at(self, numel: int) -> CodecPoint:
+        """The cost of ``numel`` elements."""
+        points = self.points
+        place = bisect_left(points, numel, key=lambda one: one.numel)
+        if place < len(points) and points[place].numel == numel:
+            return points[place]
+        if place == 0:
+            # below the first point the fixed part of a call is what it takes
+            first = points[0]
+            return CodecPoint(
+                numel, first.encode, first.decode, first.add, _scaled(first.nbytes, numel, first.numel)
+            )
+        if place == len(points):
+            last, factor = points[-1], numel / points[-1].numel
+            nbytes = _scaled(last.nbytes, numel, last.numel)
+            return CodecPoint(numel, last.encode * factor, last.decode * factor, last.add * factor, nbytes)
+        low, high = points[place - 1], points[place]
+        share = (numel - low.numel) / (high.numel - low.numel)
+
+        def between(a: float, b: float) -> float:
+            return a + share * (b - a)
+
+        return CodecPoint(
+            numel, between(low.encode, high.encode), between(low.decode, high.decode),
+            between(low.add, high.add), round(between(low.nbytes, high.nbytes)),
+        )  # fmt: skip
+
+
+def _scaled(nbytes: int, numel: int, of: int) -> int:
+    return max(1, -(-nbytes * numel // of))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """``fixed`` + ``per_byte`` x size, and the fit's mean relative error where it was measured."""
+
+    scope: Scope
+    kind: Kind
+    fixed: float
+    per_byte: float
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """``hosts`` of ``ranks_per_host`` ranks, and what collectives take: *flat* over all ranks, *inside* a
+    host, *between* the ranks of one place in all hosts while the ranks of all other places do the same."""
+
+    hosts: int
+    ranks_per_host: int
+    collectives: tuple[CollectiveCost, ...]
+
+    @property
+    def world(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+    def members(self, scope: Scope) -> int:
+        return {"flat": self.world, "inside": self.ranks_per_host, "between": self.hosts}[scope]
+
+    def seconds(self, scope: Scope, kind: Kind, size: float) -> float:
+        """Of one collective; none where there is only one rank.
+
+        Raises:
+            UserError: the profile does not know it.
+        """
+        if self.members(scope) == 1:
+            return 0.0
+        for one in self.collectives:
+            if one.scope == scope and one.kind == kind:
+                return one.fixed + one.per_byte * size
+        raise UserError(f"profile: network.collectives has no {kind} {scope}; measure it again")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A job, its codecs and its network. ``tensors``: in the order in which backward makes them.
+    ``forward``: seconds of computing before backward begins, ``after``: after its last gradient, before the
+    optimizer could begin. ``emulated``: what of this was not measured, in words; "" where all was."""
+
+    tensors: tuple[Tensor, ...]
+    codecs: tuple[CodecCost, ...]
+    network: Network
+    forward: float = 0.0
+    after: float = 0.0
+    emulated: str = ""
+    host: dict[str, str] = field(default_factory=dict)
+    version: int = VERSION
+
+    def cost(self, codec: str, device: Device) -> CodecCost | None:
+        return next((one for one in self.codecs if (one.codec, one.device) == (codec, device)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a group of gradients is synchronised.
+
+    ``scheme``: *allreduce* adds codes on the way (plain gradients, summable codecs); *allgather* gives every
+    rank all codes (indivisible); *alltoall* gives every rank the codes of one slice, which it decodes, adds,
+    encodes again and gives to all (divisible); *sparse* is a lossless sparse sum, ``codec`` its scheme.
+    ``inside``: *flat* is over all ranks at once; else slices are first added inside each host (*plain*
+    by reduce-scatter, *coded* by an all-to-all of codes), ``scheme`` runs between hosts, and the slices are
+    gathered inside. ``device``: what encodes and decodes.
+    """
+
+    codec: str = NONE
+    scheme: Scheme = "allreduce"
+    inside: Inside = "flat"
+    device: Device = "device"
+
+    def words(self) -> str:
+        """For a table: ``topk:0.01 allgather, plain inside, on host``."""
+        parts = [f"{self.codec} {self.scheme}"]
+        if self.inside != "flat":
+            parts.append(f"{self.inside} inside")
+        if self.device == "host":
+            parts.append("on host")
+        return ", ".join(parts)
+
+
+PLAIN = Option()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive gradients that are synchronised as one, and why so."""
+
+    tensors: tuple[str, ...]
+    option: Option
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted seconds of an iteration for a choice, and the bytes that a rank sends in it."""
+
+    choice: str
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank does. ``groups``: in the order of backward, every gradient in exactly one. ``order``:
+    the collectives in the order in which all ranks call them, each as (group, step of the group's).
+    ``forecasts``: of the plan first, then of what it was compared with. ``bound``: seconds where encoding
+    and decoding took none. ``seed``: of all codecs' random numbers."""
+
+    groups: tuple[Group, ...]
+    order: tuple[tuple[int, int], ...]
+    forecasts: tuple[Forecast, ...]
+    bound: float
+    world: int
+    seed: int = 0
+    emulated: str = ""
+    notes: tuple[str, ...] = ()
+    version: int = VERSION
+
+    def digest(self) -> str:
+        """Of what must be equal on all ranks."""
+        ruling = to_plain([self.groups, self.order, self.world, self.seed, self.version])
+        for group in ruling[0]:
+            group.pop("reason")
+        return hashlib.sha256(canonical(ruling)).hexdigest()

@@ -1,0 +1,78 @@
+"""What gradient synchronisation asks: which plan a profile calls for, and when to make another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from windtunnel.training.gradsync.model import NONE, Plan, Profile
+from windtunnel.training.gradsync.policy.plan import make_plan
+
+__all__ = ["POLICIES", "Decision", "Drift", "Keep", "Observation", "Wanted", "decide"]
+
+TOLERATED = 0.15
+"""Of the predicted time, by which the measured one may differ before a plan is made anew."""
+PATIENCE = 5
+"""Consecutive iterations that must differ: one slow step is no change of the network."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A plan is wanted for ``profile``; fields as in `make_plan`."""
+
+    profile: Profile
+    codecs: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A plan runs: ``predicted`` seconds of an iteration, and those ``measured`` of the latest ones.
+    ``since``: iterations since the plan was made, ``pause``: those that one must run at least, twice as many
+    after each plan that was made anew without need."""
+
+    predicted: float
+    measured: tuple[float, ...]
+    since: int
+    pause: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Whether the plan stays, and why."""
+
+    keep: bool
+    reason: str
+
+
+Observation = Wanted | Drift
+Decision = Plan | Keep
+
+
+def decide(observation: Observation) -> Decision:
+    """The plan, or whether it stays. Time that is measured longer or shorter than predicted by more than
+    `TOLERATED` in each of the last `PATIENCE` iterations calls for another profile and plan."""
+    match observation:
+        case Wanted(profile, codecs, seed):
+            return make_plan(profile, codecs, seed)
+        case Drift(predicted, measured, since, pause):
+            if since < pause:
+                return Keep(True, f"made {since} iterations ago, {pause} is the least")
+            last = measured[-PATIENCE:]
+            if len(last) < PATIENCE:
+                return Keep(True, f"{len(last)} iterations are measured, {PATIENCE} are needed")
+            ratios = [one / predicted for one in last]
+            low, high = min(ratios), max(ratios)
+            if low > 1 + TOLERATED or high < 1 - TOLERATED:
+                return Keep(False, f"iterations take {low:.2f} to {high:.2f} of the predicted time")
+            return Keep(True, f"iterations take {low:.2f} to {high:.2f} of the predicted time")
+
+
+def _nothing(observation: Observation) -> Decision:
+    """As if there were no codecs."""
+    if isinstance(observation, Wanted):
+        return decide(replace(observation, profile=replace(observation.profile, codecs=()), codecs=()))
+    return decide(observation)
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"search": decide, NONE: _nothing}

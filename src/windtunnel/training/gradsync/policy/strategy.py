@@ -1,0 +1,175 @@
+"""Which option each group of gradients gets: search over choices, each priced by the whole timeline.
+
+A choice pays only where the iteration waits for what it shortens, which depends on all other choices. One
+greedy sweep (Espresso, EuroSys '23, algorithm 1) can end far from the optimum, so each uniform choice is a
+start, and from each the search goes on until no change helps. *Blocks* of groups change together: first all
+of one size, then the halves of these farther from or nearer to the output (Espresso's lemma on which of equal
+gradients to move), down to single groups; small jobs also try pairs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.compiled import jit
+from windtunnel.training.gradsync.policy.options import Task
+from windtunnel.training.gradsync.policy.timeline import NOT_KEPT, Costs, run
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+BUDGET = 12_000_000
+"""Tasks that one search may schedule; about 10 ns each."""
+SMALL = 16
+"""Groups up to which pairs are tried."""
+
+
+def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
+    """Those that no other option (or an earlier, equal one) beats on every resource and in sum."""
+    used = np.zeros((len(options), 5))
+    for place, found in enumerate(options):
+        for task in found:
+            used[place, task.resource] += task.seconds
+        used[place, 4] = len(found) * 1e-12  # of equal ones the shorter
+    kept = []
+    for place, one in enumerate(used):
+        beaten = (used <= one).all(axis=1) & ((used < one).any(axis=1) | (np.arange(len(used)) < place))
+        beaten[place] = False
+        if not beaten.any():
+            kept.append(place)
+    return kept
+
+
+def blocks(numels: Sequence[int]) -> list[list[int]]:
+    """Groups that are tried together, large ones first, each set before its parts."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for place, numel in enumerate(numels):
+        alike[numel].append(place)
+    found: list[list[int]] = []
+    level = [members for _, members in sorted(alike.items(), key=lambda one: -one[0] * len(one[1]))]
+    while level:
+        found += level
+        level = [
+            part
+            for members in level
+            if len(members) > 1
+            for part in (members[: len(members) // 2], members[len(members) // 2 :])
+        ]
+    return found
+
+
+def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: int = BUDGET) -> Ints:
+    """The best choice found from all ``starts``; ``numels`` are the groups' sizes. Deterministic."""
+    groups = len(numels)
+    if groups == 0:
+        return np.zeros(0, np.int64)
+    sets = blocks(numels)
+    flat = np.array([one for members in sets for one in members], np.int64)
+    ends = np.cumsum([len(members) for members in sets])
+    tasks = max(1, int(costs.count.max(axis=1).sum()) + groups)
+    allowed = costs.options
+    each = max(1, budget // tasks // max(1, len(starts)))
+    best: tuple[float, Ints] | None = None
+    for start in sorted(starts, key=costs.iteration):
+        choice = start.copy()
+        arguments = (
+            costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, allowed,
+        )  # fmt: skip
+        found = _descend(*arguments, choice, flat, ends, each, NOT_KEPT)
+        if groups <= SMALL:
+            found = _pairs(*arguments, choice, each, NOT_KEPT)
+        if best is None or found < best[0]:
+            best = (found, choice)
+    assert best is not None
+    return best[1]
+
+
+def exact(costs: Costs, most: int = 3_000_000) -> Ints:
+    """The optimum, by trying everything: for small jobs only.
+
+    Raises:
+        ValueError: more than ``most`` choices.
+    """
+    total = int(np.prod(costs.options.astype(float)))
+    if total > most:
+        raise ValueError(f"{total} choices are too many to try")
+    best, found = np.inf, np.zeros(len(costs.options), np.int64)
+    for tried in product(*(range(int(one)) for one in costs.options)):
+        choice = np.array(tried, np.int64)
+        seconds = costs.iteration(choice)
+        if seconds < best:
+            best, found = seconds, choice
+    return found
+
+
+@jit
+def _descend(
+    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
+    allowed: Ints, choice: Ints, flat: Ints, ends: Ints, budget: int, none: Floats,
+) -> float:  # fmt: skip
+    """Change block after block to the option that helps most until none does; ``choice`` in place."""
+    best = run(seconds, resource, count, backward, forward, after, choice, none)
+    tried = 0
+    kept = choice.copy()
+    better = True
+    while better:
+        better = False
+        begin = 0
+        for end in ends:
+            members = flat[begin:end]
+            begin = end
+            options = allowed[members[0]]
+            winner = -1
+            for option in range(options):
+                same = True
+                for g in members:
+                    kept[g] = choice[g]
+                    same = same and choice[g] == option
+                    choice[g] = option
+                if not same:
+                    found = run(seconds, resource, count, backward, forward, after, choice, none)
+                    tried += 1
+                    if found < best * (1 - 1e-12):
+                        best, winner = found, option
+                for g in members:
+                    choice[g] = kept[g]
+            if winner >= 0:
+                better = True
+                for g in members:
+                    choice[g] = winner
+            if tried > budget:
+                return best
+    return best
+
+
+@jit
+def _pairs(
+    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
+    allowed: Ints, choice: Ints, budget: int, none: Floats,
+) -> float:  # fmt: skip
+    """Change two groups at once until no such change helps."""
+    best = run(seconds, resource, count, backward, forward, after, choice, none)
+    tried = 0
+    better = True
+    while better:
+        better = False
+        for a in range(len(choice)):
+            for b in range(a + 1, len(choice)):
+                old_a, old_b = choice[a], choice[b]
+                best_a, best_b = old_a, old_b
+                for first in range(allowed[a]):
+                    for second in range(allowed[b]):
+                        choice[a], choice[b] = first, second
+                        found = run(seconds, resource, count, backward, forward, after, choice, none)
+                        tried += 1
+                        if found < best * (1 - 1e-12):
+                            best, best_a, best_b = found, first, second
+                            better = True
+                choice[a], choice[b] = best_a, best_b
+                if tried > budget:
+                    return best
+    return best

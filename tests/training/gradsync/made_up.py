@@ -1,0 +1,76 @@
+"""Profiles whose figures are made up, for tests of what is decided on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.training.gradsync.model import (
+    CodecCost,
+    CodecPoint,
+    CollectiveCost,
+    Device,
+    Kind,
+    Network,
+    Profile,
+    Scope,
+    Tensor,
+)
+
+KINDS: tuple[Kind, ...] = ("allreduce", "reduce_scatter", "allgather", "alltoall")
+
+
+def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 1e-5) -> Network:
+    """``bandwidth``: bytes/s of a host's link, shared by its ranks; inside a host 40 times as much."""
+
+    def costs(scope: Scope, members: int, rate: float) -> list[CollectiveCost]:
+        found = []
+        for kind in KINDS if members > 1 else ():
+            passes = 2 if kind == "allreduce" else 1
+            fixed = passes * (members - 1) * latency
+            found.append(CollectiveCost(scope, kind, fixed, passes * (members - 1) / members / rate))
+        return found
+
+    flat = bandwidth / ranks_per_host if hosts > 1 else 40 * bandwidth
+    return Network(
+        hosts, ranks_per_host,
+        (
+            *costs("flat", hosts * ranks_per_host, flat),
+            *costs("inside", ranks_per_host, 40 * bandwidth),
+            *costs("between", hosts, bandwidth / ranks_per_host),
+        ),
+    )  # fmt: skip
+
+
+def codec(
+    name: str, ratio: float, per_element: float, *, summable: bool = False, device: Device = "device",
+    fixed: float = 2e-5, lossless: bool = False,
+) -> CodecCost:  # fmt: skip
+    """``ratio``: bytes of the code over those of the gradient."""
+    points = tuple(
+        CodecPoint(
+            numel, fixed + numel * per_element, fixed + numel * per_element / 2, numel * per_element / 5,
+            max(4, int(4 * numel * ratio)),
+        )
+        for numel in (1024, 1 << 16, 1 << 20, 1 << 24)
+    )  # fmt: skip
+    return CodecCost(name, device, points, summable, lossless)
+
+
+CODECS = (
+    codec("fp16", 0.5, 1e-11, summable=True),
+    codec("int8", 0.25, 3e-11),
+    codec("topk:0.01", 0.02, 2e-10),
+    codec("topk:0.01", 0.02, 5e-10, device="host"),
+)
+
+
+def profile(
+    sizes: Sequence[int], bandwidth: float, hosts: int = 8, ranks_per_host: int = 1,
+    codecs: Sequence[CodecCost] = CODECS, per_element: float = 1e-9,
+) -> Profile:  # fmt: skip
+    """``per_element``: seconds of backward."""
+    tensors = tuple(Tensor(f"p{i}", size, 1e-5 + size * per_element) for i, size in enumerate(sizes))
+    forward = sum(one.backward for one in tensors) / 2
+    return Profile(
+        tensors, tuple(codecs), network(hosts, ranks_per_host, bandwidth), forward, emulated="made up"
+    )
