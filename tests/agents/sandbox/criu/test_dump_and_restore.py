@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -301,20 +302,27 @@ def test_a_lazy_daemon_that_dies_takes_the_sandbox_along(box: TinyBox, criu: Cri
 def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    monkeypatch.setattr(process, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(process, "is_tmpfs", lambda path: path == str(tmp_path))
-    program = tmp_path / "criu"
-    program.touch()
-    made = process.kernel_cache(program)
-    assert made is not None
-    assert process.kernel_cache(program) == made
+    shared, work = tmp_path / "shared", tmp_path / "work"
+    shared.mkdir()
+    work.mkdir()
+    monkeypatch.setattr(process, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(process, "is_tmpfs", lambda path: path == str(shared))
+    for program in ("one", "other"):
+        (tmp_path / program).write_text("#!/bin/sh\n> /run/$(basename $0)\n")
+        (tmp_path / program).chmod(0o755)
+        assert process.run(tmp_path / program, ["check"], work, timeout=60).code == 0
+    made = process.kernel_cache()
+    assert made is not None and list(shared.iterdir()) == [made]
+    assert sorted(file.name for file in made.iterdir()) == ["one", "other"]
+    shutil.rmtree(made)
+    made.mkdir(mode=0o777)
     made.chmod(0o777)
-    assert process.kernel_cache(program) is None
+    assert process.kernel_cache() is None
     made.rmdir()
     made.symlink_to(tmp_path)
-    assert process.kernel_cache(program) is None
+    assert process.kernel_cache() is None
     monkeypatch.setattr(process, "is_tmpfs", lambda path: True)
-    assert process.kernel_cache(program) is None
+    assert process.kernel_cache() is None
 
 
 def test_nothing_restored_runs_before_it_was_looked_at(box: TinyBox, criu: Criu, tmp_path: Path) -> None:

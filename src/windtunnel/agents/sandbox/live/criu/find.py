@@ -61,7 +61,7 @@ def trial(criu: Criu) -> str:
     """Why ``criu`` does not work on this machine, in words; empty when it does."""
     if os.geteuid() != 0:
         return "it needs root (or CAP_CHECKPOINT_RESTORE and CAP_SYS_ADMIN) to dump and restore"
-    process.forget_half_written_cache(criu.path)
+    process.forget_half_written_cache()
     said = ""
     for _ in range(TRIES):
         try:

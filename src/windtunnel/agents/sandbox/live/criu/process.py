@@ -20,7 +20,6 @@ Source: CRIU, criu/kerndat.c (the cache and why it wants a tmpfs).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import resource
 import select
@@ -111,7 +110,7 @@ def start(
     command = steps.starting(
         [str(program), *arguments],
         netns=netns,
-        cache=kernel_cache(program) if own_mounts else None,
+        cache=kernel_cache() if own_mounts else None,
         moves=bool(given),
     )
     with open(work / "stderr", "wb") as errors:
@@ -180,11 +179,14 @@ def kill_new(cgroup: Path, before: set[int], timeout: float = 5.0) -> list[int]:
     return []
 
 
-def kernel_cache(program: Path) -> Path | None:
-    """A private tmpfs folder to stand in for ``/run``; None where it is one or none can be had."""
+def kernel_cache() -> Path | None:
+    """A private tmpfs folder to stand in for ``/run``; None where it is one or none can be had.
+
+    All programs share it, as they share ``/run``: a CRIU discards what another build of it has written.
+    """
     if os.geteuid() != 0 or is_tmpfs("/run") or not is_tmpfs(str(SHARED_MEMORY)):
         return None
-    folder = SHARED_MEMORY / f"windtunnel-criu-{_mark(program)}"
+    folder = SHARED_MEMORY / "windtunnel-criu"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()
@@ -194,18 +196,13 @@ def kernel_cache(program: Path) -> Path | None:
     return folder
 
 
-def forget_half_written_cache(program: Path) -> None:
+def forget_half_written_cache() -> None:
     """A CRIU that was killed while it wrote its cache keeps all later ones from writing it."""
-    folder = kernel_cache(program) or Path("/run")
+    folder = kernel_cache() or Path("/run")
     half = folder / "criu.kdat.tmp"
     with contextlib.suppress(OSError):
         if time.time() - half.stat().st_mtime > 5:
             half.unlink()
-
-
-def _mark(program: Path) -> str:
-    state = program.stat()
-    return hashlib.blake2s(f"{program} {state.st_mtime_ns}".encode(), digest_size=4).hexdigest()
 
 
 @cache
