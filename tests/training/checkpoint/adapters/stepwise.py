@@ -5,6 +5,7 @@ All in one process, which is the only rank; `Kept` is in the place of `PeerCheck
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
+from windtunnel.training.checkpoint.live import loader as loaders
 from windtunnel.training.checkpoint.live import objects
 from windtunnel.training.checkpoint.live.layout import Entry
 from windtunnel.training.checkpoint.live.state import entry, put, walk, wants
@@ -33,21 +36,41 @@ class Kept:
         tensors, others = walk(state)
         entries = {name: entry(name, tensor, 0) for name, tensor in tensors}
         values = {name: tensor.detach().clone() for name, tensor in tensors}
-        self.saved[step] = entries, values, objects.pack(others)
+        self.saved[step] = step, entries, values, objects.pack(others)
 
     def restore(self, state: dict[str, Any]) -> int:
+        loaders.follow_all(state)
         if self._given is None:
             return 0
         entries: dict[str, Entry]
-        entries, values, packed = self._given
+        step, entries, values, packed = self._given
         others = objects.unpack(packed)
         wants(state, entries, set(others))
         put(state, values.__getitem__, lambda name: entries[name].whole, others)
-        return 1
+        return int(step) + 1
+
+
+class Network(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def loss_of(model: nn.Module, values: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 8 * nn.functional.mse_loss(model(values), targets)
+
+
+def averaged(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+
+
+def scaler(largest: int) -> torch.amp.GradScaler:
+    """It grows every other step, soon so far that a step is left out. ``largest``: exponent of the type."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0 ** (largest - 1), growth_interval=2)
 
 
 def digest(module: nn.Module) -> str:
-    return torch.cat([one.detach().flatten().double() for one in module.parameters()]).sum().item().hex()
+    values = [one.detach().flatten() for one in module.state_dict().values()]
+    return hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
 
 
 def rows(count: int, seed: int) -> TensorDataset:
@@ -55,21 +78,158 @@ def rows(count: int, seed: int) -> TensorDataset:
     return TensorDataset(values, values.sum(1, keepdim=True).tanh())
 
 
+class Patience(dict):
+    """Early stopping as a loop of one's own has it: a plain value of the state."""
+
+    def lost(self, loss: float) -> bool:
+        better = loss < self["best"] - 0.05
+        self.update(best=loss if better else self["best"], waited=0 if better else self["waited"] + 1)
+        return self["waited"] > 4
+
+
+def plain(kept: Kept) -> list[Any]:
+    torch.manual_seed(3)
+    model = Network()
+    ema, scale, patience = averaged(model), scaler(127), Patience(best=9.0, waited=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
+    loader = DataLoader(rows(22, 1), 4, shuffle=True)
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scale,
+        "ema": ema,
+        "loader": loader,
+        "patience": patience,
+    }
+    seen: list[Any] = []
+    step = kept.restore(state)
+    while step < 18 and patience["waited"] <= 4:
+        for values, targets in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model, values, targets)
+            scale.scale(loss).backward()
+            scale.step(optimizer)
+            scale.update()
+            scheduler.step()
+            ema.update_parameters(model)
+            seen.append([step, float(loss), scale.get_scale(), dict(patience), scheduler.get_last_lr()])
+            over = patience.lost(float(loss))
+            kept.step(step, state)
+            step += 1
+            if over:
+                break
+    return [*seen, digest(model), digest(ema)]
+
+
+def accelerate(kept: Kept) -> list[Any]:
+    from windtunnel.training.checkpoint.adapters.accelerate import ElasticAccelerator
+
+    torch.manual_seed(3)
+    model = Network()
+    ema, patience = averaged(model), Patience(best=9.0, waited=0)
+    more = {"ema": ema, "patience": patience}
+    accelerator = ElasticAccelerator(JOB, kept, more, cpu=True, gradient_accumulation_steps=2)
+    accelerator.scaler = scaler(127)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
+    loader = DataLoader(rows(22, 1), 2, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    seen: list[Any] = []
+    for epoch in accelerator.epochs(3):
+        for values, targets in accelerator.batches(loader):
+            with accelerator.accumulate(model):
+                loss = loss_of(model, values, targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                ema.update_parameters(model)
+                patience.lost(float(loss))
+            seen.append([epoch, float(loss), accelerator.scaler.get_scale(), dict(patience)])
+        seen.append([epoch, scheduler.get_last_lr(), float(torch.rand(()))])
+    return [*seen, digest(model), digest(ema)]
+
+
+def hf(kept: Kept) -> list[Any]:
+    """It stops early, in the midst of its last epoch."""
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+
+    from windtunnel.training.checkpoint.adapters.huggingface import ElasticCallback
+
+    class Model(Network):
+        def forward(self, values: torch.Tensor, labels: torch.Tensor) -> Any:
+            found = super().forward(values)
+            return {"loss": nn.functional.mse_loss(found, labels), "found": found}
+
+    class Watch(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            ema.update_parameters(model)
+            self.seen.append([state.global_step, trainer.accelerator.scaler.get_scale()])
+
+    def collate(given: Any) -> Any:
+        return dict(zip(("values", "labels"), map(torch.stack, zip(*given, strict=True)), strict=True))
+
+    args = TrainingArguments(
+        output_dir=".",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_train_epochs=3,
+        learning_rate=1e-2,
+        lr_scheduler_type="cosine",
+        max_grad_norm=0.0,
+        seed=3,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=3,
+        metric_for_best_model="loss",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    torch.manual_seed(3)
+    model, watch = Model(), Watch()
+    ema = averaged(model)
+    early = EarlyStoppingCallback(4, 0.5)
+    data = {"train_dataset": rows(44, 1), "eval_dataset": rows(8, 2), "data_collator": collate}
+    trainer = Trainer(model, args, callbacks=[watch, early], **data)
+    trainer.accelerator.scaler = scaler(63)  # the norm, of squares, overflows first
+    ElasticCallback(JOB, kept, {"ema": ema}).attach(trainer)
+    trainer.train()
+    told = [
+        {k: v for k, v in one.items() if "run" not in k and "per" not in k}
+        for one in trainer.state.log_history
+    ]
+    return [*watch.seen, told, digest(model), digest(ema)]
+
+
 def lightning(kept: Kept) -> list[Any]:
     """What a callback can monitor after every batch, validation and epoch. Logged are values of a step, of an
     epoch, of both; means, sums and extremes; some in every third batch only."""
     import lightning
+    from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+    from lightning.pytorch.plugins import MixedPrecision
+    from torchmetrics import MeanMetric
 
     from windtunnel.training.checkpoint.adapters.lightning import ElasticCallback
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.network = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+            self.network = Network()
+            self.metric = MeanMetric()
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             values, targets = batch
-            loss = nn.functional.mse_loss(self.network(values), targets)
+            loss = loss_of(self.network, values, targets)
+            self.metric(loss, number + 1)
+            self.log("metric", self.metric, on_step=True, on_epoch=True)
             self.log("both", loss, on_step=True, on_epoch=True, sync_dist=True)
             self.log("step", loss, on_step=True, on_epoch=False)
             self.log("mean", loss, on_step=False, on_epoch=True, batch_size=number + 1)
@@ -82,7 +242,7 @@ def lightning(kept: Kept) -> list[Any]:
             self.log("rate", self.optimizers().param_groups[0]["lr"])
 
         def validation_step(self, batch: Any, number: int) -> None:
-            self.log("val_loss", nn.functional.mse_loss(self.network(batch[0]), batch[1]))
+            self.log("val_loss", loss_of(self.network, *batch))
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -95,6 +255,7 @@ def lightning(kept: Kept) -> list[Any]:
 
         def note(self, trainer: Any, what: str) -> None:
             found = {name: float(one) for name, one in sorted(trainer.callback_metrics.items())}
+            found["scale"] = trainer.precision_plugin.scaler.get_scale()
             self.seen.append([trainer.current_epoch, trainer.global_step, what, found])
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -108,13 +269,15 @@ def lightning(kept: Kept) -> list[Any]:
             self.note(trainer, "epoch")
 
     lightning.seed_everything(3, verbose=False)
-    watch = Watch()
+    watch, ema = Watch(), EMAWeightAveraging(decay=0.8)
+    early = EarlyStopping("val_loss", min_delta=5.0, patience=5)
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=3,
         accumulate_grad_batches=2,
         val_check_interval=4,
-        callbacks=[watch, ElasticCallback(JOB, kept)],
+        callbacks=[watch, ema, early, ElasticCallback(JOB, kept)],
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler(16))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -123,10 +286,10 @@ def lightning(kept: Kept) -> list[Any]:
     module = Module()
     trainer.fit(module, DataLoader(rows(22, 1), 2, shuffle=True), DataLoader(rows(8, 2), 2))
     watch.note(trainer, "end")
-    return [*watch.seen, digest(module)]
+    return [*watch.seen, early.wait_count, digest(module)]  # on_train_end has put the average into it
 
 
-LOOPS = {one.__name__: one for one in (lightning,)}
+LOOPS = {one.__name__: one for one in (accelerate, hf, lightning, plain)}
 
 
 def main(name: str) -> None:

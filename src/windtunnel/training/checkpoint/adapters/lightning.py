@@ -20,8 +20,8 @@ one trainer are put there between their own beginnings:
    `_load_combined_loader_states`, the last call before it is iterated).
 4. `on_advance_end`, the last that is done for a batch, is followed by the save.
 
-An epoch whose last step is done is gone on with at its end. What ``self.log(…, on_epoch=True)`` has
-gathered of an epoch comes back, too; what a metric of torchmetrics has, only where it is ``persistent``.
+An epoch whose last step is done is gone on with at its end. What ``self.log(…, on_epoch=True)`` and metrics
+of torchmetrics have gathered of an epoch comes back, too, and modules that callbacks hold (averaged weights).
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from torchmetrics import Metric
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
@@ -63,7 +65,8 @@ class ElasticCallback(lightning_callbacks.Callback):
         """Stand in for the methods of the loops.
 
         Raises:
-            UserError: the trainer takes no part in the job's process group; this version has other loops.
+            UserError: the trainer takes no part in the job's process group; this version has other loops; a
+                callback's state cannot be brought back.
         """
         if stage != "fit" or self._run is not None:
             return
@@ -73,18 +76,30 @@ class ElasticCallback(lightning_callbacks.Callback):
                 f'{self._job.rank} of {self._job.world}; strategy="ddp", devices=(ranks of a host) and '
                 "num_nodes=(hosts) are needed"
             )
+        if any(isinstance(one, lightning_callbacks.StochasticWeightAveraging) for one in trainer.callbacks):
+            raise UserError(
+                "Trainer: StochasticWeightAveraging is not accepted, since it exchanges the scheduler in the "
+                "midst of training; WeightAveraging and EMAWeightAveraging are"
+            )
         self._run = _Run(self._job, trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All that is to come back is made: model, optimizers, schedulers."""
         run = self._run
         assert run is not None
+        held = {
+            f"callback {one.state_key}{name}": value
+            for one in trainer.callbacks
+            for name, value in vars(one).items()
+            if isinstance(value, torch.nn.Module)
+        }
         state = {
             "model": trainer.strategy.model,
             **{f"optimizer{i}": one for i, one in enumerate(trainer.strategy.optimizers)},
             **{f"scheduler{i}": one.scheduler for i, one in enumerate(trainer.lr_scheduler_configs)},
             "precision": trainer.precision_plugin,
             "trainer": run,
+            **held,
             **self._more,
         }
         self._checkpointer.restore(state)
@@ -175,8 +190,11 @@ class _Run:
         seen = self._epoch.batch_progress.current.ready
         loops = self._fit.state_dict()
         loops["state_dict"] = {}  # of loaders that have a state: theirs are led back by the cursor, too
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"state_dict": module.state_dict()}  # as hooks find it; not saved twice
+        for one in _hooked(trainer):
+            one.on_save_checkpoint(trainer, module, extra)
         module.on_save_checkpoint(extra)
+        del extra["state_dict"]
         return {
             "world": self._job.world,
             "loops": loops,
@@ -186,7 +204,8 @@ class _Run:
             "logged": _logged(trainer),
             "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks},
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
-            "module": extra,
+            "extra": extra,
+            "metrics": {name: [one.update_count, one.metric_state] for name, one in _metrics(module)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -197,9 +216,31 @@ class _Run:
                 one.load_state_dict(found)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
-        if state["module"]:
-            module.on_load_checkpoint({"state_dict": module.state_dict(), **state["module"]})
+        if extra := state["extra"]:
+            extra["state_dict"] = module.state_dict()
+            for one in _hooked(trainer):
+                one.on_load_checkpoint(trainer, module, extra)
+            module.on_load_checkpoint(extra)
+        for name, metric in _metrics(module):
+            metric._update_count, values = state["metrics"][name]
+            vars(metric).update(move_data_to_device(values, metric.device))
         self._kept = state
+
+
+def _hooked(trainer: Any) -> list[Any]:
+    """The callbacks that write into a checkpoint by themselves. Not those with a model beside the one that is
+    trained, which is in the state."""
+    plain = lightning_callbacks.Callback.on_save_checkpoint
+    own = (lightning_callbacks.WeightAveraging, lightning_callbacks.ModelPruning)
+    return [
+        one
+        for one in trainer.callbacks
+        if type(one).on_save_checkpoint is not plain and not isinstance(one, own)
+    ]
+
+
+def _metrics(module: torch.nn.Module) -> list[tuple[str, Metric]]:
+    return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
 
 
 def _load(loop: Any, state: dict[str, Any], prefix: str) -> None:
@@ -214,7 +255,7 @@ def _logged(trainer: Any) -> dict[str, Any]:
     """What ``self.log`` has gathered in this epoch, and the newest values that callbacks may monitor."""
     connector, gathered = trainer._logger_connector, []
     for key, one in trainer.fit_loop.epoch_loop._results.items():
-        if one.is_tensor and not one.has_reset:
+        if not one.has_reset and (one.is_tensor or one.meta.metric_attribute):
             sync = one.meta.sync
             gathered.append(
                 {
@@ -222,6 +263,7 @@ def _logged(trainer: Any) -> dict[str, Any]:
                     "meta": {name: getattr(one.meta, name) for name in _META}
                     | {"reduce_fx": one.meta.reduce_fx.__name__},
                     "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
+                    "is_tensor": one.is_tensor,
                     "values": _numbers(one.metric_state | {"_forward_cache": one._forward_cache}),
                 }
             )
@@ -236,8 +278,10 @@ def _log_again(trainer: Any, logged: dict[str, Any]) -> None:
     for kept in logged["gathered"]:
         meta = _Metadata(**kept["meta"])
         meta.sync = _Sync(fn=trainer.strategy.reduce, **kept["sync"])  # the program's own call is held to it
-        one = results[kept["key"]] = _ResultMetric(meta, is_tensor=True)
+        one = results[kept["key"]] = _ResultMetric(meta, kept["is_tensor"])
         vars(one).update(_tensors(kept["values"], device))
+        if not one.is_tensor:
+            one.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
         one._update_count = 1  # else it warns that nothing was logged
     for name in _NEWEST:
         getattr(connector, name).update(_tensors(logged["newest"][name], device))
