@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from windtunnel.base.errors import UserError
@@ -76,8 +77,18 @@ class CodecCost:
     summable: bool = False
     lossless: bool = False
 
+    @cached_property
+    def _known(self) -> dict[int, CodecPoint]:
+        return {}
+
     def at(self, numel: int) -> CodecPoint:
         """The cost of ``numel`` elements."""
+        found = self._known.get(numel)
+        if found is None:
+            found = self._known[numel] = self._at(numel)
+        return found
+
+    def _at(self, numel: int) -> CodecPoint:
         points = self.points
         place = bisect_left(points, numel, key=lambda one: one.numel)
         if place < len(points) and points[place].numel == numel:
@@ -133,7 +144,9 @@ class Network:
         return self.hosts * self.ranks_per_host
 
     def members(self, scope: Scope) -> int:
-        return {"flat": self.world, "inside": self.ranks_per_host, "between": self.hosts}[scope]
+        if scope == "flat":
+            return self.world
+        return self.ranks_per_host if scope == "inside" else self.hosts
 
     def seconds(self, scope: Scope, kind: Kind, size: float) -> float:
         """Of one collective; none where there is only one rank.
@@ -143,10 +156,14 @@ class Network:
         """
         if self.members(scope) == 1:
             return 0.0
-        for one in self.collectives:
-            if one.scope == scope and one.kind == kind:
-                return one.fixed + one.per_byte * size
-        raise UserError(f"profile: network.collectives has no {kind} {scope}; measure it again")
+        cost = self._known.get((scope, kind))
+        if cost is None:
+            raise UserError(f"profile: network.collectives has no {kind} {scope}; measure it again")
+        return cost.fixed + cost.per_byte * size
+
+    @cached_property
+    def _known(self) -> dict[tuple[Scope, Kind], CollectiveCost]:
+        return {(one.scope, one.kind): one for one in self.collectives}
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,11 @@ class Profile:
     version: int = VERSION
 
     def cost(self, codec: str, device: Device) -> CodecCost | None:
-        return next((one for one in self.codecs if (one.codec, one.device) == (codec, device)), None)
+        return self._costs.get((codec, device))
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, Device], CodecCost]:
+        return {(one.codec, one.device): one for one in self.codecs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,10 @@ def _programme(
     before[0] = 0.0
     best, best_groups = np.inf, 1
     for groups in range(1, n + 1):
-        # more groups cost at least their encoding: no better end is possible from here on
-        if computed[n] + groups * encode + encode_rate * elements[n] >= best:
+        # what so many groups take at least grows with them: no better end is possible from here on
+        first = computed[1] + encode + encode_rate * elements[1]
+        sent = first + groups * send + send_rate * elements[n]
+        if max(sent, computed[n] + groups * encode + encode_rate * elements[n]) >= best:
             break
         now = np.full(n + 1, np.inf)
         for i in range(groups, n + 1):

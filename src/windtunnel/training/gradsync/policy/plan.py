@@ -42,6 +42,9 @@ BUCKETS = 25 * 2**20 // ELEMENT
 TRIED = 3
 """Ways to cut that options are searched on."""
 ROUNDS = 3
+HARDLY = 1e-3
+FUSED = 6
+"""Options whose own best way to cut is tried, those that take least in DDP's buckets or alone."""
 
 
 def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Plan:
@@ -59,7 +62,7 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
     if codecs:
         profile = replace(profile, codecs=tuple(one for one in profile.codecs if one.codec in codecs))
     job = _Job(profile)
-    found, notes = job.best(), []
+    found, notes = job.gentlest(job.best()), []
     plain = min((job.uniform(0, cuts) for cuts in job.cuts), key=lambda one: one.seconds)
     doubt = max((one.error for one in profile.network.collectives), default=0.0)
     gain = plain.seconds / found.seconds - 1
@@ -69,11 +72,10 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
             f"known to {doubt:.1%} only"
         )
         found = plain
-    free = _Job(without_codec_cost(profile))
     return Plan(
         groups=tuple(job.groups(found)), order=job.order(found),
         forecasts=(job.forecast("plan", found), *job.compared()),
-        bound=min(found.seconds, free.best().seconds), world=profile.network.world, seed=seed,
+        bound=min(found.seconds, job.bound(found)), world=profile.network.world, seed=seed,
         emulated=profile.emulated, notes=tuple(notes),
     )  # fmt: skip
 
@@ -112,14 +114,21 @@ class _Job:
             self._by_size[numel] = [tasks(one, numel, self.profile) for one in self.options]
         return self._by_size[numel]
 
+    @property
+    def alone(self) -> Cuts:
+        return tuple(range(1, len(self.tensors) + 1))
+
     @cached_property
     def cuts(self) -> list[Cuts]:
         """Ways to cut: every gradient by itself, DDP's buckets, and the best for each option."""
         found = [
-            tuple(range(1, len(self.tensors) + 1)),
+            self.alone,
             self._cut_runs(lambda numels, _: even_cuts(numels, BUCKETS)),
         ]
-        for option in range(len(self.options)):
+        ranked = sorted(
+            range(len(self.options)), key=lambda one: min(self.uniform(one, cuts).seconds for cuts in found)
+        )
+        for option in dict.fromkeys([0, *ranked[:FUSED]]):
             found.append(
                 self._cut_runs(lambda numels, backward, option=option: self._fused(numels, backward, option))
             )
@@ -219,6 +228,35 @@ class _Job:
                 break
             found = again
         return found
+
+    def gentlest(self, found: _Found) -> _Found:
+        """The same with less compression wherever that makes the iteration hardly longer: an error in the
+        gradients that buys nothing is left out."""
+        costs, most = self._costs(found.cuts), found.seconds * (1 + HARDLY)
+        choice = np.array(found.choice, np.int64)
+        begins = (0, *found.cuts[:-1])
+        ranked = sorted(range(len(self.options)), key=self._loss)
+        for group, begin in enumerate(begins):
+            if begin in self._sparse:
+                continue
+            taken = choice[group]
+            for option in ranked[: ranked.index(int(taken))]:
+                choice[group] = option
+                if costs.iteration(choice) <= most:
+                    break
+                choice[group] = taken
+        return _Found(found.cuts, tuple(choice.tolist()), costs.iteration(choice))
+
+    def _loss(self, option: int) -> tuple[float, int]:
+        """By how little of a gradient is kept; of equal ones the simpler option."""
+        cost = self.profile.cost(self.options[option].codec, self.options[option].device)
+        kept = 1.0 if cost is None or cost.lossless else cost.at(1 << 20).nbytes / (ELEMENT << 20)
+        return -kept, option
+
+    def bound(self, found: _Found) -> float:
+        """Seconds where codecs took none, cut as ``found`` and by single gradients."""
+        free = _Job(without_codec_cost(self.profile))
+        return min(free._searched(cuts).seconds for cuts in (found.cuts, self.alone))
 
     def _cut_anew(self, found: _Found) -> Cuts:
         """Each run of neighbours with one option is cut as is best for it."""

@@ -22,10 +22,14 @@ from windtunnel.training.gradsync.policy.timeline import NOT_KEPT, Costs, run
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-BUDGET = 12_000_000
+BUDGET = 4_000_000
 """Tasks that one search may schedule; about 10 ns each."""
+STARTS = 6
+"""Starts that are gone on from, the best ones."""
 SMALL = 16
 """Groups up to which pairs are tried."""
+FINISHED = 3
+"""Ends of different starts that pairs are tried on, the best ones."""
 
 
 def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
@@ -72,20 +76,20 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     ends = np.cumsum([len(members) for members in sets])
     tasks = max(1, int(costs.count.max(axis=1).sum()) + groups)
     allowed = costs.options
-    each = max(1, budget // tasks // max(1, len(starts)))
-    best: tuple[float, Ints] | None = None
-    for start in sorted(starts, key=costs.iteration):
+    each = max(1, budget // tasks // max(1, min(STARTS, len(starts))))
+    ended: list[tuple[float, Ints]] = []
+    arguments = (
+        costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, allowed,
+    )  # fmt: skip
+    for start in sorted(starts, key=costs.iteration)[:STARTS]:
         choice = start.copy()
-        arguments = (
-            costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, allowed,
-        )  # fmt: skip
-        found = _descend(*arguments, choice, flat, ends, each, NOT_KEPT)
-        if groups <= SMALL:
-            found = _pairs(*arguments, choice, each, NOT_KEPT)
-        if best is None or found < best[0]:
-            best = (found, choice)
-    assert best is not None
-    return best[1]
+        ended.append((_descend(*arguments, choice, flat, ends, each, NOT_KEPT), choice))
+    ended.sort(key=lambda one: one[0])
+    if groups > SMALL:
+        return ended[0][1]
+    apart = {choice.tobytes(): choice for _, choice in ended}
+    paired = [(_pairs(*arguments, one, each, NOT_KEPT), one) for one in [*apart.values()][:FINISHED]]
+    return min(paired, key=lambda one: one[0])[1]
 
 
 def exact(costs: Costs, most: int = 3_000_000) -> Ints:
