@@ -2,11 +2,12 @@
 
 A supervisor is started after another one, named by its epoch (0: the first). It is replaced when it ends
 before the run does, and when it gives no sign of life: soon where the kernel says that it is stopped, later
-where it may only want for a processor. SIGKILL ends a stopped process, too.
+where it may only want for a processor. SIGKILL ends a stopped process, too. It gets signs of life in turn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,14 +19,12 @@ from pathlib import Path
 
 from windtunnel.base.processes import Identity
 from windtunnel.linux import processes
-from windtunnel.training.elastic.live.supervise import SUPERSEDED
+from windtunnel.training.elastic.live.supervise import ALIVE, STUCK, SUPERSEDED
 from windtunnel.training.elastic.live.supervisor.leadership import Record
 
 MOST = 20
 """Supervisors that follow each other."""
 LOOK = 0.1
-STUCK = 10.0
-"""Seconds without a sign from a supervisor that is not stopped."""
 PATIENCE = 10.0
 
 
@@ -65,6 +64,8 @@ class SupervisorKeeper:
         self._config, self._env, self._record = config, env, record
         self._lease, self._within, self._over = lease, start, over
         self._lifeline, self._held = os.pipe()
+        os.set_blocking(self._held, False)
+        self._due = 0.0  # when a sign of this process is
         self._late = 0
         self._start(after)
 
@@ -142,6 +143,10 @@ class SupervisorKeeper:
         Raises:
             GaveUp: nothing more can be done.
         """
+        if now >= self._due:
+            self._due = now + ALIVE
+            with contextlib.suppress(BlockingIOError):  # it is stopped, and does not read
+                os.write(self._held, b".")
         if self._read(now) and self.process.poll() is None:
             return self._look(now)
         status = self.process.wait(PATIENCE)

@@ -3,8 +3,9 @@
 CONFIG is JSON: run (its name), folder, secret (its file), rules, places, per_host, host, port, forkserver,
 beat, lease, config. On stdout, a line of JSON each: ``{"address": …, "epoch": …}`` once it listens,
 ``{"order": count}`` for every order of hosts, ``{"alive": true}`` now and then. It can be killed and started
-again; ``--after`` is the epoch of the supervisor that it follows. When its launcher is gone it goes, too, and
-leaves the run to the next one.
+again; ``--after`` is the epoch of the supervisor that it follows. On ``--lifeline`` its launcher says now and
+then that it moves. When the launcher is gone it goes, too, and leaves the run to the next one; while it
+stands still the supervisor goes on, but no longer says that the run is led.
 
 Exit status 0, 1 or 3 as the run ended, 2 for a wrong input, whose sentence is on stderr, `SUPERSEDED` where
 another supervisor leads the run.
@@ -21,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from typing import Any
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Adopted, Identity, boot_id, start_time
+from windtunnel.linux import processes
 from windtunnel.linux.forkserver_client import ForkServerClient
 from windtunnel.store.eventlog import Fenced, LogFailed
 from windtunnel.training.elastic.live import forked
@@ -40,7 +43,9 @@ SUPERSEDED = 4
 LOG = "WINDTUNNEL_LOG"
 """Environment variable: the URL of the log where it is in a database; it may hold a password."""
 ALIVE = 0.2
-"""Seconds between signs of life on stdout."""
+"""Seconds between signs of life, on stdout and of the launcher."""
+STUCK = 10.0
+"""Seconds without a sign from a process that is not stopped, after which it counts as silent."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,6 +81,7 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
         from windtunnel.store.sharedlog import SharedLog
 
         shared = SharedLog(url, plain["run"])
+    launcher = _Launcher(os.getppid(), lifeline, plain["lease"])
     supervisor = Supervisor(
         Path(plain["folder"]),
         Rules(**plain["rules"]),
@@ -90,22 +96,16 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
         deadlines=Deadlines(**plain["deadlines"]),
         config=plain["config"],
         after=after,
+        attended=launcher.moves,
         shared=shared if url else None,
         alive=_Signs().due,
-        strike=partial(_strike, os.getppid()),
+        strike=partial(_strike, launcher.pid),
     )
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop("ended by the launcher"))
-    threading.Thread(target=_watch, args=(supervisor, lifeline), name="lifeline", daemon=True).start()
+    threading.Thread(target=launcher.watch, args=(supervisor.abandon,), name="lifeline", daemon=True).start()
     _say(address=supervisor.address, epoch=supervisor.epoch)
     status = supervisor.run().status
     return SUPERSEDED if supervisor.superseded else status
-
-
-def _watch(supervisor: Supervisor, lifeline: int) -> None:
-    poll = select.poll()
-    poll.register(lifeline, select.POLLIN | select.POLLHUP)
-    poll.poll()
-    supervisor.abandon()
 
 
 def _strike(launcher: int, action: str) -> None:
@@ -113,6 +113,25 @@ def _strike(launcher: int, action: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "kill-launcher" and os.getppid() == launcher:
         os.kill(launcher, signal.SIGKILL)
+
+
+class _Launcher:
+    """The process that keeps this one, with the seconds of its ``lease`` once it is stopped."""
+
+    def __init__(self, pid: int, lifeline: int, lease: float) -> None:
+        self.pid, self._lifeline, self._lease = pid, lifeline, lease
+        self._heard = time.monotonic()
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Hear its signs until there is nobody more to give one."""
+        while os.read(self._lifeline, 1 << 12):
+            self._heard = time.monotonic()
+        gone()
+
+    def moves(self) -> bool:
+        """Soon no more where the kernel says that it is stopped, later where it may want for a processor."""
+        silent = time.monotonic() - self._heard
+        return silent < self._lease or (silent < STUCK and processes.state(self.pid) not in ("T", "t"))
 
 
 class _Signs:

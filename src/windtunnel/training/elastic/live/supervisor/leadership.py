@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -61,7 +61,7 @@ class Leader:
     @property
     def gone(self) -> bool:
         """Whether it surely does not lead any more."""
-        return not self.holder or (self.host == platform.node() and self.process is None)
+        return not self.holder or (self.host == os.uname().nodename and self.process is None)
 
     def __str__(self) -> str:
         return f"process {self.holder.partition(' ')[0]} on {self.host}"
@@ -123,10 +123,12 @@ def record_of(folder: Path, log: SharedLog | None) -> Record:
 
 @dataclass
 class Leadership:
-    """The right to supervise a run, until `release` or until somebody else has taken it."""
+    """The right to supervise a run, until `release` or until somebody else has taken it. ``attended``:
+    whether its launcher moves; while it does not there is no sign, so that somebody else may take the run."""
 
     record: Record
     leader: Leader
+    attended: Callable[[], bool] = lambda: True
     due: float = 0.0
 
     @property
@@ -142,7 +144,8 @@ class Leadership:
         if now < self.due and address is None:
             return
         self.due = now + TERM / RENEWALS
-        self._write(replace(self.leader, beat=self.leader.beat + 1, address=address or self.leader.address))
+        beat = self.leader.beat + self.attended()
+        self._write(replace(self.leader, beat=beat, address=address or self.leader.address))
 
     def release(self) -> None:
         """Go in order: whoever comes next need not wait."""
@@ -155,7 +158,7 @@ class Leadership:
         self.leader = leader
 
 
-def lead(record: Record, after: int | None = None) -> Leadership:
+def lead(record: Record, after: int | None = None, attended: Callable[[], bool] = lambda: True) -> Leadership:
     """Take the run under the next epoch. ``after``: the epoch of the leader that is followed, which was found
     gone or silent (0: there was none), and is killed if it is stopped on this host; None: any that is gone.
 
@@ -170,10 +173,10 @@ def lead(record: Record, after: int | None = None) -> Leadership:
         raise superseded(record)
     if after is not None and before.process is not None and before.process.pid != os.getpid():
         before.process.kill()  # it may hold the record's lock
-    own = Leader(before.epoch + 1, 0, str(Identity.own()), platform.node(), before.address)
+    own = Leader(before.epoch + 1, 0, str(Identity.own()), os.uname().nodename, before.address)
     if not record.swap(before.epoch, own):
         raise superseded(record)
-    return Leadership(record, own)
+    return Leadership(record, own, attended)
 
 
 def superseded(record: Record) -> Superseded:

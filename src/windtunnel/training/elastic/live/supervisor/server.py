@@ -53,9 +53,9 @@ class Supervisor:
     is called in a thread and may take seconds. ``order_hosts``: asks for so many more hosts; it is
     called in the supervisor's thread and must return at once. ``listen``: host and port (0: the last one of
     this run, or any). ``config``: for the log, values of JSON. ``after``: the epoch of the leader that this
-    one follows (`leadership.lead`). ``alive``: called at every turn. ``strike``: does faults of
-    the control plane. ``shared``: a log in a database, of which that in the folder is a copy. Further
-    settings: see `Settings`.
+    one follows, and ``attended``: whether its launcher moves (`leadership.lead`). ``alive``: called at every
+    turn. ``strike``: does faults of the control plane. ``shared``: a log in a database, of which that in the
+    folder is a copy. Further settings: see `Settings`.
 
     Raises:
         UserError: another supervisor holds the run, its log cannot be read, or a value is impossible.
@@ -79,6 +79,7 @@ class Supervisor:
         deadlines: Deadlines | None = None,
         config: dict[str, Any] | None = None,
         after: int | None = None,
+        attended: Callable[[], bool] = lambda: True,
         alive: Callable[[], None] = lambda: None,
         strike: Callable[[str], None] = lambda _: None,
         shared: SharedLog | None = None,
@@ -89,7 +90,7 @@ class Supervisor:
             raise UserError(f"lease {lease:g} s: it must be at least two beats ({beat:g} s each)")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._leadership = leadership.lead(leadership.record_of(self.folder, shared), after)
+        self._leadership = leadership.lead(leadership.record_of(self.folder, shared), after, attended)
         with contextlib.ExitStack() as undo:
             undo.callback(self._leadership.release)
             path = self.folder / eventlog.NAME
