@@ -21,7 +21,7 @@ from support.quick import windtunnel
 from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
-from windtunnel.linux import network
+from windtunnel.linux import network, processes
 from windtunnel.store import eventlog
 from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training import cleanup
@@ -32,14 +32,18 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from windtunnel.base.errors import WindtunnelError
+from windtunnel.linux import namespaces
 from windtunnel.store.sharedlog import SharedLog
 from windtunnel.training.launch import launch, resume
 script, folder, options = sys.argv[1], Path(sys.argv[2]), eval(sys.argv[3])
+if "host" in options:
+    namespaces.own_hostname(options.pop("host"))
 try:
     if "log" in options:
         options["log"] = SharedLog(options["log"], "run")
     if script:
-        launched = launch(script, hosts=2, preload=(), folder=folder, lease=5.0, output=2, **options)
+        options = {"lease": 5.0, **options}
+        launched = launch(script, hosts=2, preload=(), folder=folder, output=2, **options)
     else:
         launched = resume(folder, output=2, **options)
     print(launched.token, launched._offer.address if launched.job.listen else "", flush=True)
@@ -75,7 +79,8 @@ class Launchers:
         process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         assert process.stdout is not None
-        self.token, _, self.offer = process.stdout.readline().strip().partition(" ")
+        if not options.get("wait"):
+            self.token, _, self.offer = process.stdout.readline().strip().partition(" ")
         return process
 
     def lend(self) -> subprocess.Popen[str]:
@@ -188,6 +193,75 @@ def test_a_launcher_that_wakes_up_leaves_the_run_to_the_one_that_has_it(launcher
     assert len(launchers.of("decided")) == 1 and launchers.nothing_left()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another host name needs root")
+def test_standbys_follow_each_other_and_whoever_was_frozen_finds_itself_fenced(launchers: Launchers) -> None:
+    """Each takes itself for another host. Of those that wait exactly one wins; one dies as it takes over."""
+    first = launchers.begin(lease=1.0)
+    workers, record = launchers.workers(), leadership.FileRecord(launchers.folder)
+    waiting = [launchers.resume(wait=True, host=f"standby-{number}") for number in range(3)]
+    first.send_signal(signal.SIGSTOP)  # its supervisor goes on, and would get no host
+    leader = until(lambda: followed(record, 1))
+    second = next(one for one in waiting if one.pid == launcher_of(leader))
+    until(lambda: len(launchers.of("started")) == 2)
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(60) == 1 and first.stdout is not None
+    assert "another launcher has this run by now (epoch 2, process " in first.stdout.readline()
+    waiting.remove(second)
+    assert [one.poll() for one in waiting] == [None, None]
+    struck(second.pid, leader)  # its host is gone
+    leader = until(lambda: followed(record, 2))
+    third = next(one for one in waiting if one.pid == launcher_of(leader))
+    struck(third.pid, leader)  # before it could say where it listens
+    waiting.remove(third)
+    until(lambda: launchers.of("started")[-1]["epoch"] == 4)
+    assert launchers.workers() == workers and all(alive(pid) for pid in workers.values())
+    os.kill(workers[1], signal.SIGKILL)
+    until(lambda: len(launchers.of("here")) >= 4)
+    assert [event["generation"] for event in launchers.of("decided")] == [1, 2]
+    late = launchers.resume(wait=True)
+    launchers.end()
+    assert waiting[0].wait(60) == 0
+    assert late.wait(60) == 2 and late.stdout is not None
+    assert "this run has ended (all ranks are done)" in late.stdout.readline()
+    assert launchers.nothing_left()
+
+
+def followed(record: leadership.FileRecord, epoch: int) -> leadership.Leader | None:
+    leader = record.read()
+    return leader if leader.epoch > epoch else None
+
+
+def launcher_of(leader: leadership.Leader) -> int:
+    """The process that keeps a supervisor."""
+    assert leader.process is not None
+    found = processes.look(leader.process.pid)
+    assert found is not None
+    return found.parent
+
+
+def struck(launcher: int, leader: leadership.Leader) -> None:
+    """Both at once, so that neither can say that the other is gone."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in (launcher, int(leader.holder.split()[0])):
+            os.kill(pid, number)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_standby_that_loses_the_log_says_so(launchers: Launchers, tmp_path: Path, shared: bool) -> None:
+    where = {"log": f"sqlite:///{tmp_path / 'log.db'}"} if shared else {}
+    launchers.begin(**where)
+    standby = launchers.resume(wait=True, **where)
+    if shared:
+        (tmp_path / "log.db").write_bytes(b"no database " * 1000)
+    else:
+        (launchers.folder / leadership.NAME).unlink()
+    assert standby.wait(60) == 1 and standby.stdout is not None
+    said = standby.stdout.readline()
+    assert ("the log cannot be used" if shared else "the run's log is gone; this standby cannot") in said
+    if not shared:  # else the leader cannot write it, either
+        assert all(alive(pid) for pid in launchers.workers().values())
+
+
 def test_a_launcher_on_another_host_reads_the_log_in_the_database_and_calls_the_hosts(
     launchers: Launchers, tmp_path: Path
 ) -> None:
@@ -240,6 +314,8 @@ def test_a_stopped_supervisor_is_replaced_also_in_a_recovery(launchers: Launcher
         (["--resume", "none"], "'none' is not a run"),
         (["--resume", "last"], "there is no last one"),
         (["--resume", "last", "--hosts", "3"], "--hosts is that of the run and cannot be given"),
+        (["--standby", "b,,c", "train.py"], "--standby b,,c: accepted are names of hosts"),
+        (["--standby", "b,b", "train.py"], "--standby b,b: accepted are names of hosts, each once"),
         (["--resume", "last", "train.py"], "SCRIPT is that of the run and cannot be given"),
         (["--orphan-after", "-1", "train.py"], "--orphan-after -1.0: at least 0"),
     ],
@@ -270,7 +346,7 @@ run(train)
 def test_a_launcher_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One command, one result, whatever strikes the control plane; its run in the store is done."""
     struck = ["--inject", "stop-supervisor:step=2", "--inject", "kill-launcher:step=6"]
-    words = ["train", "--hosts", "2", *struck, "--resume-auto", "--json"]
+    words = ["train", "--hosts", "2", *struck, "--resume-auto", "--standby", "b", "--json"]
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     done = windtunnel(*words, script(tmp_path, TRAINS))
     assert done.returncode == 0, done.stderr
@@ -278,6 +354,7 @@ def test_a_launcher_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (summary["status"], summary["goodput"]["steps"], summary["recoveries"]) == (0, 10, [])
     assert "the launcher was killed by SIGKILL; another one goes on" in done.stderr
     assert "the supervisor was replaced: it is stopped" in done.stderr
+    assert done.stderr.count("waits until the launcher of") == 2
     assert done.stderr.startswith("windtunnel if this launcher dies, hosts and trainers wait 300 s for")
     run = Path(summary["directory"])
     assert [e["epoch"] for e in eventlog.read(run / eventlog.NAME) if e["kind"] == "started"] == [1, 2, 3]

@@ -11,6 +11,7 @@ SECRET = typer.Option(
     metavar="FILE",
     help="The secret that the job's processes share (mode 0600); else WINDTUNNEL_SECRET, else one is made.",
 )
+RESUMED = ("resume", "resume_auto", "standby", "listen", "as_json", "log", "out", "secret_file")
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -110,8 +111,16 @@ def train(
         ),
     ] = None,
     resume_auto: Annotated[
-        bool, typer.Option("--resume-auto", help="Resume by itself when the launcher is killed.")
+        bool, typer.Option("--resume-auto", help="Start a launcher that is killed anew, as a standby.")
     ] = False,
+    standby: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST[,HOST]",
+            help="Further launchers, here under these names, that take over by themselves when the one that "
+            "leads is gone or stands still; with --resume RUN: only these, for a run that is led elsewhere.",
+        ),
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run's files; else one in the store.")
     ] = None,
@@ -130,9 +139,16 @@ def train(
     from windtunnel.training.session import Request, resume_and_store, train_and_store
 
     if resume is not None:
-        _only(context, "resume", "listen", "as_json", "log", "out", "secret_file")
+        _only(context, *RESUMED)
         resume_and_store(
-            resume, log=log, out=out, as_json=as_json, listen=listen or None, secret_file=secret_file
+            resume,
+            log=log,
+            out=out,
+            as_json=as_json,
+            auto=resume_auto,
+            standby=standby,
+            listen=listen or None,
+            secret_file=secret_file,
         )
         return
     if script is None:
@@ -174,6 +190,7 @@ def train(
         out,
         as_json=as_json,
         auto=resume_auto,
+        standby=standby,
     )
 
 
@@ -190,8 +207,8 @@ def _only(context: typer.Context, *accepted: str) -> None:
         if name not in accepted and _given(context, name):
             told = name.upper() if name in ("script", "arguments") else f"--{name.replace('_', '-')}"
             raise UserError(
-                f"--resume: {told} is that of the run and cannot be given; accepted are --listen, --log, "
-                "--out, --secret-file and --json"
+                f"--resume: {told} is that of the run and cannot be given; accepted are --standby, "
+                "--resume-auto, --listen, --log, --out, --secret-file and --json"
             )
 
 

@@ -72,10 +72,14 @@ class ForkServerKeeper:
         self._moved = now
         return True
 
-    def close(self) -> None:
-        """End it with all its children, whoever holds its lifeline."""
+    def leave(self) -> None:
+        """Leave it to those who hold its lifeline, too."""
         with contextlib.suppress(OSError):
             os.close(self.held)
+
+    def close(self) -> None:
+        """End it with all its children, whoever holds its lifeline."""
+        self.leave()
         try:
             self.process.wait(3.0)
         except subprocess.TimeoutExpired:

@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -81,16 +82,41 @@ def resume(
     output: int | None = None,
     *,
     log: SharedLog | None = None,
-    ended: bool = False,
+    wait: bool = False,
     **changes: Any,
 ) -> Launched:
     """Take over the run in ``folder``, whose launcher is gone: its job goes on, with what its hosts hold in
-    memory. ``log``: where it is in a database; the folder may be a new one, on another host. ``changes``:
-    other values of the job's options. ``ended``: also one whose launcher died between the run's end and its
-    own. The rest is as in `launch`.
+    memory. ``log``: where it is in a database; the folder may be a new one, on another host. ``wait``: as a
+    standby, until its launcher is gone or silent, and again where another standby was faster. ``changes``:
+    other values of the job's options. The rest is as in `launch`.
 
     Raises:
-        UserError: there is no run, it has ended, or its launcher is there.
+        UserError: there is no run, it cannot be led from here, or its launcher is there. Ended: it has.
+            HostError, LogFailed: its log went away meanwhile.
+    """
+    record = leadership.record_of(folder, log)
+    while True:
+        job = _job(folder, log, changes)
+        before = leadership.silent(record)
+        while before is None and wait:
+            before = leadership.silent(record)
+        if before is None:
+            raise UserError(f"{folder}: this run is running, {record.read()} leads it")
+        if wait and not before.epoch:
+            raise HostError(f"{record.where}: the run's log is gone; this standby cannot take over, and ends")
+        _job(folder, log, changes)  # it may have ended meanwhile
+        try:
+            return Launched(job, folder, on_event, output, after=before.epoch, log=log)
+        except TakenOver:
+            if not wait:
+                raise
+
+
+def _job(folder: Path, log: SharedLog | None, changes: dict[str, Any]) -> JobSpec:
+    """What runs in ``folder``, which gets a copy of the ``log`` in a database.
+
+    Raises:
+        UserError: there is no run, or it cannot be led from here. Ended: it has.
     """
     if log is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,18 +125,27 @@ def resume(
     started = [event for event in events if event["kind"] == "started"]
     if not started:
         raise UserError(f"{folder}: there is no run to resume")
-    reasons = [event["reason"] for event in events if event["kind"] == "finished"]
-    if reasons and not ended:
-        raise UserError(f"{folder}: this run has ended ({in_short(reasons[-1])})")
+    outcome = Outcome.of(events)
+    if outcome is not None:
+        raise Ended(f"{folder}: this run has ended ({in_short(outcome.reason)})")
     job = replace(JobSpec.of(started[0]["config"]), **changes)
     job.check()
     if job.log is not None and log is None:
         raise UserError(f"{folder}: the log of this run is in {job.log}; give --log")
-    record = leadership.record_of(folder, log)
-    before = leadership.silent(record)
-    if before is None:
-        raise UserError(f"{folder}: this run is running, {record.read()} leads it")
-    return Launched(job, folder, on_event, output, after=before.epoch, log=log)
+    if job.listen is not None:
+        host, _ = rendezvous.split(job.listen, "--listen")
+        try:
+            socket.create_server((host, 0)).close()
+        except OSError as error:
+            told = f"{error.strerror}; give --listen HOST:PORT with an address of this host"
+            raise UserError(f"--listen {job.listen}: {told}") from error
+    if not (folder / keys.NAME).exists() and not job.secret_file and keys.VARIABLE not in os.environ:
+        raise UserError(f"{folder}: the run's secret is needed; give --secret-file FILE")
+    return job
+
+
+class Ended(UserError):
+    """The run has, so that nobody can take it over."""
 
 
 class TakenOver(HostError):
@@ -139,6 +174,7 @@ class Launched:
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._closing = False
+        self._led = False
         self._leaves = after > 0  # what it has not taken over yet, and what is another launcher's by now
         self._read = 0
         self._due: list[float] = []  # when hosts that were ordered come
@@ -153,7 +189,7 @@ class Launched:
         except BaseException:
             self.close()
             raise
-        self._leaves = False
+        self._leaves, self._led = False, True
         self._thread = threading.Thread(target=self._tend_for_ever, name="launcher", daemon=True)
         self._thread.start()
 
@@ -253,8 +289,6 @@ class Launched:
     def _begin(self, after: int) -> None:
         job = self.job
         own = self.folder / keys.NAME  # what the hosts of a run that goes on have
-        if after and not own.exists() and not job.secret_file and keys.VARIABLE not in os.environ:
-            raise UserError(f"{self.folder}: the run's secret is needed; give --secret-file FILE")
         self.keys = keys.of_run(self.folder, own if after and own.exists() else job.secret_file)
         config = self.folder / "supervisor.config.json"
         plain = {
@@ -294,7 +328,7 @@ class Launched:
         self._call(known)
         if job.listen is not None:
             self._offer = rendezvous.Offer(
-                job.listen, self.keys, lambda: self._agent_config(len(self._joined))
+                job.listen, self.keys, lambda: self._agent_config(len(self._joined)), must=not after
             )
             secret = self.folder / keys.NAME
             self._note(f"hosts join by `windtunnel host {self._offer.address}`, with the secret in {secret}")
@@ -423,8 +457,7 @@ class Launched:
             if event["kind"] == "host.joined":
                 self._joined.add(event["pid"])
             if event["kind"] == "finished":
-                done = {e["rank"]: e.get("result") for e in self._events if e["kind"] == "done"}
-                self.outcome = self.outcome or Outcome(event["status"], event["reason"], done)
+                self.outcome = self.outcome or Outcome.of(self._events)
 
     def _injected(self, fault: str, place: int | None, rank: int | None) -> None:
         """Our own strikes are in no log of the supervisor: they are kept with the events of this process."""
@@ -449,6 +482,10 @@ class Launched:
         if self._leaves:
             if supervisor is not None:
                 supervisor.end(PATIENCE, tell=False)
+            if self._led or self.site.found:
+                self.site.forkserver.leave()
+                return
+            self.site.close(set())  # which no host has seen
             return
         last = time.monotonic() + PATIENCE
         if supervisor is not None:

@@ -67,7 +67,8 @@ class EmulatedHost:
 
 
 class Site:
-    """Made, or taken up where the run in ``folder`` left one. ``output``: fd for what the trainers print.
+    """Made, or taken up where the run in ``folder`` left one (``found``). ``output``: fd for what the
+    trainers print.
 
     Raises:
         UserError: this computer cannot emulate the network.
@@ -81,6 +82,7 @@ class Site:
         self._agents.mkdir(parents=True, exist_ok=True)
         cleanup.sweep()
         before = self._before()
+        self.found = before is not None
         self.token = before["token"] if before else f"windtunnel-{folder.name[-20:]}-{secrets.token_hex(3)}"
         self.memory = cleanup.MEMORY / self.token if before else cleanup.claim(self.token)
         try:

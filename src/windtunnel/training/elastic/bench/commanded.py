@@ -59,13 +59,9 @@ class Commanded:
     def outcome(self) -> Outcome | None:
         """How the job ended, or the command without one; None while it runs."""
         status = self.process.poll()
-        events = self.events()
-        for event in events:
-            if event["kind"] == "finished":
-                done = {e["rank"]: e.get("result") for e in events if e["kind"] == "done"}
-                return Outcome(event["status"], event["reason"], done)
-        if status is None:
-            return None
+        found = Outcome.of(self.events())
+        if found is not None or status is None:
+            return found
         return Outcome(status or 1, f"the command ended with status {status}: {self.said()[-200:]}", {})
 
     def wait(self, timeout: float | None = None) -> Outcome | None:

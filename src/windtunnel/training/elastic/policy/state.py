@@ -71,6 +71,15 @@ class Outcome:
     reason: str
     results: dict[int, Any]
 
+    @staticmethod
+    def of(events: list[dict[str, Any]]) -> Outcome | None:
+        """That of the run with these ``events``; None while it goes on."""
+        for event in reversed(events):
+            if event["kind"] == "finished":
+                done = {e["rank"]: e.get("result") for e in events if e["kind"] == "done"}
+                return Outcome(event["status"], event["reason"], done)
+        return None
+
 
 class Effects(Protocol):
     """What the decisions of a supervisor act on: connections (by number), the log, who provides hosts."""
