@@ -18,7 +18,6 @@ import os
 import time
 import warnings
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
@@ -104,7 +103,7 @@ def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> No
 
     dataset = Bytes(args.data, args.seq, args.steps * args.grad_accum * args.batch * args.dp)
     sampler = DistributedSampler(dataset, args.dp, mesh["dp"].get_local_rank(), shuffle=False)
-    batches = iter(DataLoader(dataset, batch_size=args.batch, sampler=sampler))
+    loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler)
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1)) / args.grad_accum
@@ -123,10 +122,11 @@ def train(args: argparse.Namespace, device: torch.device, job: Any = None) -> No
         from windtunnel.training.checkpoint import PeerCheckpointer
 
         checkpointer = PeerCheckpointer(job)
-        state = {"optimizer": optimizer} | {f"stage {s}": part for s, part in zip(stages, parts, strict=True)}
+        state = {"optimizer": optimizer, "loader": loader}
+        state |= {f"stage {s}": part for s, part in zip(stages, parts, strict=True)}
         first = max(1, checkpointer.restore(state))
-        batches = islice(batches, (first - 1) * args.grad_accum, None)
 
+    batches = iter(loader)
     for step in range(first, args.steps + 1):
         start = time.perf_counter()
         optimizer.zero_grad()

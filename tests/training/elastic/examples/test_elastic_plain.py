@@ -1,4 +1,5 @@
-"""`examples/elastic_plain.py`: one file, by itself, as ranks of torchrun and under ``windtunnel train``."""
+"""`examples/elastic_plain.py`: one file, by itself, as ranks of torchrun and under ``windtunnel train``; and
+`examples/train_llama.py` under it."""
 
 from __future__ import annotations
 
@@ -50,3 +51,18 @@ def test_a_lost_host_changes_no_loss(tmp_path: Path) -> None:
     first = summary["recoveries"][0]
     assert first["failure"] == "kill:host=2,step=7"
     assert first["steps_lost"] <= 1
+
+
+@pytest.mark.slow
+def test_llama_leaves_no_doubt(tmp_path: Path) -> None:
+    """Its loader is in its state: a lost host changes nothing, and nothing is said of it."""
+    words = ["--size", "debug", "--steps", "4", "--seq", "32", "--grad-accum", "2"]
+    train = ["train", "--hosts", "2", "--inject", "kill:host=1,step=2", "--json", "--out", tmp_path / "run"]
+    struck = windtunnel(*train, ROOT / "examples" / "train_llama.py", *words)
+    assert struck.returncode == 0, struck.stderr
+    summary = json.loads(struck.stdout)
+    assert summary["guarantee"] == "bit-identical"
+    assert len(summary["recoveries"]) == 1
+    undisturbed = run_ranks([ROOT / "examples" / "train_llama.py", *words], 2)
+    told = [set(re.findall(r"step (\d+)  loss (\S+)", text)) for text in (struck.stderr, undisturbed.stdout)]
+    assert told[0] == told[1] and len(told[0]) == 4

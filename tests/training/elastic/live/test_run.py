@@ -255,6 +255,24 @@ def test_without_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
         return job.decided("commit/1")
 
     assert run(train) == {0: [1]}
+    assert not dist.is_initialized()
+
+
+def test_a_script_that_ends_its_group_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it did before `run` made the group, and in the environment of torchrun."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WINDTUNNEL_AGENT", raising=False)
+
+    def train(job: Job) -> str:
+        dist.barrier()
+        dist.destroy_process_group()
+        return "ended"
+
+    assert run(train) == "ended"
 
 
 def test_a_group_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

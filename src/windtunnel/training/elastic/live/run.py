@@ -90,9 +90,10 @@ def _once(train: Callable[[Job], T], backend: str, timeout: float) -> T:
     job = Job(rank, world, local_rank, timeout=timeout, kept={}, place=place)
     result = train(job)
     job.ending()
-    # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():  # a script may have ended it itself, as it had to before
+        # Else a thread of gloo may still hold a tensor when the interpreter goes, which aborts the process.
+        dist.barrier()
+        dist.destroy_process_group()
     return result
 
 
