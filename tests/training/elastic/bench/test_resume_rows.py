@@ -29,8 +29,8 @@ def test_the_first_new_step_is_one_that_was_not_committed_before() -> None:
 @pytest.mark.parametrize(("more", "again"), [([], 0), ([STEPS[2]], 0), ([event("step", 9.0, step=2)], 1)])
 def test_a_step_that_is_told_twice_was_done_once(more: list[dict[str, Any]], again: int) -> None:
     found = [resume.Resumed(2.0, seconds, 40) for seconds in (3.0, 9.0, 4.0)]
-    first, leads, repeated = resume.rows(found, [DECIDED, *STEPS, *more], "load")
+    first, leads, repeated = resume.rows(found, [DECIDED, *STEPS, *more], False, "load")
     assert (first.measured, first.met, leads.measured) == (4.0, True, 2.0)
     assert (repeated.measured, repeated.met) == (again, again == 0)
-    slow = next(resume.rows(found[1:], [DECIDED, *STEPS], "load"))
-    assert slow.met is False
+    slow = next(resume.rows(found[1:], [DECIDED, *STEPS], True, "load"))
+    assert slow.met is False and "standby" in slow.name

@@ -1,13 +1,13 @@
 """Random faults from outside on real small jobs: survived, refused, or wrong?
 
-A job of four hosts, each in a network of its own, is begun by ``windtunnel train --resume-auto`` and trains
-with a checkpoint of every step in two copies and now and then one in storage. It is struck with one fault
-after the other, in an order and against ranks drawn by chance (seeded); the next one waits until the job has
-committed a step after the one before. A fault is *survived* when new steps are committed after all that
-followed from it, *refused* when it was a message and not even a new generation followed, *lost* when no step
-comes within a minute (then the job is begun anew), *wrong* when any loss that is told after it differs from
-that of a run which nothing disturbed. The states of all ranks at the end are compared bit by bit with that
-run's.
+A job of four hosts, each in a network of its own, is begun by ``windtunnel train --resume-auto --standby …``
+and trains with a checkpoint of every step in two copies and now and then one in storage. It is struck with
+one fault after the other, in an order and against ranks drawn by chance (seeded); the next one waits until
+the job has committed a step after the one before. A fault is *survived* when new steps are committed after
+all that followed from it, *refused* when it was a message and not even a new generation followed, *lost*
+when no step comes within a minute (then the job is begun anew), *wrong* when any loss that is told after it
+differs from that of a run which nothing disturbed. The states of all ranks at the end are compared bit by
+bit with that run's.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ KINDS = (
     Kind("agent stopped", strikes.agent_stopped, True),
     Kind("supervisor killed", strikes.supervisor_killed, True),
     Kind("supervisor stopped", strikes.supervisor_stopped, True),
+    Kind("standby: supervisor and launcher stopped", strikes.leader_stopped, True),
     Kind("fork server killed", strikes.forkserver_killed),
     Kind("fork server stopped, trainer killed", strikes.forkserver_stopped),
     Kind("store killed", strikes.store_killed),
@@ -147,6 +148,9 @@ def run_job(folder: Path, plan: Sequence[tuple[Kind, int]], memory: str) -> Ran:
     stored.mkdir(parents=True)
     mounts.mount("tmpfs", stored, "tmpfs", options=f"size={STORED}")
     words: list[object] = ["--resume-auto", "--orphan-after", ORPHAN, "--lease", LEASE]
+    # whoever wakes up to find another leader ends, and stands by no more
+    followed = sum(kind.strike is strikes.leader_stopped for kind, _ in plan)
+    words += ["--standby", ",".join(f"standby-{number}" for number in range(1 + followed))]
     words += ["--network", "loopback" if memory else "netns"]
     words += ["--timeout", TIMEOUT, "--max-restarts", len(plan), "--persist", stored, "--persist-every", 20]
     try:

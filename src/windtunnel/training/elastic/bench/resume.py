@@ -5,7 +5,8 @@ supervisor get SIGKILL at once, as where their host is lost, and ``windtunnel tr
 takes itself for another host: another host name, so that it cannot see that the leader before is dead and
 has to wait for a sign of it; another address; an empty folder. It has the database's URL and the job's
 secret. That again and again in one job, each time from yet another host; the time counts from the kill, so
-Python's own start is in it.
+Python's own start is in it. Then the same with a standby (``--standby``) that waits there when the leader
+dies, and nobody who types a command.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ MOST = 5.0
 BETWEEN = 20
 """Committed steps between a launcher's first and its death."""
 OFFER = re.compile(r"`windtunnel host (\S+)`")
+WAITS = "waits until the launcher of"
 ORPHAN = 60
 PATIENCE = 120.0
 
@@ -59,31 +61,33 @@ def resume_rows(quick: bool) -> Iterator[Row]:
     if os.geteuid() != 0:
         yield left_out(SECTION, "launcher killed and resumed", "another host name needs root")
         return
-    load = conditions()
-    with scratch() as folder:
-        found, events = struck(folder, 1 if quick else KILLS)
-    yield from rows(found, events, load)
+    for standby in (False, True):
+        load = conditions()
+        with scratch() as folder:
+            found, events = struck(folder, 1 if quick else KILLS, standby)
+        yield from rows(found, events, standby, load)
 
 
-def rows(found: list[Resumed], events: list[Event], load: str) -> Iterator[Row]:
+def rows(found: list[Resumed], events: list[Event], standby: bool, load: str) -> Iterator[Row]:
     """The figures of ``found``, and of all ``events`` of that job."""
     kills = len(found)
     slowest = max(one.step for one in found)
     middle = median(one.step for one in found)
+    how = "a standby waits on another host" if standby else "resumed on another host"
     yield Row(
-        SECTION, "control plane killed, resumed on another host: first new committed step, median", "s",
+        SECTION, f"control plane killed, {how}: first new committed step, median", "s",
         measured=middle, target=f"≤ {MOST:g} s", met=middle is not None and middle <= MOST,
         note=f"{kills} kills, slowest {slowest:.2f} s; {TERM:g} s of it wait for a sign of the one before;"
         f" {found[-1].known} events in the log at the last; {load}",
     )  # fmt: skip
     yield Row(
-        SECTION, "… until the new supervisor leads, median", "s",
+        SECTION, f"… {how}: until the new supervisor leads, median", "s",
         measured=median(one.leads for one in found),
     )  # fmt: skip
     again = repeated(events)
     groups = len({event["generation"] for event in events if event["kind"] == "decided"})
     yield Row(
-        SECTION, "… steps done again", "steps", measured=again, target="0", met=again == 0,
+        SECTION, f"… {how}: steps done again", "steps", measured=again, target="0", met=again == 0,
         note=f"of {steps(events)}; {groups - 1} times the ranks had to form a new group",
     )  # fmt: skip
 
@@ -98,8 +102,8 @@ def steps(events: list[Event]) -> int:
     return len({event["step"] for event in events if event["kind"] == "step"})
 
 
-def struck(folder: Path, kills: int) -> tuple[list[Resumed], list[Event]]:
-    """A job whose launcher dies so many times.
+def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list[Event]]:
+    """A job whose launcher dies so many times; ``standby``: the next one waits for it.
 
     Raises:
         harness.Failed: it did not go on, or did not end well.
@@ -115,13 +119,18 @@ def struck(folder: Path, kills: int) -> tuple[list[Resumed], list[Event]]:
         for number in range(1, kills + 1):
             enough = partial(_since, known=found[-1].known if found else 0)
             harness.until(job, enough, "steps", PATIENCE)
-            killed = time.time()
-            job.log = SharedLog(url, first.name)
-            _host_gone(job)
-            there = folder / f"there-{number}"
+            there, before = folder / f"there-{number}", job
             words = ["--resume", first.name, "--log", url, "--secret-file", first / "secret"]
             words += ["--listen", f"127.0.0.{number + 1}:0"]
-            job = stack.enter_context(training(words, there, HOSTS, host=f"launcher-{number}"))
+            words += ["--standby", f"launcher-{number}"] if standby else []
+            before.log = SharedLog(url, first.name)
+            following = training(words, there, HOSTS, host=f"launcher-{number}")
+            if standby:
+                job = stack.enter_context(following)
+                harness.until(before, lambda _, job=job: WAITS in job.said(), "standby")  # type: ignore[misc]
+            killed = time.time()
+            _host_gone(before)
+            job = job if standby else stack.enter_context(following)
             leads, step, known = harness.until(job, partial(_after, number=number), "new step", PATIENCE)
             found.append(Resumed(leads - killed, step - killed, known))
         newest = max(event["step"] for event in job.events() if event["kind"] == "step")
@@ -134,11 +143,11 @@ def struck(folder: Path, kills: int) -> tuple[list[Resumed], list[Event]]:
 
 def _host_gone(job: Commanded) -> None:
     """Launcher and supervisor at once, so that neither can say that the other is gone."""
-    supervisor = job.supervisor
-    if supervisor is None:
+    launcher, supervisor = job.launcher, job.supervisor
+    if launcher is None or supervisor is None:
         raise harness.Failed("nobody supervises the job")
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in (job.process.pid, supervisor.pid):
+        for pid in {job.process.pid, launcher, supervisor.pid}:
             os.kill(pid, number)
     job.process.wait()
 

@@ -176,6 +176,21 @@ def supervisor_stopped(target: Target) -> Undo:
     return _signal(target.process("elastic.live.supervise"), signal.SIGSTOP)
 
 
+def leader_stopped(target: Target) -> Undo:
+    """The supervisor that leads and its launcher, as where their host stands still; they wake up later, to
+    find that a standby leads."""
+    supervisor, launcher = target.job.supervisor, target.job.launcher
+    if supervisor is None or launcher is None:
+        raise Impossible("the launcher is being replaced")
+    undo = [_signal(launcher, signal.SIGSTOP), _signal(supervisor.pid, signal.SIGSTOP)]
+
+    def go_on() -> None:
+        for one in undo:
+            one()
+
+    return go_on
+
+
 def forkserver_killed(target: Target) -> Undo:
     return _signal(target.forkserver(), signal.SIGKILL)
 

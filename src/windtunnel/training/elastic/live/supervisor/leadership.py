@@ -64,7 +64,8 @@ class Leader:
         return not self.holder or (self.host == os.uname().nodename and self.process is None)
 
     def __str__(self) -> str:
-        return f"process {self.holder.partition(' ')[0]} on {self.host}"
+        pid = self.holder.partition(" ")[0]
+        return f"process {pid} on {self.host}" if pid else f"{self.host}, which went in order,"
 
 
 class Record(Protocol):
