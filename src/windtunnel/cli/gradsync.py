@@ -1,0 +1,86 @@
+"""``windtunnel gradsync``: whether compressing gradients pays, which and how; then do it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from windtunnel.cli import Group
+
+group = typer.Typer(cls=Group, no_args_is_help=True, help="Gradient synchronisation that chooses for itself.")
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="gradsync")
+
+
+@group.command("plan", context_settings=SETTINGS)
+def plan(
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script, emulated.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", "-c", help="A name such as v100:8x8,nic=ethernet-25, or a file."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A measured profile instead of a script.")
+    ] = None,
+    codec: Annotated[list[str] | None, typer.Option(help="A codec that may be used; all by default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the codecs' random numbers.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Decide before the run: which gradients to compress, how, in which groups; or not at all.
+
+    Example: windtunnel gradsync plan --cluster v100:8x8,nic=ethernet-25 examples/train_resnet.py
+    """
+    from windtunnel.base.importing import uncollected
+
+    with uncollected():
+        from windtunnel.cli import shown_progress
+        from windtunnel.training.gradsync.files import write
+        from windtunnel.training.gradsync.report import show
+        from windtunnel.training.gradsync.run import plan_run
+
+    with shown_progress("gradsync plan") as progress:
+        made = plan_run(
+            script, arguments or (), cluster=cluster, profile=profile, codecs=codec or (), seed=seed,
+            progress=progress,
+        )  # fmt: skip
+    if out is not None:
+        write(out, made.plan)
+    if as_json:
+        typer.echo(json.dumps(made.plain()))
+    else:
+        show(made)
+
+
+@group.command("explain")
+def explain(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a plan's run, or last.")] = "last",
+    as_json: Json = False,
+) -> None:
+    """Tell of a plan why each group of gradients got its option.
+
+    Example: windtunnel gradsync explain last
+    """
+    from windtunnel.training.gradsync.report import explained
+    from windtunnel.training.gradsync.run import kept
+
+    made = kept(run)
+    if as_json:
+        typer.echo(json.dumps(made.plain()))
+    else:
+        explained(made)

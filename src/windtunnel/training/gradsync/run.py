@@ -1,0 +1,141 @@
+"""A plan for a program or a profile, kept as a run: what was given, what was decided, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.plain import to_plain
+from windtunnel.cluster.load import load_cluster
+from windtunnel.store.eventlog import NAME, EventLog
+from windtunnel.store.runs import Run, Store
+from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.model import NONE, Plan, Profile
+from windtunnel.training.gradsync.policy import Wanted, decide
+
+CAPABILITY = "training.gradsync"
+PLAN, PROFILE = "plan.json", "profile.json"
+LITTLE = 0.01
+"""Of an iteration: less than that is no gain to name."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan that was made, with its profile, and where both are kept."""
+
+    run: str
+    directory: Path
+    profile: Profile
+    plan: Plan
+
+    def plain(self) -> dict[str, Any]:
+        """As values of JSON."""
+        return {
+            "run": self.run, "directory": str(self.directory), "verdict": verdict(self.plan),
+            "plan": to_plain(self.plan),
+        }  # fmt: skip
+
+
+def plan_run(
+    program: str | None,
+    arguments: Sequence[str] = (),
+    *,
+    cluster: str | None = None,
+    profile: Path | None = None,
+    codecs: Sequence[str] = (),
+    seed: int = 0,
+    progress: Callable[[str, float], None] = lambda *_: None,
+) -> Planned:
+    """Plan for ``program`` emulated on ``cluster``, or for a ``profile`` that was measured (on ``cluster``'s
+    network instead of its own, if that is given).
+
+    Raises:
+        UserError: neither or both are given, or one of them is wrong.
+        ScriptError: the program failed.
+    """
+    if (program is None) == (profile is None):
+        raise UserError("gradsync plan: a SCRIPT or --profile FILE is needed, and not both")
+    if program is not None and cluster is None:
+        raise UserError("gradsync plan: --cluster is needed to emulate a script")
+    inputs = {
+        "script": program, "args": [*arguments], "cluster": cluster,
+        "profile": str(profile) if profile else None, "codecs": [*codecs],
+    }  # fmt: skip
+    where = load_cluster(cluster) if cluster is not None else None
+    given = read(profile, Profile) if profile is not None else None
+    run = Store.open().begin(CAPABILITY, inputs, seed)
+    log = EventLog(run.directory / NAME)
+    try:
+        if given is None:
+            from windtunnel.training.emulate.emulation import Options, simulate
+            from windtunnel.training.emulate.run import program_of
+            from windtunnel.training.gradsync.twin import profile_of
+
+            assert program is not None and where is not None
+            script = program_of(program, arguments)
+            script.check()
+            given = profile_of(simulate(script, where, Options(), progress))
+        elif where is not None:
+            from windtunnel.training.gradsync.twin.network import network_of
+
+            given = replace(given, network=network_of(where), emulated=f"on {where.name}")
+        observation = Wanted(given, tuple(codecs), seed)
+        plan = decide(observation)
+        assert isinstance(plan, Plan)
+        log.decision(CAPABILITY, "search", observation, plan)
+        write(run.directory / PROFILE, given)
+        write(run.directory / PLAN, plan)
+    except (UserError, ScriptError) as error:
+        run.fail(str(error))
+        raise
+    except BaseException as error:
+        run.fail(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        log.close()
+    made = Planned(run.id, run.directory, given, plan)
+    run.finish({"verdict": verdict(plan), "iteration_time_s": plan.forecasts[0].seconds})
+    return made
+
+
+def kept(name: str) -> Planned:
+    """The plan of a run in the store, by its id, or ``last``.
+
+    Raises:
+        UserError: there is none, or the run made no plan.
+    """
+    store = Store.open()
+    run: Run | None = store.get(name) if name != "last" else store.newest(CAPABILITY, lambda _: True)
+    if run is None:
+        raise UserError("the store has no plan yet; make one with: windtunnel gradsync plan")
+    if run.capability != CAPABILITY or run.status != "done":
+        raise UserError(
+            f"run {run.id} is a {run.capability} that is {run.status}; a finished plan is accepted"
+        )
+    return Planned(
+        run.id, run.directory, read(run.directory / PROFILE, Profile), read(run.directory / PLAN, Plan)
+    )
+
+
+def verdict(plan: Plan) -> str:
+    """One sentence: what to do, and what it is worth."""
+    ours = plan.forecasts[0]
+    plain = [one for one in plan.forecasts[1:] if one.choice.startswith(f"{NONE} ")]
+    buckets = next(one for one in plain if "buckets" in one.choice)
+    others = plan.forecasts[1:]
+    single = min(others, key=lambda one: one.seconds)
+    used = sorted({group.option.codec for group in plan.groups} - {NONE})
+    gain = buckets.seconds / ours.seconds - 1
+    source = f" (emulated: {plan.emulated})" if plan.emulated else ""
+    if not used:
+        bound = buckets.seconds / plan.bound - 1
+        fused = f"; other groups than DDP's gain {gain:.1%}" if gain >= LITTLE else ""
+        return f"do not compress: nothing makes an iteration shorter by more than {bound:.1%}{fused}{source}"
+    return (
+        f"compress with {', '.join(used)}: {ours.seconds * 1e3:.4g} ms an iteration in place of "
+        f"{buckets.seconds * 1e3:.4g} ({gain:+.1%} speed); the best single choice, {single.choice}, takes "
+        f"{single.seconds * 1e3:.4g}{source}"
+    )

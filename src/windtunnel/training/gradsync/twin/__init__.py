@@ -1,0 +1,38 @@
+"""Gradient synchronisation on clusters that are not there.
+
+`profile_of` makes the profile of an emulated job: its gradients as its backward makes them, the cluster's
+collectives, and codecs as the cluster's devices would run them. The plan that is made on it is priced by the
+timeline that made it.
+"""
+
+from __future__ import annotations
+
+from windtunnel.training.emulate.emulation import EmulationResult
+from windtunnel.training.emulate.gradients import backward_of
+from windtunnel.training.gradsync.model import Plan, Profile, Tensor
+from windtunnel.training.gradsync.policy import Decision, Observation, Wanted
+from windtunnel.training.gradsync.twin.codecs import codecs_of
+from windtunnel.training.gradsync.twin.network import network_of
+
+__all__ = ["cost", "profile_of"]
+
+
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
+    """``seconds`` of an iteration with a plan, and ``bytes`` that a rank sends in it; {} for what is none."""
+    if isinstance(observation, Wanted) and isinstance(decision, Plan):
+        return {"seconds": decision.forecasts[0].seconds, "bytes": float(decision.forecasts[0].nbytes)}
+    return {}
+
+
+def profile_of(result: EmulationResult) -> Profile:
+    """Of the job and the cluster of an emulation.
+
+    Raises:
+        UserError: the job makes no gradients, or its cluster has one rank.
+    """
+    found, cluster = backward_of(result), result.cluster
+    return Profile(
+        tensors=tuple(Tensor(one.name, one.numel, one.seconds, one.dtype) for one in found.gradients),
+        codecs=codecs_of(cluster), network=network_of(cluster), forward=found.before, after=found.after,
+        emulated=f"{result.program.name} on {cluster.name}",
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What codecs take on devices that are not there: bytes that their kernels move, and calls of kernels.
+
+All of it is inference from what the algorithms must read and write; a calibrated profile replaces it. A codec
+on the host has its gradient moved over PCIe and its code moved back, and is run by the cores of its rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.cluster.model import Cluster
+from windtunnel.training.gradsync.model import CodecCost, CodecPoint, Device
+
+CALL = 6e-6
+"""Seconds of a kernel's launch, as NCCL's and PyTorch's small kernels take on V100 to H100."""
+HOST_CALL = 20e-6
+HOST_BANDWIDTH = 8e9
+"""Bytes/s that a core reads and writes together."""
+NUMELS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """``ratio``: bytes of the code over those of float32. ``encode``, ``decode``, ``add``: bytes moved for
+    each element, and ``calls``: kernels launched to encode (half as many to decode)."""
+
+    ratio: float
+    encode: float
+    decode: float
+    add: float
+    calls: int
+    summable: bool = False
+
+
+def _sparse(share: float, scans: float, calls: int) -> Kernels:
+    """Keeps ``share`` of the elements, 8 bytes each, found by reading everything ``scans`` times."""
+    kept = 8 * share
+    return Kernels(2 * share, 4 * scans + 4 + kept, 4 + 3 * kept, 3 * kept, calls)
+
+
+CODECS = {
+    "fp16": Kernels(0.5, 6, 6, 10, 1, summable=True),
+    "bf16": Kernels(0.5, 6, 6, 10, 1, summable=True),
+    "int8": Kernels(0.25 * (1 + 4 / 256), 13, 5, 9, 2),
+    "sign": Kernels(1 / 32, 12, 4.2, 8.2, 3),
+    # a radix selection reads everything some four times; the exact prefix sum of a threshold moves about
+    # seven times what it must (DRAGONN, section 2); the hash reads once, and once more for the residual
+    "topk:0.01": _sparse(0.01, 8, 12),
+    "threshold:0.01": _sparse(0.01, 7, 8),
+    "dragonn:0.01": _sparse(0.01, 2, 5),
+    "randomk:0.01": Kernels(0.01, 4.4, 4.2, 0.2, 3, summable=True),
+}
+
+
+def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
+    """All codecs on the devices of the cluster and, where these are GPUs, on its hosts."""
+    host = cluster.host
+    rate = host.device.memory_bandwidth * 0.8
+    on_device = CALL if host.device.kind == "gpu" else HOST_CALL
+    found = [_cost(name, one, "device", rate, on_device, 0.0) for name, one in CODECS.items()]
+    if host.device.kind == "gpu":
+        cores = max(1, host.cpu_cores // host.devices)
+        over = 1 / (host.pcie.bandwidth * host.pcie.efficiency)
+        on_host = HOST_BANDWIDTH * cores
+        found += [_cost(name, one, "host", on_host, HOST_CALL, over) for name, one in CODECS.items()]
+    return tuple(found)
+
+
+def _cost(name: str, one: Kernels, device: Device, rate: float, call: float, over: float) -> CodecCost:
+    """``over``: seconds a byte between device and host."""
+
+    def point(numel: int) -> CodecPoint:
+        nbytes = max(8, round(4 * numel * one.ratio))
+        moved = (4 * numel + nbytes) * over
+        return CodecPoint(
+            numel, one.calls * call + numel * one.encode / rate + moved,
+            max(1, one.calls // 2) * call + numel * one.decode / rate + moved,
+            numel * one.add / rate + nbytes * over, nbytes,
+        )  # fmt: skip
+
+    return CodecCost(name, device, tuple(point(numel) for numel in NUMELS), one.summable)

@@ -1,0 +1,80 @@
+"""``windtunnel gradsync``: a script's plan before any run, its reasons, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_up import profile
+from typer.testing import CliRunner
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.plain import from_plain
+from windtunnel.cli.main import app
+from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.model import Plan, Profile
+from windtunnel.training.gradsync.policy import Wanted, decide
+from windtunnel.training.gradsync.run import kept, plan_run
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
+
+
+def call(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["gradsync", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every gradient of the captured graph is in the plan; on a faster network less of it is compressed."""
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    out = tmp_path / "plan.json"
+    arguments = ["--out", str(out), "--json", str(SCRIPT), "--size", "debug"]
+    told = json.loads(call("plan", "--cluster", "v100:2x2,nic=ethernet-1", *arguments))
+    plan = from_plain(Plan, told["plan"])
+    assert read(out, Plan) == plan == kept("last").plan
+    found = read(Path(told["directory"]) / "profile.json", Profile)
+    names = [one.name for one in found.tensors]
+    assert len(names) == len(set(names)) == 38
+    assert names[0].endswith("output.weight")  # backward begins at the output
+    assert names[-1].endswith("stem.0.weight")
+    assert sum(one.numel for one in found.tensors) * 4 == 1_082_408 + 160_576  # as DDP's buckets have them
+    assert decide(Wanted(found)) == plan
+    assert told["verdict"].startswith("compress with")
+    assert "do not compress" in call("plan", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug")
+    explained = call("explain", "last")
+    assert "hidden behind other work" in explained or "longer with" in explained
+
+
+def test_a_profile_is_planned_for_on_its_own_network_or_on_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    file = tmp_path / "profile.json"
+    write(file, profile([1 << 20] * 4, 1e7))
+    slow, fast = plan_run(None, profile=file), plan_run(None, profile=file, cluster="h100-sxm:2x1")
+    assert slow.profile.network.world == 8
+    assert (fast.profile.network.world, fast.plan.emulated) == (2, "on h100-sxm:2x1")
+    assert kept(slow.run).plan == slow.plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"program": None}, "a SCRIPT or --profile FILE is needed"),
+        ({"program": "x.py"}, "--cluster is needed"),
+        ({"program": "none.py", "cluster": "v100:1x2"}, r"none\.py"),
+        ({"program": None, "profile": Path("none.json")}, "profile none.json: No such file"),
+        ({"program": None, "profile": Path(__file__)}, "a file written by windtunnel gradsync is accepted"),
+    ],
+)
+def test_bad_input_is_refused(
+    arguments: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        plan_run(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no plan yet"):
+        kept("last")
