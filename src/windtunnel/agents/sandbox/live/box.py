@@ -18,40 +18,31 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import IO
 
 from windtunnel.agents.sandbox.errors import LessError, SandboxDied, SandboxError
-from windtunnel.agents.sandbox.live import record as records
-from windtunnel.agents.sandbox.live.checkpoint import FAULTS, Order, quiesce, take
+from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.checks import checked_label
 from windtunnel.agents.sandbox.live.context import Context
 from windtunnel.agents.sandbox.live.engine import Pending, settled
-from windtunnel.agents.sandbox.live.images import new_id
-from windtunnel.agents.sandbox.live.lacks import hold, kinds
-from windtunnel.agents.sandbox.live.machine import Machine, shell_effect
+from windtunnel.agents.sandbox.live.lineage import Lineage
+from windtunnel.agents.sandbox.live.machine import Machine
 from windtunnel.agents.sandbox.live.record import Record
 from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
-from windtunnel.agents.sandbox.live.verify import whole_before
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
     Diff,
-    Doubt,
-    Effects,
     Entry,
     Event,
     Lack,
     Manifest,
-    Part,
-    References,
     RestoreReport,
     SandboxSpec,
-    ShellEffect,
     Turn,
     TurnClass,
     TurnResult,
 )
-from windtunnel.agents.sandbox.policy import READS_EFFECTS, Decision, Keep, Less, Look, Observation, Occasion
+from windtunnel.agents.sandbox.policy import Decision, Less, Observation, Occasion
 from windtunnel.agents.sandbox.protocol import Log
 from windtunnel.base import processes
 from windtunnel.base.errors import UserError
@@ -62,44 +53,43 @@ class Box:
 
     def __init__(self, context: Context, record: Record, machine: Machine | None, *, doubt: str = "") -> None:
         self._context = context
-        self._record = record
+        self._line = Lineage(context, record, doubt)
         self._machine = machine
-        self._doubt = doubt
-        self._log = context.log(record.spec.name)
         self._lock = threading.RLock()
         self._pending: Pending | None = None
-        self._tip: Manifest | None = context.manifests.load(record.tip) if record.tip else None
         self._turn_began = 0.0
-        self._lacks: tuple[Lack, ...] = self._tip.lacks if self._tip else ()
-        self._allowed = -1
-        """The turn of which somebody has allowed less."""
 
     # --- what it is
 
     @property
     def name(self) -> str:
-        return self._record.spec.name
+        return self._line.record.spec.name
 
     @property
     def spec(self) -> SandboxSpec:
-        return self._record.spec
+        return self._line.record.spec
 
     @property
     def tip(self) -> str:
         """Id of the newest checkpoint; empty before the first."""
-        return self._tip.id if self._tip else ""
+        return self._line.tip.id if self._line.tip else ""
 
     @property
     def snapshot(self) -> str:
         """The newest snapshot of its files; empty before the first."""
-        return self._tip.files.id if self._tip and self._tip.files else ""
+        return self._line.tip.files.id if self._line.tip and self._line.tip.files else ""
+
+    @property
+    def image(self) -> str:
+        """The image that it, or what it was forked from, was made of."""
+        return self._line.record.image
 
     @property
     def turns(self) -> int:
-        return self._record.turns
+        return self._line.record.turns
 
     def info(self) -> BoxInfo:
-        record, machine = self._record, self._machine
+        record, machine = self._line.record, self._machine
         alive = machine is not None and machine.alive()
         status = "running" if alive else "dead" if record.status == "running" else record.status
         return BoxInfo(
@@ -113,7 +103,7 @@ class Box:
             created=record.created,
             processes=machine.commands() if machine is not None and alive else (),
             base=record.base,
-            lacks=self._lacks,
+            lacks=self._line.lacks,
         )
 
     def shells(self) -> list[str]:
@@ -124,7 +114,7 @@ class Box:
         """The running machine, or SandboxDied in words."""
         machine = self._machine
         if machine is None or not machine.alive():
-            stopped = self._record.status == "stopped"
+            stopped = self._line.record.status == "stopped"
             raise SandboxDied(
                 f"sandbox {self.name} is {'stopped' if stopped else 'dead: its processes are gone'}; "
                 f"'windtunnel sandbox restore {self.name}' brings its newest checkpoint back"
@@ -197,12 +187,12 @@ class Box:
             self._gate()
             machine = self.machine()
             begin = time.monotonic()
-            look = self._look(machine, Occasion.TURN)
-            keep = self._log.decide(look)
+            look = self._line.look(machine, Occasion.TURN)
+            keep = self._line.log.decide(look)
             seconds = time.monotonic() - begin
-            number = self._record.turns + 1
+            number = self._line.record.turns + 1
             try:
-                self._save(turns=number)
+                self._line.save(turns=number)
             except SandboxError as error:
                 # the number is known here, and the next record that can be written has it
                 self._context.report(Event("failed", self.name, str(error)))
@@ -226,7 +216,7 @@ class Box:
                     request=request,
                     lacks=manifest.lacks if manifest else lacks,
                 )
-                self._log.turn(turn)
+                self._line.log.turn(turn)
                 self._context.report(
                     Event("turn", self.name, f"{number}: {turn.turn_class.word}", turn.seconds)
                 )
@@ -237,14 +227,14 @@ class Box:
 
             def work() -> Turn:
                 try:
-                    manifest = self._cover(number, look, keep, request=request)
+                    manifest = self._line.cover(self.machine(), number, look, keep, request=request)
                 except (SandboxError, *FAULTS) as error:
                     turn = line(None, (Lack("files", f"turn {number}", f"its checkpoint failed: {error}"),))
                     if self.passes():
                         return turn
                     raise
                 turn = line(manifest)
-                self._held(manifest, allow_less=False)
+                self._line.held(manifest, allow_less=False)
                 return turn
 
             self._pending = self._context.engine.submit(self.name, work, urgent=urgent)
@@ -289,25 +279,27 @@ class Box:
             with contextlib.suppress(SandboxError, *FAULTS):
                 self._gate()  # what the turn's own checkpoint lacks, this one may have
             if allow_less and occasion is Occasion.ASKED:
-                self._allowed = self._record.turns
+                self._line.allowed = self._line.record.turns
             # where the newest one lacks something, whether that is still so is to be told
-            named = bool(label) or pin or bool(self._tip and self._tip.lacks)
-            look = self._look(self.machine(), occasion, full=full, named=named, most=most)
-            keep = self._log.decide(look)
+            named = bool(label) or pin or bool(self._line.tip and self._line.tip.lacks)
+            look = self._line.look(self.machine(), occasion, full=full, named=named, most=most)
+            keep = self._line.log.decide(look)
 
             def work() -> Turn:
-                number = self._record.turns
-                manifest = self._tip
+                number = self._line.record.turns
+                manifest = self._line.tip
                 if keep.made > TurnClass.NONE:
-                    manifest = self._cover(number, look, keep, label=label, pin=pin, allow_less=allow_less)
+                    manifest = self._line.cover(
+                        self.machine(), number, look, keep, label=label, pin=pin, allow_less=allow_less
+                    )
                 assert manifest is not None
                 kept, made = manifest.turn_class, manifest.id
                 return Turn(number, kept, keep.turn_class, keep.reasons, made, time.time(), 0.0, 0.0, 0)
 
             self._context.engine.submit(self.name, work, urgent=True).wait()
-            assert self._tip is not None
-            self._held(self._tip, allow_less=allow_less)
-            return self._tip
+            assert self._line.tip is not None
+            self._line.held(self._line.tip, allow_less=allow_less)
+            return self._line.tip
 
     def restore(self, checkpoint: str = "", *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         """Bring a checkpoint of this sandbox (or of what it was forked from) back; empty: the newest.
@@ -318,14 +310,6 @@ class Box:
         where that is known beforehand, and the sandbox is stopped where it turned out.
         """
         return self._back(checkpoint, lazy=lazy, on_purpose=False, allow_less=allow_less)
-
-    def _instead(self, damaged: Manifest) -> str:
-        """Which earlier checkpoint can be restored where ``damaged`` cannot, in words."""
-        known = {manifest.id: manifest for manifest in self._checkpoints()}
-        whole = known.get(whole_before(self._context, damaged, known))
-        if whole is None:
-            return "no checkpoint before it is whole"
-        return f"checkpoint {whole.id}, from turn {whole.turn}, is whole"
 
     def rollback(self, checkpoint: str, *, lazy: bool = False, allow_less: bool = False) -> RestoreReport:
         """Go back to an earlier checkpoint. Later ones stay: they are another branch of the tree.
@@ -339,24 +323,24 @@ class Box:
         with self._lock, inspector.kept() if inspector is not None else contextlib.nullcontext():
             with contextlib.suppress(Exception):
                 self._gate()
-            manifest = self._own(checkpoint) if checkpoint else self._tip
+            manifest = self._line.own(checkpoint) if checkpoint else self._line.tip
             if manifest is None:
                 raise SandboxError(f"sandbox {self.name} has no checkpoint to restore")
             allow_less = allow_less or self.spec.allow_less
-            refuse_less(self._context, self._log, manifest, allow_less=allow_less)
+            refuse_less(self._context, self._line.log, manifest, allow_less=allow_less)
             self.halt()
             self._context.proxy.restored(self.spec, manifest.turn, on_purpose=on_purpose)
             try:
                 machine, report = bring_back(
-                    self._context, self._log, self.spec, manifest, lazy=lazy, allow_less=allow_less
+                    self._context, self._line.log, self.spec, manifest, lazy=lazy, allow_less=allow_less
                 )
             except LessError:
                 self.halt()
-                self._save(status="stopped", pid=0, started=0)
+                self._line.save(status="stopped", pid=0, started=0)
                 raise
             except SandboxError as error:
-                self._save(status="dead", pid=0, started=0)
-                raise SandboxError(f"{error}; {self._instead(manifest)}") from error
+                self._line.save(status="dead", pid=0, started=0)
+                raise SandboxError(f"{error}; {self._line.instead(manifest)}") from error
             if manifest.box != self.name:
                 with self._context.pool.relaxed(self.name):
                     machine.freshen(self.spec.hostname or self.name)
@@ -366,39 +350,15 @@ class Box:
 
     def log(self) -> Log:
         """Checkpoints of this sandbox and of those it was forked from, oldest first; and its turns."""
-        return Log(self._checkpoints(), self._log.turns())
-
-    def _checkpoints(self) -> tuple[Manifest, ...]:
-        found, _ = self._context.manifests.all()
-        known = {manifest.id: manifest for manifest in found}
-        chain = {manifest.id for manifest in found if manifest.box == self.name}
-        for start in (*chain, self._record.base):
-            at: str | None = start
-            while at and at in known:
-                chain.add(at)
-                at = known[at].parent
-        return tuple(sorted((known[one] for one in chain if one in known), key=lambda m: (m.created, m.id)))
+        return Log(self._line.checkpoints(), self._line.log.turns())
 
     def decisions(self) -> list[tuple[Observation, Decision]]:
         """What the policy was asked of this sandbox, and what it answered, in order."""
-        return self._log.decisions()
+        return self._line.log.decisions()
 
     def diff(self, older: str, newer: str = "") -> Diff:
         """What changed from checkpoint ``older`` to ``newer`` (empty: to the sandbox as it is now)."""
-        first = self._own(older)
-        second = self._own(newer) if newer else None
-        if first.files is None or (second is not None and second.files is None):
-            raise UserError(f"diff: checkpoint {older if first.files is None else newer} holds no files")
-        pool = self._context.pool
-        if second is None:
-            files = pool.changed(first.files.id, None, box=self.name)
-            after = list(self.machine().commands())
-        else:
-            assert second.files is not None
-            files = pool.changed(first.files.id, second.files.id)
-            after = list(second.image.processes) if second.image else []
-        before = list(first.image.processes) if first.image else []
-        return Diff(tuple(files), tuple(_less(after, before)), tuple(_less(before, after)))
+        return self._line.diff(older, newer, lambda: self.machine().commands())
 
     # --- end
 
@@ -408,7 +368,7 @@ class Box:
             with contextlib.suppress(Exception):
                 self._gate()
             self.halt()
-            self._save(status="stopped", pid=0, started=0)
+            self._line.save(status="stopped", pid=0, started=0)
             self._context.report(Event("stopped", self.name))
 
     # --- for the host
@@ -430,16 +390,16 @@ class Box:
         others = machine.cgroup.pids() - {machine.pid, *machine.shells().values()}
         if manifest is not None and others and not doubt:
             doubt = "processes ran before they were watched"
-        self._machine, self._tip, self._doubt, self._lacks = machine, manifest, doubt, lacks
-        self._allowed = -1
+        self._machine, self._line.tip, self._line.doubt, self._line.lacks = machine, manifest, doubt, lacks
+        self._line.allowed = -1
         self._pending = None
-        self._save(
+        self._line.save(
             status="running",
             pid=machine.pid,
             started=processes.start_time(machine.pid) or 0,
             boot=processes.boot_id(),
             tip=manifest.id if manifest else "",
-            turns=manifest.turn if manifest else self._record.turns,
+            turns=manifest.turn if manifest else self._line.record.turns,
         )
         self.watch()
         self._context.proxy.serve(self, self.spec, machine.externals.netns)
@@ -482,170 +442,17 @@ class Box:
 
     def passes(self) -> bool:
         """Whether the policy lets a turn's reply out though nothing of the turn may be kept."""
-        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._allows())
-        return self._log.decide(asked).answer == "deliver"
+        asked = Less(TurnClass.FULL, TurnClass.NONE, ("files",), allow_less=self._line.allows())
+        return self._line.log.decide(asked).answer == "deliver"
 
     def refuses(self, manifest: Manifest) -> bool:
         """Whether the policy says that what a checkpoint lacks is an error."""
         try:
-            self._held(manifest, allow_less=False)
+            self._line.held(manifest, allow_less=False)
         except LessError:
             return True
         return False
 
-    def _allows(self) -> bool:
-        return self.spec.allow_less or self._allowed == self._record.turns
-
-    def _held(self, manifest: Manifest, *, allow_less: bool) -> None:
-        """Raises LessError where the policy says that the checkpoint must not be taken as it is."""
-        hold(
-            self._log,
-            f"checkpoint {manifest.id} of sandbox {self.name}",
-            manifest.lacks,
-            wanted=manifest.wanted,
-            kept=manifest.turn_class,
-            allow_less=allow_less or self._allows(),
-            manifest=manifest,
-        )
-
     def _begin(self) -> None:
         if not self._turn_began:
             self._turn_began = time.time()
-
-    def _own(self, checkpoint: str) -> Manifest:
-        manifest = self._context.manifests.find(checkpoint)
-        if manifest.id not in {one.id for one in self._checkpoints()}:
-            raise UserError(
-                f"sandbox {self.name}: checkpoint {manifest.id} is one of sandbox {manifest.box}; "
-                f"'windtunnel sandbox fork {manifest.id}' starts a sandbox from it"
-            )
-        return manifest
-
-    def _look(
-        self,
-        machine: Machine,
-        occasion: Occasion,
-        *,
-        full: bool = False,
-        named: bool = False,
-        most: TurnClass = TurnClass.FULL,
-    ) -> Look:
-        """What the policy has to know; what the sandbox did, only where the answer can depend on it."""
-        context, tip = self._context, self._tip
-        image = tip.image if tip else None
-        reads = context.policy in READS_EFFECTS and tip is not None and not full
-        return Look(
-            occasion=occasion,
-            effects=self._effects(machine, tip, occasion) if reads and tip is not None else None,
-            references=(
-                References(frozenset(image.references), frozenset(image.mapped)) if image else References()
-            ),
-            has_parent=tip is not None,
-            has_files=tip is not None and tip.files is not None,
-            has_image=image is not None,
-            images_possible=context.criu is not None,
-            no_images=context.no_images,
-            full=full,
-            named=named,
-            most=most,
-            memory=machine.cgroup.usage()[1],
-            processes=len(machine.cgroup.pids()),
-            rules=context.rules,
-        )
-
-    def _effects(self, machine: Machine, tip: Manifest, occasion: Occasion) -> Effects:
-        busy = () if occasion is Occasion.FROZEN else quiesce(machine.shells())
-        effects = Effects(doubts=(Doubt(Part.PROCESSES, "no inspector"),))
-        if self._context.inspector is not None:
-            try:
-                effects = self._context.inspector.effects(self.name)
-            except FAULTS as error:
-                effects = Effects(doubts=(Doubt(Part.PROCESSES, f"the inspector failed: {error}"),))
-        doubts = (Doubt(Part.PROCESSES, self._doubt),) if self._doubt else ()
-        kept = {state.name: state.fingerprint for state in tip.shells}
-        states = {state.name: state for state in machine.shell_states()}
-        shells = []
-        for name in sorted(kept.keys() | states.keys() | set(busy)):
-            state = states.get(name)
-            if state is None:
-                shells.append(ShellEffect(name, busy=name in busy, gone=name in kept))
-            elif kept.get(name) != state.fingerprint:
-                shells.append(replace(shell_effect(state), busy=name in busy))
-            elif name in busy:
-                shells.append(ShellEffect(name, busy=True))
-        return replace(effects, shells=tuple(shells), doubts=doubts + effects.doubts)
-
-    def _cover(
-        self,
-        number: int,
-        look: Look,
-        keep: Keep,
-        *,
-        request: str = "",
-        label: str = "",
-        pin: bool = False,
-        allow_less: bool = False,
-    ) -> Manifest:
-        machine, decide = self.machine(), self._log.decide
-        order = Order(
-            id=new_id(),
-            spec=self.spec,
-            turn=number,
-            keep=keep,
-            parent=self._tip,
-            again=lambda: decide(self._look(machine, Occasion.FROZEN, most=look.most)),
-            undumped=lambda why: decide(
-                replace(look, occasion=Occasion.UNDUMPED, images_possible=False, no_images=why)
-            ),
-            refused=lambda tries, lacks: decide(
-                Less(
-                    keep.turn_class,
-                    TurnClass.FILES,
-                    kinds(lacks),
-                    tries,
-                    again=True,
-                    allow_less=allow_less or self._allows(),
-                )
-            ),
-            request=request,
-            label=label,
-            pinned=pin,
-        )
-        self._context.in_use.append(order.id)
-        try:
-            manifest = take(self._context, machine, order)
-        except SandboxError as error:
-            self._doubt = f"the last checkpoint failed: {error}"
-            raise
-        finally:
-            self._context.in_use.remove(order.id)
-        self._doubt = ""
-        self._tip, self._lacks = manifest, manifest.lacks
-        self._save(tip=manifest.id)
-        self._context.report(
-            Event(
-                "checkpoint", self.name, f"{manifest.id} {manifest.turn_class.word}", manifest.total_seconds
-            )
-        )
-        return manifest
-
-    def _save(self, **changes: object) -> None:
-        self._record = replace(self._record, **changes)  # type: ignore[arg-type]
-        try:
-            records.write(self._context.home.box(self.name), self._record)
-        except OSError as error:
-            raise SandboxError(
-                f"the record of sandbox {self.name} could not be written: {error.strerror}"
-            ) from error
-
-
-def _less(left: list[str], right: list[str]) -> list[str]:
-    """What of ``left`` is not in ``right``, each as often as it is more."""
-    rest = list(right)
-    more = []
-    for one in left:
-        if one in rest:
-            rest.remove(one)
-        else:
-            more.append(one)
-    return more

@@ -2,30 +2,24 @@
 
 State is on disk: each sandbox's record, its log, the checkpoints' manifests, the page store, the pool of
 roots. A process that opens the home takes its lock, reads the records, and takes over every sandbox whose
-init still runs; the processes never depended on the host's process. What it cannot know about the time it was
-away, it doubts: the next turn of such a sandbox is full.
+init still runs (see ``takeover``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
-from windtunnel.agents.sandbox.costs import load_costs
-from windtunnel.agents.sandbox.errors import PoolError, SandboxError
+from windtunnel.agents.sandbox.errors import PoolError
 from windtunnel.agents.sandbox.live import checks
 from windtunnel.agents.sandbox.live import machine as machines
-from windtunnel.agents.sandbox.live import record as records
 from windtunnel.agents.sandbox.live.box import Box
 from windtunnel.agents.sandbox.live.checkpoint import FAULTS
 from windtunnel.agents.sandbox.live.context import (
@@ -33,17 +27,14 @@ from windtunnel.agents.sandbox.live.context import (
     Context,
     admit,
     bound_by_disk,
-    disk_limit_of,
     inspector_for,
     lacking,
     room_for,
 )
-from windtunnel.agents.sandbox.live.criu import find_criu, images_in_use
-from windtunnel.agents.sandbox.live.criu.connections import leave_repair
+from windtunnel.agents.sandbox.live.criu import find_criu
 from windtunnel.agents.sandbox.live.diff_inspector import DiffInspector
-from windtunnel.agents.sandbox.live.effects import EffectError
 from windtunnel.agents.sandbox.live.engine import Engine
-from windtunnel.agents.sandbox.live.files import LeftOut, open_pool
+from windtunnel.agents.sandbox.live.files import open_pool
 from windtunnel.agents.sandbox.live.images import (
     Manifests,
     PageStore,
@@ -53,14 +44,15 @@ from windtunnel.agents.sandbox.live.images import (
 )
 from windtunnel.agents.sandbox.live.inspect import Inspector
 from windtunnel.agents.sandbox.live.kept import Kept
-from windtunnel.agents.sandbox.live.lacks import service_line
-from windtunnel.agents.sandbox.live.machine import Machine, launch
+from windtunnel.agents.sandbox.live.machine import launch
+from windtunnel.agents.sandbox.live.making import forget, from_checkpoint, from_image
 from windtunnel.agents.sandbox.live.model_proxy import ProxyEvent
 from windtunnel.agents.sandbox.live.model_proxy.attach import HostProxy, usable_key, with_address
+from windtunnel.agents.sandbox.live.notice import save_all
 from windtunnel.agents.sandbox.live.place import Home, checked_name, default_home
 from windtunnel.agents.sandbox.live.probe import known as known_kinds
-from windtunnel.agents.sandbox.live.record import Record
-from windtunnel.agents.sandbox.live.restore import bring_back, refuse_less
+from windtunnel.agents.sandbox.live.retention import Keeper
+from windtunnel.agents.sandbox.live.takeover import clear_dumps, locked, take_over
 from windtunnel.agents.sandbox.live.verify import verify
 from windtunnel.agents.sandbox.model import (
     BoxInfo,
@@ -70,23 +62,16 @@ from windtunnel.agents.sandbox.model import (
     Manifest,
     SandboxSpec,
     Saved,
-    TurnClass,
     VerifyReport,
 )
 from windtunnel.agents.sandbox.policy import (
     DEFAULT,
     READS_EFFECTS,
-    Endangered,
-    Forget,
-    Notice,
-    Past,
     Pick,
     PolicyName,
     Queued,
     Retention,
     Rules,
-    Save,
-    forgettable,
 )
 from windtunnel.base.errors import UserError
 
@@ -125,12 +110,10 @@ class Host:
         for folder in (self.home.path, self.home.boxes, self.home.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         self.home.path.chmod(0o700)
-        self._lock_file = _locked(self.home)
+        self._lock_file = locked(self.home)
         machines.wait_for_guard(self.home)
-        _clear_dumps(self.home)
+        clear_dumps(self.home)
         self._on_event = on_event
-        self._checkpoints_made = 0
-        self._tidying = threading.Lock()
         with_images = criu and policy not in ("files", "conversation") and not self._rootless
         inspector: Inspector | DiffInspector | None = None
         try:
@@ -165,6 +148,7 @@ class Host:
         self._boxes: dict[str, Box] = {}
         self._claims: set[str] = set()
         self._lock = threading.RLock()
+        self._keeper = Keeper(self.context, self._lock, self._boxes, self._claims)
         if not self._rootless:
             seen = inspector if isinstance(inspector, Inspector) else None
             asked = (pool_kind == "auto", with_images, inspector_kind == "auto")
@@ -172,7 +156,7 @@ class Host:
                 self._report(Event("weaker", "", words))
         with contextlib.suppress(*FAULTS):
             bound_by_disk(self.context)
-        self._recover()
+        take_over(self.context, self._boxes)
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watch_disk, name="sandbox-disk", daemon=True)
         self._watch.start()
@@ -189,38 +173,10 @@ class Host:
         spec = with_address(spec)
         if self._rootless:
             launch.check(spec)
-        context, name = self.context, spec.name
-        limit = disk_limit_of(context, spec)
-        room_for(context, "", f"sandbox {name}")
-        left_out: list[str] = []
-        image = context.pool.import_image(spec.image, lambda text: _note(left_out, text))
-        with self._claimed(name):
-            record = Record(spec=spec, created=time.time(), image=image)
-            records.write(self.home.box(name), record)
-            box = None
-            try:
-                context.pool.create(name, image, limit)
-                root = context.pool.mount(name)
-                checks.need_shell(root, spec.image)
-                with context.pool.relaxed(name):
-                    machine = Machine.start(self.home, spec, root)
-                box = Box(context, record, None)
-                box.adopt(machine, None)
-                box.checkpoint()
-                for service, command in spec.services.items():
-                    started = box.run(service_line(service, command), timeout=30)
-                    if started.exit_code != 0:
-                        raise SandboxError(f"service {service} of sandbox {name} did not start: {command!r}")
-                told = [*left_out, *machine.limits_missed] if self._rootless else []
-                for words in told:
-                    context.report(Event("created", name, words))
-            except BaseException as error:
-                self._forget(name, box)
-                if isinstance(error, FAULTS):
-                    raise SandboxError(f"sandbox {name} could not be made: {error}") from error
-                raise
-            self._boxes[name] = box
-        context.report(Event("created", name, image))
+        with self._claimed(spec.name):
+            box = from_image(self.context, spec, rootless=self._rootless)
+            self._boxes[spec.name] = box
+        self.context.report(Event("created", spec.name, box.image))
         return box
 
     def get(self, name: str) -> Box:
@@ -283,8 +239,8 @@ class Host:
             self._boxes.pop(name, None)
         with contextlib.suppress(Exception):
             box.wait()
-        self._forget(name, box)
-        self._drop_forgettable()
+        forget(self.context, name, box)
+        self._keeper.drop_forgettable()
         self.context.report(Event("removed", name))
 
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> Box:
@@ -328,35 +284,9 @@ class Host:
         """
         if not 0 <= seconds < float("inf"):
             raise UserError(f"notice: {seconds} seconds are not accepted; give a number from 0 on")
-        begin = time.monotonic()
         with self._lock:
             boxes = {name: box for name, box in self._boxes.items() if box.info().status == "running"}
-        costs = load_costs().costs
-        endangered = []
-        for name, box in boxes.items():
-            memory, processes = box.machine().cgroup.usage()[1], len(box.machine().cgroup.pids())
-            times = costs.estimate_files(), costs.estimate_full(memory, processes)
-            # what it needs is seen when its turn comes: to look now would hold the first ones up
-            endangered.append(Endangered(name, TurnClass.FULL, *times))
-        outcome: dict[str, Saved] = {}
-
-        def save(planned: Save) -> None:
-            box = boxes[planned.name]
-            before = box.tip
-            try:
-                if time.monotonic() - begin >= seconds:
-                    raise SandboxError("no time is left")
-                made = box.save(planned.most)
-                whole = before if made.lacks and made.id != before else ""
-                outcome[box.name] = Saved(made.id, made.lacks, box.refuses(made), whole)
-            except Exception as error:
-                outcome[box.name] = Saved(box.tip, fault=str(error))
-
-        workers = self.context.engine.workers
-        order = self.context.log("").decide(Notice(float(seconds), workers, tuple(endangered)))
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(save, order.saves))
-        return outcome
+        return save_all(self.context, boxes, seconds)
 
     # --- the past
 
@@ -381,28 +311,11 @@ class Host:
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Drop what retention lets go of, and whatever a crash left: mounts, cgroups, namespaces, dumps."""
-        context = self.context
-        with self._lock:
-            names = {*self._boxes, *self._claims}
-            past = self._past(write=not dry_run)
-            if dry_run:
-                left = [
-                    *context.pool.leftovers(names, set(past.needed)),
-                    *machines.leftovers(self.home, names),
-                ]
-                return GcReport(past.dropped, tuple(left), 0)
-            used = context.pool.usage()[0]
-            self._drop(past)
-            gone = [f"snapshot {one}" for one in past.snapshots if one not in past.needed]
-            # snapshots are dropped already; those that are there now may be of checkpoints just being made
-            gone += [*context.pool.collect(names, None), *machines.collect(self.home, names)]
-            for folder in self.home.boxes.iterdir():
-                if folder.name not in names:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    gone.append(f"folder of sandbox {folder.name}")
-            freed = context.pages.collect(past.needed) + max(0, used - context.pool.usage()[0])
-        context.report(Event("collected", "", f"{len(past.dropped)} checkpoints, {len(gone)} leftovers"))
-        return GcReport(past.dropped, tuple(gone), freed)
+        report = self._keeper.collect(dry_run=dry_run)
+        if not dry_run:
+            words = f"{len(report.checkpoints)} checkpoints, {len(report.leftovers)} leftovers"
+            self.context.report(Event("collected", "", words))
+        return report
 
     def close(self) -> None:
         """Let go of the home. Checkpoints under way are finished; the sandboxes run on.
@@ -420,7 +333,7 @@ class Host:
             if self.context.inspector is not None:
                 self.context.inspector.close()
             self.context.pool.close(unmount=not runs)
-            self._boxes = {}
+            self._boxes.clear()
             self._guard.close()
             self._lock_file.close()
 
@@ -431,43 +344,6 @@ class Host:
         self.close()
 
     # --- inside
-
-    def _recover(self) -> None:
-        """Take over the sandboxes that still run, and note which do not.
-
-        Where a sandbox's newest checkpoint is damaged, the one before it takes its place.
-        """
-        sound, problems = self.context.manifests.all()
-        for problem in problems:
-            self.context.report(Event("failed", "", problem))
-        for folder in sorted(self.home.boxes.iterdir()):
-            record = records.read(folder)
-            # without a checkpoint it was about to get its first, and nobody was told that it exists
-            if record is None or record.status == "making" or not record.tip:
-                Machine.clear(self.home, folder.name)
-                self.context.pool.unmount(folder.name)
-                continue
-            name = record.spec.name
-            tip = _newest(record, sound)
-            if tip != record.tip:
-                self.context.report(
-                    Event("failed", name, f"checkpoint {record.tip} cannot be read; {tip} is")
-                )
-                record = replace(record, tip=tip)
-            if record.status == "running" and records.is_alive(record):
-                root = self.context.pool.mount(name)
-                machine = Machine.adopt(self.home, record.spec, root, record.pid)
-                box = Box(self.context, record, machine, doubt="nobody watched while the host was away")
-                box.watch()
-                leave_repair(machine.cgroup.pids())  # the host may have ended in a dump
-                machine.cgroup.thaw()
-                self.context.proxy.serve(box, box.spec, machine.externals.netns)
-            else:
-                box = Box(self.context, record, None)
-                Machine.clear(self.home, name)
-                if record.status == "running":
-                    self.context.report(Event("died", name, "while the host was away"))
-            self._boxes[name] = box
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
@@ -517,55 +393,16 @@ class Host:
     ) -> Box:
         """A new sandbox in the state of ``manifest``. ``fresh``: with an identity of its own."""
         begin = time.monotonic()
-        name = spec.name
-        room_for(self.context, "", f"sandbox {name}")
         with self._lock:
             origin = self._boxes.get(manifest.box)
-        image = origin.info().image if origin is not None else manifest.spec.image
-        record = Record(spec=spec, created=time.time(), base=manifest.id, turns=manifest.turn, image=image)
-        records.write(self.home.box(name), record)
-        box, context, allow_less = None, self.context, allow_less or spec.allow_less
-        try:
-            refuse_less(context, context.log(name), manifest, allow_less=allow_less)
-            if fresh:
-                context.proxy.forked(manifest.box, spec, manifest.turn)
-            machine, report = bring_back(
-                context, context.log(name), spec, manifest, lazy=lazy, allow_less=allow_less
-            )
-            if fresh:
-                with context.pool.relaxed(name):
-                    machine.freshen(spec.hostname or name)
-            box = Box(context, record, None)
-            box.adopt(machine, manifest, lacks=report.lacks)
-        except BaseException:
-            self._forget(name, box)
-            raise
+        image = origin.image if origin is not None else manifest.spec.image
+        box = from_checkpoint(
+            self.context, manifest, spec, image, lazy=lazy, fresh=fresh, allow_less=allow_less
+        )
         with self._lock:
-            self._boxes[name] = box
-        self.context.report(Event("forked", name, manifest.id, time.monotonic() - begin))
+            self._boxes[spec.name] = box
+        self.context.report(Event("forked", spec.name, manifest.id, time.monotonic() - begin))
         return box
-
-    def _forget(self, name: str, box: Box | None) -> None:
-        """Remove all of a sandbox but its checkpoints; never raises, what stays is found by ``gc``."""
-        with contextlib.suppress(*FAULTS, EffectError, UserError):
-            self.context.proxy.forget(name)
-        with contextlib.suppress(*FAULTS):
-            if box is not None:
-                box.halt()
-        with contextlib.suppress(*FAULTS):
-            Machine.clear(self.home, name)
-        with contextlib.suppress(*FAULTS):
-            self.context.pool.unmount(name)
-        with contextlib.suppress(*FAULTS):
-            self.context.pool.drop_box(name)
-        shutil.rmtree(self.home.box(name), ignore_errors=True)
-
-    def _tips(self) -> dict[str, str]:
-        """The newest checkpoint of each sandbox (none yet: of one that is being made), and under impossible
-        names what is being restored."""
-        tips = dict.fromkeys(tuple(self._claims), "")
-        tips |= {name: box.tip for name, box in tuple(self._boxes.items())}
-        return tips | {f"in use: {one}": one for one in tuple(self.context.in_use)}
 
     def _changed(self, name: str) -> list[FileChange]:
         """What differs between a sandbox now and its newest snapshot of files."""
@@ -575,13 +412,10 @@ class Host:
         return self.context.pool.changed(box.snapshot, None, box=name)
 
     def _report(self, event: Event) -> None:
-        """Pass an event on; every so many checkpoints, let go of what retention no longer keeps."""
         if self._on_event is not None:
             self._on_event(event)
         if event.kind == "checkpoint":
-            self._checkpoints_made += 1
-            if self._checkpoints_made % self.context.retention.keep == 0:
-                threading.Thread(target=self._tidy, name="sandbox-tidy", daemon=True).start()
+            self._keeper.made()
 
     def _watch_disk(self) -> None:
         while not self._closed.wait(LOOKED_AT):
@@ -590,113 +424,8 @@ class Host:
                 if self.context.pool.common is not None:
                     self.context.pool.common.spare(near)
 
-    def _tidy(self) -> None:
-        if self._tidying.acquire(blocking=False):
-            try:
-                with contextlib.suppress(*FAULTS):
-                    self._drop_forgettable()
-            finally:
-                self._tidying.release()
-
     def _pick(self, queued: Queued) -> Pick:
         return self.context.log("").decide(queued, write=False)
 
     def _picked(self, box: str, queued: Queued, pick: Pick) -> None:
         self.context.log(box).decided(queued, pick)
-
-    def _past(self, *, write: bool = True) -> _Past:
-        """What may be dropped now. ``write``: it will be, so it goes into the logs.
-
-        Checkpoints go on being made meanwhile, so the order matters: what exists is listed first, then what
-        is being made, then what has been; what is finished in between is in one of the last two.
-        """
-        context = self.context
-        snapshots, images = tuple(context.pool.snapshots()), tuple(context.pages.ids())
-        making = frozenset(context.in_use)
-        manifests, problems = context.manifests.all()
-
-        def decide(box: str, past: Past) -> Forget:
-            log = context.log(box if box in self._boxes else "")
-            forget = log.decide(past, write=False)
-            if write and forget.checkpoints:  # asked again and again, it is news only where something goes
-                log.decided(past, forget)
-            return forget
-
-        dropped, needed = forgettable(manifests, self._tips(), context.retention, decide)
-        if problems:
-            # what a manifest that cannot be read needs is not known, and it may be readable again
-            needed |= {*snapshots, *images}
-        return _Past(tuple(dropped), needed | making, snapshots, images)
-
-    def _drop(self, past: _Past) -> None:
-        for one in past.dropped:
-            self.context.manifests.remove(one)
-        for snapshot in past.snapshots:
-            if snapshot not in past.needed:
-                self.context.pool.drop_snapshot(snapshot)
-        for image in past.images:
-            if image not in past.needed:
-                self.context.pages.drop(image)
-
-    def _drop_forgettable(self) -> None:
-        """Remove the manifests that retention lets go of, then what only they needed."""
-        with self._lock:
-            self._drop(self._past())
-
-
-@dataclass(frozen=True)
-class _Past:
-    """Checkpoints to drop; ids of parts that stay; snapshots and images that exist."""
-
-    dropped: tuple[str, ...]
-    needed: frozenset[str]
-    snapshots: tuple[str, ...]
-    images: tuple[str, ...]
-
-
-def _note(left_out: list[str], text: str) -> None:
-    if isinstance(text, LeftOut):
-        left_out.append(text)
-
-
-def _clear_dumps(home: Home) -> None:
-    """Drop images that a crash left on the way to the page store; a lazy restore may still read its own."""
-    folder = home.path / "dumps"
-    if folder.is_dir():
-        used = images_in_use()
-        for left in folder.iterdir():
-            if left in used:
-                continue
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-
-
-def _newest(record: Record, sound: Sequence[Manifest]) -> str:
-    """The sandbox's newest checkpoint that can be read; empty where there is none."""
-    ids = {manifest.id for manifest in sound}
-    if not record.tip or record.tip in ids:
-        return record.tip
-    own = [manifest for manifest in sound if manifest.box == record.spec.name]
-    if own:
-        return max(own, key=lambda manifest: (manifest.turn, manifest.created)).id
-    return record.base if record.base in ids else ""
-
-
-def _locked(home: Home) -> IO[str]:
-    file = (home.path / "lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise UserError(
-            f"sandbox: home {home.path} is held by process {holder}; use its daemon, or another home "
-            "(WINDTUNNEL_SANDBOX_HOME)"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
