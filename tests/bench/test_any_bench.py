@@ -129,6 +129,22 @@ def test_an_unknown_section_is_refused(fake: Any) -> None:
         fake.run(["tme"])
 
 
+def test_minutes_go_to_the_section_that_goes_on_for_a_time_and_to_no_other(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(fake.parts, "time_rows", lambda *given: asked.append(given) or [])
+    timed = runner("fake_bench", fake.SECTIONS, timed=("time",))
+    timed(minutes=3.0)
+    timed(["time"], quick=True)
+    assert asked == [(False, 3.0), (True, None)]
+    assert fake.parts.asked == [("memory", False), ("gpu", False)]
+    with pytest.raises(UserError, match=r"--minutes 3 .* accepted with time"):
+        timed(["memory"], minutes=3.0)
+    with pytest.raises(UserError, match="none of this bench"):
+        fake.run(minutes=3.0)
+
+
 def test_where_nothing_can_be_measured_every_section_says_so(fake: Any) -> None:
     rows = runner("fake_bench", fake.SECTIONS, missing="parts.why")()
     assert [(row.section, row.note) for row in rows] == [(name, "left out: no such device") for name in ROWS]

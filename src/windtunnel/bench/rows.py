@@ -74,26 +74,29 @@ class Run(Protocol):
         wanted: Sequence[str] = (),
         *,
         quick: bool = False,
+        minutes: float | None = None,
         progress: Callable[[str, float], None] | None = None,
         shown: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
         """The rows of the ``wanted`` sections (default: all), in the order of the table.
 
-        ``quick``: fewer repeats, and nothing that is large. ``progress`` is called with the section that
+        ``quick``: fewer repeats, and nothing that is large. ``minutes``: of the sections that go on for a
+        time (None: their own). ``progress`` is called with the section that
         begins, and the part of them that is done; ``shown`` with the rows of each section once it is done.
 
         Raises:
-            UserError: a section that there is not.
+            UserError: a section that there is not, or ``minutes`` where none takes them.
         """
         ...
 
 
-def runner(package: str, sections: Mapping[str, str], *, missing: str = "") -> Run:
+def runner(package: str, sections: Mapping[str, str], *, missing: str = "", timed: Sequence[str] = ()) -> Run:
     """The bench of ``package``.
 
     ``sections``: of each section "module.function" in ``package``, imported when it runs, so that one does
-    not pay for what another needs; the function takes ``quick`` and yields rows. ``missing``: such a function
-    without arguments that says why nothing can be measured here, or "".
+    not pay for what another needs; the function takes ``quick`` (of ``timed`` sections also ``minutes``) and
+    yields rows. ``missing``: such a function without arguments that says why nothing can be measured here, or
+    "".
     """
 
     def named(place: str) -> Callable[..., Any]:
@@ -101,16 +104,18 @@ def runner(package: str, sections: Mapping[str, str], *, missing: str = "") -> R
         found: Callable[..., Any] = getattr(import_module(f"{package}.{module}"), function)
         return found
 
-    def produce(name: str, quick: bool) -> Iterable[Row]:
+    def produce(name: str, quick: bool, minutes: float | None) -> Iterable[Row]:
         if missing and (why := named(missing)()):
             return [left_out(name, name, why)]
-        rows: Iterable[Row] = named(sections[name])(quick)
+        given = (quick, minutes) if name in timed else (quick,)
+        rows: Iterable[Row] = named(sections[name])(*given)
         return rows
 
     def run(
         wanted: Sequence[str] = (),
         *,
         quick: bool = False,
+        minutes: float | None = None,
         progress: Callable[[str, float], None] | None = None,
         shown: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
@@ -118,11 +123,16 @@ def runner(package: str, sections: Mapping[str, str], *, missing: str = "") -> R
             if name not in sections:
                 raise UserError(f"bench: --only {name!r} is no section; accepted are {', '.join(sections)}")
         chosen = [name for name in sections if not wanted or name in wanted]
+        if minutes is not None and not set(chosen) & set(timed):
+            raise UserError(
+                f"bench: --minutes {minutes:g} is of no section that runs here; accepted with"
+                f" {', '.join(timed) or 'none of this bench'}"
+            )
         rows: list[Row] = []
         for place, name in enumerate(chosen):
             if progress is not None:
                 progress(name, place / len(chosen))
-            found = guarded(name, partial(produce, name, quick))
+            found = guarded(name, partial(produce, name, quick, minutes))
             if shown is not None:
                 shown(found)
             rows += found

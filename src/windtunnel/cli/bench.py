@@ -26,6 +26,9 @@ def bench(
     capability: Annotated[str, typer.Argument(help="Such as agents.sandbox.")] = "training.emulate",
     only: Annotated[list[str] | None, typer.Option(help="A section to run alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and no large jobs.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, help="Of a section that goes on for a time, such as forecast.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows and what they were measured on as JSON.")
     ] = False,
@@ -51,7 +54,7 @@ def bench(
             _print(console, capability, found)
 
     with shown_progress(f"bench {capability}") as progress:
-        rows = module.run(tuple(only or ()), quick=quick, progress=progress, shown=shown)
+        rows = module.run(tuple(only or ()), quick=quick, minutes=minutes, progress=progress, shown=shown)
     if as_json:
         typer.echo(json.dumps(show.document(capability, rows, host, quick=quick)))
     elif as_markdown:

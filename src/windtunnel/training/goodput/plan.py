@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.units import parse_quantity
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
-from windtunnel.traces.failures import Trace, load, poisson
+from windtunnel.traces.failures import Change, Trace, load, poisson
 from windtunnel.training.goodput.advise import advise
 from windtunnel.training.goodput.command import commands
 from windtunnel.training.goodput.model import Advice, Question
-from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts
+from windtunnel.training.goodput.twin.model import JobModel, PhaseCosts, SimulationResult
+from windtunnel.training.goodput.twin.restart import PeerMemory
+from windtunnel.training.goodput.twin.simulate import simulate
 
 MOST_FAILURES = 100_000
 
@@ -100,6 +102,19 @@ def plan(asked: PlanRequest, progress: Callable[[str, float], None] | None = Non
     advice = advise(question, told.changes, progress)
     lines = commands(advice, question, cluster.host.devices, asked.script, asked.persist)
     return Plan(cluster, question, advice, len(told.losses), lines)
+
+
+def through(made: Plan, changes: Sequence[Change], measured: Mapping[str, float]) -> SimulationResult:
+    """Checkpoints in peer memory as ``made`` advises them, through other failures of the same length of time.
+
+    ``measured``: fields of `PhaseCosts` that are known better than in ``made``.
+    """
+    question, chosen = made.question, made.advice.chosen
+    costs = PhaseCosts(**{**asdict(question.costs), **measured})
+    scheme = PeerMemory(
+        question.job, costs, chosen.placement, chosen.storage_every, question.spares, chosen.every
+    )
+    return simulate(scheme, question.job, costs, changes, question.horizon)
 
 
 def _job(asked: PlanRequest, cluster: Cluster) -> JobModel:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from windtunnel.training.elastic.bench import run
-from windtunnel.training.elastic.bench.forecast import INTERRUPTIONS
+from windtunnel.training.elastic.bench.forecast import INTERRUPTIONS, reported_rows
 
 
 def test_the_plan_forecasts_what_llama_3_reported() -> None:
-    rows = run(("forecast",), quick=True)
+    rows = list(reported_rows(quick=True))
     effective = next(row for row in rows if row.name.endswith("effective training time"))
     assert effective.met and effective.emulated is not None and 0.9 < effective.emulated < 0.99
     drawn = next(row for row in rows if row.name.endswith("interruptions in 54 days"))

@@ -10,4 +10,4 @@ from windtunnel.bench.rows import runner
 
 SECTIONS = {name: f"{name}.{name}_rows" for name in ("faults", "resume", "auth", "forecast", "loops")}
 
-run = runner(__name__, SECTIONS)
+run = runner(__name__, SECTIONS, timed=("forecast",))

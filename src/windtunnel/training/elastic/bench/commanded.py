@@ -146,14 +146,21 @@ def command(
 
 @contextlib.contextmanager
 def training(
-    words: list[object], folder: Path, hosts: int, program: str = "", *, host: str = "", memory: str = ""
+    words: list[object],
+    folder: Path,
+    hosts: int,
+    program: str = "",
+    *,
+    arguments: Sequence[object] = (),
+    host: str = "",
+    memory: str = "",
 ) -> Iterator[Commanded]:
     """A job of one of the `PROGRAMS` ("": one that is resumed) with these options; all of it on this computer
-    ends with the block."""
+    ends with the block. ``arguments``: of the program."""
     folder.mkdir(parents=True, exist_ok=True)
     words = ["train", *words, "--out", folder]
     if program:
-        words += ["--hosts", hosts, PROGRAMS / f"{program}.py"]
+        words += ["--hosts", hosts, PROGRAMS / f"{program}.py", *arguments]
     job = Commanded(folder, command(words, folder / OUTPUT, host=host, memory=memory), hosts)
     try:
         yield job

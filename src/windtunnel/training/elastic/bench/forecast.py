@@ -1,4 +1,5 @@
-"""The forecast of ``windtunnel plan resilience`` against a run that was reported: Llama 3 on 16,384 GPUs.
+"""The forecast of ``windtunnel plan resilience`` against a run that was reported, Llama 3 on 16,384 GPUs, and
+against one of our own (`own`).
 
 Published (Llama Team, "The Llama 3 Herd of Models", 2024): 419 unexpected interruptions in 54 days (table 5),
 more than 90 % effective training time (section 3.3.4); 16 million tokens a step at 400 TFLOP/s a GPU with
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windtunnel.bench.rows import Row
+from windtunnel.training.elastic.bench.own import MINUTES, QUICK_MINUTES, own_rows
 from windtunnel.training.goodput.model import STORAGE
 from windtunnel.training.goodput.plan import PlanRequest, plan
 
@@ -24,8 +26,14 @@ STARTS = ("60s", "10min")
 SOURCE = "Llama 3 (2024), table 5 and section 3.3.4: more than 90 %"
 
 
-def forecast_rows(quick: bool) -> Iterator[Row]:
-    """Rows of the section."""
+def forecast_rows(quick: bool, minutes: float | None = None) -> Iterator[Row]:
+    """Rows of the section. ``minutes``: of the run of our own."""
+    yield from reported_rows(quick)
+    yield from own_rows(minutes or (QUICK_MINUTES if quick else MINUTES), quick)
+
+
+def reported_rows(quick: bool) -> Iterator[Row]:
+    """Rows of the run that was reported."""
     for start in STARTS[quick:]:
         made = plan(llama3(start))
         ours = next(result for result in made.advice.results if result.scheme == STORAGE)

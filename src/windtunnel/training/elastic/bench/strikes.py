@@ -42,16 +42,18 @@ class Impossible(RuntimeError):
 
 @dataclass
 class Target:
-    """``stored``: folder of checkpoints on a file system of its own. ``rank``: whom to strike."""
+    """``stored``: folder of checkpoints on a file system of its own. ``rank``: whom to strike. ``patience``:
+    seconds in which somebody must have come to its place."""
 
     job: Commanded
     stored: Path
     random: Random
     rank: int = 0
+    patience: float = PATIENCE
 
     def place(self, place: int | None = None) -> dict[str, Any]:
         """What stands at a place (`Commanded.places`); a host that is being replaced is waited for."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         wanted = self.rank if place is None else place
         while time.monotonic() < end and self.job.outcome is None:
             status = self.job.places().get(wanted)
@@ -211,11 +213,22 @@ def store_killed(target: Target) -> Undo:
 
 def host_lost(target: Target) -> Undo:
     """The workers, the agent and the memory of a host, at once."""
-    status = target.place()
-    for pid in (status["pid"], *status["workers"].values()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(status["memory"], ignore_errors=True)
+    return _lose([target.place()])
+
+
+def all_lost(target: Target) -> Undo:
+    """Every host that is there."""
+    target.place()
+    return _lose(list(target.job.places().values()))
+
+
+def _lose(hosts: list[dict[str, Any]]) -> Undo:
+    for status in hosts:
+        for pid in (status["pid"], *status["workers"].values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for status in hosts:
+        shutil.rmtree(status["memory"], ignore_errors=True)
     return nothing
 
 

@@ -202,7 +202,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--replicas", action="store_true", help="DDP in place of FSDP2")
-    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--copies", type=int)
     parser.add_argument("--mode", choices=("none", "blocking", "concurrent"), default="concurrent")
     parser.add_argument("--hashes", type=int, nargs="*", default=[])
     return parser.parse_args()
