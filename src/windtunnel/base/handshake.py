@@ -10,14 +10,16 @@ All keys are derived by HKDF (RFC 5869: extract, then expand) from the secret, s
 bound to the service and to the certificates in use. The proofs and the keys of the two directions have labels
 of their own. So nothing of one connection is of any use on another: a proof that was recorded is for a nonce
 that never comes again; one that is sent back to its author has the wrong label; one that was made for the
-memory of a host is none for the supervisor, nor for the memory of another host.
+memory of a host is none for the supervisor, nor for the memory of another host. Where the connection is
+encrypted (`tls`), its own handshake goes before.
 
 A service is named by what both ends take it for: "supervisor", or "memory" with the address that its clients
-know. Whoever has not shown that he knows the secret has sent at most `STRANGE` bytes.
+know. Whoever has not shown that he knows the secret has sent at most `STRANGE` bytes (of what is encrypted).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -25,7 +27,7 @@ import socket
 import struct
 import time
 
-from windtunnel.base import wire
+from windtunnel.base import tls, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import Secured, Session, WireError
 
@@ -125,22 +127,33 @@ class Server:
 
 def connect(address: str, timeout: float, keys: Keys, service: str) -> socket.socket:
     """A connection to ``service`` at "host:port" or "unix:/path", with ``timeout`` on it; over TCP both
-    sides know that the other knows the secret when the first answer is there.
+    sides know that the other knows the secret when the first answer is there, and it is encrypted where the
+    ``keys`` have certificates.
 
     Raises:
         Refused: whoever listens there does not know the secret.
+        tls.Untrusted: it has no certificate that we take, or does not take ours; one side has none.
         OSError: nobody listens there, or answers within ``timeout``.
     """
     if address.startswith("unix:"):
         return wire.connect(address, timeout)
     end = time.monotonic() + timeout
-    sock = Secured(fileno=wire.connect(address, timeout).detach())
+    plain = wire.connect(address, timeout)
+    sock = keys.tls.connected(plain, timeout) if keys.tls else Secured(fileno=plain.detach())
     try:
-        client = Client(keys, service)
+        client = Client(keys, service, sock.binding)
         sock.settimeout(timeout)
-        sock.sendall(client.hello)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # reading will say why
+            sock.sendall(client.hello)
         answer = bytearray(Client.ANSWER)
-        _fill_by(sock, memoryview(answer), end)
+        try:
+            _fill_by(sock, memoryview(answer), end)
+        except OSError as error:
+            if answer.startswith(tls.ALERT[:2]):
+                raise tls.Untrusted(
+                    f"who listens there asks for TLS; give {', '.join(tls.OPTIONS)}"
+                ) from error
+            raise
         proof, sock.authentic = client.prove(bytes(answer))
         sock.sendall(proof)
         sock.settimeout(timeout)
@@ -154,11 +167,14 @@ def admit(sock: Secured, keys: Keys, services: tuple[str, ...]) -> None:
     """The server's side on a socket that has just been accepted; it has a session afterwards.
 
     Raises:
-        Refused: the stranger does not know the secret.
+        Refused: the stranger does not know the secret. tls.Untrusted: it has no certificate that we take.
         OSError: he is gone, or took longer than `PATIENCE`.
     """
     end = time.monotonic() + PATIENCE
-    server, got = Server(keys, services), bytearray()
+    if isinstance(sock, tls.Encrypted):
+        sock.settimeout(PATIENCE)
+        sock.do_handshake()
+    server, got = Server(keys, services, sock.binding), bytearray()
     while sock.authentic is None:
         # Never more than the handshake takes: what follows is the reader's.
         part = bytearray((_HELLO.size if server._derived is None else PROOF) - len(got))

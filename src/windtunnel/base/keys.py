@@ -1,4 +1,4 @@
-"""The secret that the processes of a job share, and where it lies.
+"""The secret that the processes of a job share, and where it lies; and the certificates of its TLS.
 
 It comes from a file (`--secret-file`) or the environment variable `VARIABLE`, or is made; it is kept in a
 file that only its owner may read, and travels between processes as the name of that file. It is on no
@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from windtunnel.base import atomic
 from windtunnel.base.errors import UserError
+from windtunnel.base.tls import Certificates
 
 VARIABLE = "WINDTUNNEL_SECRET"
 NAME = "secret"
@@ -23,9 +25,10 @@ SHORTEST, LONGEST = 16, 4096
 
 @dataclass(frozen=True)
 class Keys:
-    """``secret``: not shown where this is printed."""
+    """``secret``: not shown where this is printed. ``tls``: None for connections that are not encrypted."""
 
     secret: bytes = field(repr=False)
+    tls: Certificates | None = None
 
     @staticmethod
     def made() -> Keys:
@@ -44,6 +47,23 @@ class Keys:
         if VARIABLE in os.environ:
             return Keys(_checked(os.environ[VARIABLE].encode(), VARIABLE))
         return None
+
+    @staticmethod
+    def of_job(secret: str, tls: Sequence[str]) -> Keys:
+        """Those that another process of the job names: the file of the secret, and those of `tls.OPTIONS`
+        (or none).
+
+        Raises:
+            UserError: see `read` and `Certificates.load`.
+        """
+        return replace(
+            Keys.read(Path(secret), "the job's secret"), tls=Certificates.load(tls) if tls else None
+        )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """For `of_job`: the names of the certificates' files."""
+        return self.tls.paths if self.tls else ()
 
     @staticmethod
     def read(path: Path, option: str = "--secret-file") -> Keys:

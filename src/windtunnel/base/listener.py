@@ -69,7 +69,10 @@ class Listener:
                 if not self._closed:
                     threading.Event().wait(_BREATH)
                 continue
-            sock = Secured(fileno=accepted.detach())
+            try:
+                sock = secured(accepted, self._keys)
+            except OSError:  # the peer has gone already
+                continue
             with self._lock:
                 if self._closed:
                     sock.close()
@@ -104,6 +107,17 @@ class Listener:
                 self._strangers.pop(sock, None)
                 self._open.discard(sock)
             sock.close()
+
+
+def secured(accepted: socket.socket, keys: Keys | None) -> Secured:
+    """A connection that was accepted, with TLS where the ``keys`` have certificates: not heard yet.
+
+    Raises:
+        OSError: the peer has gone already.
+    """
+    if keys is not None and keys.tls is not None:
+        return keys.tls.accepted(accepted)
+    return Secured(fileno=accepted.detach())
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:

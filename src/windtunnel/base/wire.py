@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import select
 import socket
 import struct
 from typing import Any
@@ -71,9 +72,18 @@ class Session:
 
 
 class Secured(socket.socket):
-    """A TCP socket with room for its session."""
+    """A TCP socket with room for its session. It may be encrypted (`tls`)."""
 
     authentic: Session | None = None
+
+    @property
+    def binding(self) -> bytes:
+        """What the handshake is bound to: the certificates in use, where there are any."""
+        return b""
+
+    def pending(self) -> int:
+        """Bytes that have been taken from the kernel, and not from here."""
+        return 0
 
 
 def session(sock: socket.socket) -> Session | None:
@@ -202,6 +212,15 @@ def fill(sock: socket.socket, view: memoryview) -> None:
         if count == 0:
             raise WireError("the peer closed the connection")
         at += count
+
+
+def wait(sock: socket.socket) -> None:
+    """Until the peer says something, or closes, however long that takes."""
+    if isinstance(sock, Secured) and sock.pending():  # read from the kernel already
+        return
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.poll()
 
 
 def rest(sock: socket.socket, count: int) -> bytearray:

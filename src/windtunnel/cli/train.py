@@ -11,7 +11,15 @@ SECRET = typer.Option(
     metavar="FILE",
     help="The secret that the job's processes share (mode 0600); else WINDTUNNEL_SECRET, else one is made.",
 )
-RESUMED = ("resume", "resume_auto", "standby", "listen", "as_json", "log", "out", "secret_file")
+CERTIFICATE = typer.Option(
+    metavar="FILE", help="Encrypt all connections between hosts (TLS 1.3): this host's certificate, PEM."
+)
+KEY = typer.Option(metavar="FILE", help="The certificate's private key (mode 0600).")
+CA = typer.Option(metavar="FILE", help="The CA whose certificates all hosts of the job have.")
+RESUMED = (
+    *("resume", "resume_auto", "standby", "listen", "as_json", "log", "out"),
+    *("secret_file", "tls_cert", "tls_key", "tls_ca"),
+)
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -92,6 +100,9 @@ def train(
     ] = False,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where such hosts find this one.")] = "",
     secret_file: Annotated[Path | None, SECRET] = None,
+    tls_cert: Annotated[Path | None, CERTIFICATE] = None,
+    tls_key: Annotated[Path | None, KEY] = None,
+    tls_ca: Annotated[Path | None, CA] = None,
     orphan_after: Annotated[
         float, typer.Option(help="Seconds that hosts, memory and trainers wait for --resume, then end.")
     ] = 300.0,
@@ -149,6 +160,7 @@ def train(
             standby=standby,
             listen=listen or None,
             secret_file=secret_file,
+            certificates=(tls_cert, tls_key, tls_ca),
         )
         return
     if script is None:
@@ -184,6 +196,7 @@ def train(
             external=external_hosts,
             listen=listen,
             secret_file=secret_file,
+            tls=(tls_cert, tls_key, tls_ca),
             orphan_after=orphan_after,
             log=log,
         ),
@@ -208,7 +221,8 @@ def _only(context: typer.Context, *accepted: str) -> None:
             told = name.upper() if name in ("script", "arguments") else f"--{name.replace('_', '-')}"
             raise UserError(
                 f"--resume: {told} is that of the run and cannot be given; accepted are --standby, "
-                "--resume-auto, --listen, --log, --out, --secret-file and --json"
+                "--resume-auto, --listen, --log, --out, --secret-file, --tls-cert, --tls-key, --tls-ca and "
+                "--json"
             )
 
 
@@ -221,6 +235,9 @@ def host(
     ] = "",
     domain: Annotated[str, typer.Option(help="What fails together with it: a rack, a switch.")] = "",
     secret_file: Annotated[Path | None, SECRET] = None,
+    tls_cert: Annotated[Path | None, CERTIFICATE] = None,
+    tls_key: Annotated[Path | None, KEY] = None,
+    tls_ca: Annotated[Path | None, CA] = None,
 ) -> None:
     """Lend this host to a job that was begun elsewhere; ends with the job.
 
@@ -228,4 +245,4 @@ def host(
     """
     from windtunnel.training.session import lend
 
-    raise typer.Exit(lend(launcher, address, domain, secret_file))
+    raise typer.Exit(lend(launcher, address, domain, secret_file, (tls_cert, tls_key, tls_ca)))

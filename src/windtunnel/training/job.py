@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.tls import Certificates
 from windtunnel.training.elastic.faults import parse
 from windtunnel.training.elastic.policy.rules import Rules
 
@@ -37,8 +38,9 @@ class JobSpec:
     of the process group where the program does not say; ``deadlines``: others, by name (`deadlines.WAITS`),
     which go before the ones here. ``preload``: modules that trainers find imported. ``listen``: "host:port"
     where hosts that are not ours ask for the job; then none are emulated. ``secret_file``: with the secret
-    that the job's processes share; None: that of the environment (`base.keys`), or a new one. ``log``: the
-    database with the run's log, in words, where it is in one.
+    that the job's processes share; None: that of the environment (`base.keys`), or a new one. ``tls``: the
+    files of the certificates with which connections are encrypted (`tls.OPTIONS`). ``log``: the database with
+    the run's log, in words, where it is in one.
     """
 
     script: Path
@@ -61,6 +63,7 @@ class JobSpec:
     deadlines: dict[str, float] = field(default_factory=dict)
     listen: str | None = None
     secret_file: Path | None = None
+    tls: tuple[str, ...] = ()
     log: str | None = None
     preload: tuple[str, ...] = PRELOAD
     env: dict[str, str] = field(default_factory=dict)
@@ -80,7 +83,9 @@ class JobSpec:
             UserError: it is none.
         """
         try:
-            lists = {name: tuple(plain[name]) for name in ("arguments", "faults", "domains", "preload")}
+            lists = {
+                name: tuple(plain[name]) for name in ("arguments", "faults", "domains", "preload", "tls")
+            }
             paths = {name: plain[name] and Path(plain[name]) for name in ("script", "cwd", "secret_file")}
             return JobSpec(**{**plain, **lists, **paths, "rules": Rules(**plain["rules"])})
         except (KeyError, TypeError) as error:
@@ -109,6 +114,8 @@ class JobSpec:
         for name in self.preload:
             if find_spec(name.partition(".")[0]) is None:
                 raise UserError(f"preload {name}: there is no such module installed")
+        if self.tls:
+            Certificates.load(self.tls).verify()
         if self.network not in ("loopback", "netns"):
             raise UserError(f"network {self.network!r}: accepted are loopback and netns")
         if self.rate is not None and self.network != "netns":

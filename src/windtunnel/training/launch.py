@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import keys
 from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.tls import Certificates
 from windtunnel.linux import processes
 from windtunnel.store import eventlog
 from windtunnel.training import calling, deadlines
@@ -128,7 +129,10 @@ def _job(folder: Path, log: SharedLog | None, changes: dict[str, Any]) -> JobSpe
     outcome = Outcome.of(events)
     if outcome is not None:
         raise Ended(f"{folder}: this run has ended ({in_short(outcome.reason)})")
-    job = replace(JobSpec.of(started[0]["config"]), **changes)
+    begun = JobSpec.of(started[0]["config"])
+    if changes.get("tls") and not begun.tls:
+        raise UserError(f"{folder}: the hosts of this run speak without TLS; resume it without certificates")
+    job = replace(begun, **changes)
     job.check()
     if job.log is not None and log is None:
         raise UserError(f"{folder}: the log of this run is in {job.log}; give --log")
@@ -289,12 +293,14 @@ class Launched:
     def _begin(self, after: int) -> None:
         job = self.job
         own = self.folder / keys.NAME  # what the hosts of a run that goes on have
-        self.keys = keys.of_run(self.folder, own if after and own.exists() else job.secret_file)
+        shared = keys.of_run(self.folder, own if after and own.exists() else job.secret_file)
+        self.keys = replace(shared, tls=Certificates.load(job.tls) if job.tls else None)
         config = self.folder / "supervisor.config.json"
         plain = {
             "run": self.folder.name if self._log is None else self._log.run,
             "folder": str(self.folder),
             "secret": str(self.folder / keys.NAME),
+            "tls": self.keys.files,
             "rules": asdict(job.rules),
             "places": job.hosts,
             "per_host": job.per_host,
@@ -363,6 +369,7 @@ class Launched:
             run=str(self.folder),
             supervisor=self._supervisor.address,
             secret=str(self.folder / keys.NAME),
+            tls=self.keys.files,
             script=str(job.script),
             arguments=job.arguments,
             cwd=str(job.cwd),

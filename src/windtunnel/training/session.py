@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from windtunnel.base import atomic, keys
+from windtunnel.base import atomic, keys, tls
 from windtunnel.base.errors import LessError, ScriptError, UserError
+from windtunnel.base.tls import Certificates
 from windtunnel.linux.system import adopt_orphans
 from windtunnel.store import database, eventlog
 from windtunnel.store.objects import open_files
@@ -89,6 +90,7 @@ class Request:
     external: bool
     listen: str
     secret_file: Path | None
+    tls: tuple[Path | None, ...]
     orphan_after: float
     log: str
 
@@ -144,6 +146,7 @@ class Request:
             preload=(*PRELOAD, *filter(None, self.preload.split(","))),
             listen=self.listen if self.external else None,
             secret_file=self.secret_file,
+            tls=tls.given(*self.tls),
         )
         job.check()
         return job
@@ -220,6 +223,7 @@ def train_and_store(
         **asdict(request),
         "script": str(request.script),
         "secret_file": str(request.secret_file or ""),
+        "tls": job.tls,
         "log": job.log or "",
     }
     run = Store.open().begin(CAPABILITY, inputs)
@@ -236,17 +240,19 @@ def resume_and_store(
     as_json: bool = False,
     auto: bool = False,
     standby: str = "",
+    certificates: tuple[Path | None, ...] = (),
     **changes: Any,
 ) -> dict[str, Any]:
     """Take over the run ``name`` (as `Store.get` finds it, or its folder), whose launcher is gone, and go on
     as `train_and_store`; with ``standby`` wait until it is. ``log``: URL of the database with its log; then
-    ``out`` is the folder of its files on this host, where it has none. ``changes``: of the `JobSpec`, None
-    for what stays.
+    ``out`` is the folder of its files on this host, where it has none. ``certificates``: files of this host,
+    see `tls.given`; those of the run, if there are none. ``changes``: of the `JobSpec`, None for what stays.
 
     Raises:
         UserError: there is no such run, it has ended, or it is running. TakenOver, ScriptError: as above.
     """
     standbys = read_standbys(standby)
+    changes["tls"] = tls.given(*certificates) or None
     if out is not None and not log:
         raise UserError(f"--out {out}: with --resume it needs --log, the database with the run's log")
     me = watch.split(standbys, name, again=auto) if auto or standbys else watch.Launcher(name)
@@ -427,12 +433,19 @@ def _terminable(what: Callable[[], str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def lend(launcher: str, address: str, domain: str, secret_file: Path | None = None) -> int:
-    """Be a host of the job that the ``launcher`` has begun: the exit status.
+def lend(
+    launcher: str,
+    address: str,
+    domain: str,
+    secret_file: Path | None = None,
+    certificates: tuple[Path | None, ...] = (),
+) -> int:
+    """Be a host of the job that the ``launcher`` has begun: the exit status. ``certificates``: files of this
+    host, see `tls.given`.
 
     Raises:
-        UserError: there is no secret, or another than the job's; nobody listens there; the script is not on
-            this host.
+        UserError: there is no secret, or another than the job's, or no certificate that it takes; nobody
+            listens there; the script is not on this host.
     """
     from windtunnel.training.host import serve
 
@@ -443,6 +456,11 @@ def lend(launcher: str, address: str, domain: str, secret_file: Path | None = No
             f"it in the file {keys.NAME} of the run's folder), or the environment variable {keys.VARIABLE}"
         )
     os.environ.pop(keys.VARIABLE, None)  # the trainers have no use for it
+    files = tls.given(*certificates)
+    if files:
+        certificate = Certificates.load(files)
+        certificate.verify()
+        secret = replace(secret, tls=certificate)
     config = rendezvous.ask(launcher, secret, address, domain)
     if not Path(config.script).is_file():
         raise UserError(f"{config.script}: no such file on this host; the job at {launcher} needs it")
@@ -454,7 +472,7 @@ def lend(launcher: str, address: str, domain: str, secret_file: Path | None = No
     try:
         secret.write(memory / keys.NAME)
         own = str(memory / keys.NAME)
-        return serve(replace(config, name=name, memory_root=str(memory), secret=own))
+        return serve(replace(config, name=name, memory_root=str(memory), secret=own, tls=files))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
 

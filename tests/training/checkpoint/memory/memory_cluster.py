@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from support.secret import KEYS
+from windtunnel.base.keys import Keys
 from windtunnel.training.checkpoint.live.memory import Limits, LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
 from windtunnel.training.checkpoint.policy.slots import slot_for
@@ -54,8 +55,10 @@ class Context:
 class Cluster:
     """``hosts`` hosts with ``per_host`` ranks each. MemberHost ids are never used again."""
 
-    def __init__(self, folder: Path, hosts: int, per_host: int = 1, limits: Limits = QUICK) -> None:
-        self.folder, self.per_host, self.limits = folder, per_host, limits
+    def __init__(
+        self, folder: Path, hosts: int, per_host: int = 1, limits: Limits = QUICK, keys: Keys = KEYS
+    ) -> None:
+        self.folder, self.per_host, self.limits, self.keys = folder, per_host, limits, keys
         self.lock = threading.RLock()
         self.posts: dict[str, dict[int, Any]] = {}
         self.decided: list[str] = []
@@ -75,7 +78,7 @@ class Cluster:
         self.contexts[host] = Context(self, host)
         folder = self.folder / f"n{host}"
         self.services[host] = MemoryService(
-            folder, "127.0.0.1", keys=KEYS, context=self.contexts[host], limits=self.limits
+            folder, "127.0.0.1", keys=self.keys, context=self.contexts[host], limits=self.limits
         )
         return host
 

@@ -25,7 +25,7 @@ def test_a_store_serves_those_who_know_the_secret_and_outlives_who_asked(tmp_pat
     keeper = ForkServerKeeper(tmp_path / "z", (forked.MODULE,), environment())
     try:
         asker = ForkServerClient(keeper.path, lambda _: None)
-        address, pid = forked.start_store(asker, "127.0.0.1", Path(secret.kept(tmp_path)))
+        address, pid = forked.start_store(asker, "127.0.0.1", secret.kept(tmp_path))
         asker.close()
 
         def client(where: str, seconds: float) -> TCPStore:

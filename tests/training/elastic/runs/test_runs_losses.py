@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from runs_helpers import at_gate, end_well, forge_slots, forge_stored, of, open_gate, running, same
 
+from support.certificates import Authority
 from support.waiting import until
 from windtunnel.training.elastic import faults
 from windtunnel.training.elastic.policy.rules import Rules
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_launch")]
 
 
 def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
+    """All connections between hosts are encrypted here."""
     strikes = (
         "kill:rank=1,step=0",
         "kill:host=2,step=2",
@@ -27,7 +29,8 @@ def test_each_kind_of_loss(tmp_path: Path, sharded: dict[str, Any]) -> None:
         "raise:rank=2,step=8",
         "exit:rank=1,step=10,status=3",
     )
-    with running(tmp_path, faults=strikes) as launched:
+    certificates = Authority(tmp_path / "ours").issue("host").paths
+    with running(tmp_path, faults=strikes, tls=certificates) as launched:
         found = same(launched, sharded)
     assert len(found) == len(strikes)
     lost = [one.lost[0] for one in found]

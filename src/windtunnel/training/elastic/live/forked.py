@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from windtunnel.base.keys import Keys
@@ -51,16 +51,17 @@ def _prefix_store(prefix: str) -> None:
     rendezvous._create_c10d_store = create
 
 
-def start_store(client: ForkServerClient, host: str, secret: Path) -> tuple[str, int]:
+def start_store(client: ForkServerClient, host: str, secret: str, tls: Sequence[str] = ()) -> tuple[str, int]:
     """A TCPStore in a process of its own, which outlives this one: the "host:port" where those are admitted
-    to it who know the job's secret (in the file ``secret``), and its process id.
+    to it who know the job's secret (see `Keys.of_job`), and its process id.
 
     Raises:
         OSError: the address cannot be listened on, or there is no fork server.
     """
     with socket.create_server((host, 0), backlog=512) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
-        wanted = {"call": SERVE, "arguments": {"address": address, "secret": str(secret)}}
+        told = {"address": address, "secret": secret, "tls": list(tls)}
+        wanted = {"call": SERVE, "arguments": told}
         pid = client.started(wanted, (listener.fileno(),), stays=True)
     return address, pid
 
@@ -80,7 +81,7 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
         timeout=timedelta(seconds=60),
         master_listen_fd=inner.detach(),
     )
-    keys = Keys.read(Path(arguments["secret"]), "the job's secret")
+    keys = Keys.of_job(arguments["secret"], arguments["tls"])
     listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], store.port, keys)
     while store is not None and listener is not None:
         signal.pause()

@@ -17,6 +17,7 @@ from windtunnel.base import handshake, schema, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
+from windtunnel.base.tls import Untrusted
 from windtunnel.training.elastic.live.agent.config import AgentConfig
 from windtunnel.training.elastic.live.messages import TO_OFFER
 from windtunnel.training.elastic.model import OFFER
@@ -57,10 +58,11 @@ class Offer:
 
 
 def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> AgentConfig:
-    """What the ``launcher`` wants a host to do; ``secret`` is to be set to a file of this host.
+    """What the ``launcher`` wants a host to do; ``secret`` and ``tls`` are to be set to files of this host.
 
     Raises:
-        UserError: nobody listens there, or somebody else, or the secret is not that of the job.
+        UserError: nobody listens there, or somebody else, or the secret is not that of the job, or one side
+            does not take the other's certificate.
     """
     split(launcher, "host")
     try:
@@ -70,6 +72,8 @@ def ask(launcher: str, keys: Keys, address: str = "", domain: str = "") -> Agent
             here = sock.getsockname()[0]
     except handshake.Refused as error:
         raise UserError(f"host {launcher}: {error}; give this host the secret of that job") from error
+    except Untrusted as error:
+        raise UserError(f"host {launcher}: {error}") from error
     except (OSError, KeyError) as error:
         raise UserError(
             f"host {launcher}: no launcher with --external-hosts answers there ({error})"

@@ -1,11 +1,12 @@
 """The supervisor in a process of its own: ``python -m windtunnel.training.elastic.live.supervise CONFIG``.
 
-CONFIG is JSON: run (its name), folder, secret (its file), rules, places, per_host, host, port, forkserver,
-beat, lease, config. On stdout, a line of JSON each: ``{"address": …, "epoch": …}`` once it listens,
-``{"order": count}`` for every order of hosts, ``{"alive": true}`` now and then. It can be killed and started
-again; ``--after`` is the epoch of the supervisor that it follows. On ``--lifeline`` its launcher says now and
-then that it moves. When the launcher is gone it goes, too, and leaves the run to the next one; while it
-stands still the supervisor goes on, but no longer says that the run is led.
+CONFIG is JSON: run (its name), folder, secret (its file), tls (files of certificates), rules, places,
+per_host, host, port, forkserver, beat, lease, config. On stdout, a line of JSON each:
+``{"address": …, "epoch": …}`` once it listens, ``{"order": count}`` for every order of hosts,
+``{"alive": true}`` now and then. It can be killed and started again; ``--after`` is the epoch of the
+supervisor that it follows. On ``--lifeline`` its launcher says now and then that it moves. When the launcher
+is gone it goes, too, and leaves the run to the next one; while it stands still the supervisor goes on, but no
+longer says that the run is led.
 
 Exit status 0, 1 or 3 as the run ended, 2 for a wrong input, whose sentence is on stderr, `SUPERSEDED` where
 another supervisor leads the run.
@@ -73,7 +74,7 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
     forks = ForkServerClient(Path(plain["forkserver"]), lambda _: None)
 
     def start_store() -> tuple[str, StoreProcess]:
-        address, pid = forked.start_store(forks, plain["host"], Path(plain["secret"]))
+        address, pid = forked.start_store(forks, plain["host"], plain["secret"], plain["tls"])
         return address, Adopted(Identity(pid, start_time(pid) or 0, boot_id()))
 
     url = os.environ.pop(LOG, "")
@@ -89,7 +90,7 @@ def supervise(plain: dict[str, Any], after: int, lifeline: int) -> int:
         plain["per_host"],
         start_store=start_store,
         order_hosts=lambda count: _say(order=count),
-        keys=Keys.read(Path(plain["secret"]), "the job's secret"),
+        keys=Keys.of_job(plain["secret"], plain["tls"]),
         beat=plain["beat"],
         lease=plain["lease"],
         listen=(plain["host"], plain["port"]),

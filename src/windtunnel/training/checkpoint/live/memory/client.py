@@ -21,6 +21,7 @@ import xxhash
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import Keys
+from windtunnel.base.tls import Certificates
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.replicate import Pace
@@ -58,7 +59,9 @@ class LocalMemory:
         self._windows: socket.socket | None = None
         try:
             hello = self._ask("hello")
-            self._keys = Keys(bytes.fromhex(hello["secret"]))  # peers want to see that we know it
+            certificates = Certificates.load(hello["tls"]) if hello["tls"] else None
+            # Peers want to see that we know it.
+            self._keys = Keys(bytes.fromhex(hello["secret"]), certificates)
             self._board = Board(Path(hello["board"]))
         except BaseException:
             self._hang_up()

@@ -75,7 +75,7 @@ class Owner:
             if not board.exists():  # somebody wiped this memory
                 state.board = Board(board, create=True)
                 state.board.write(state.committed)
-        return {"board": str(board), "secret": state.keys.secret.hex()}
+        return {"board": str(board), "secret": state.keys.secret.hex(), "tls": state.keys.files}
 
     def _reserve(self, message: Message, layout: bytes) -> Message:
         state, rank, generation = self._state, message["rank"], message["generation"]

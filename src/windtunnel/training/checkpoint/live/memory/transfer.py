@@ -164,9 +164,7 @@ class Requests:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         while True:
-            sock.settimeout(None)
-            if not sock.recv(1, socket.MSG_PEEK):
-                return
+            wire.wait(sock)
             sock.settimeout(self._silence)
             answer = self._answer(sock, *_request(sock))
             if answer is not None:

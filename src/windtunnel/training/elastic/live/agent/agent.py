@@ -90,7 +90,7 @@ class Agent:
         self._local = LocalServer(
             self.memory / "agent.sock", lambda v, m: self.do(lambda: self._hear_local(v, m))
         )
-        self.keys = Keys.read(Path(config.secret), "the job's secret")
+        self.keys = Keys.of_job(config.secret, config.tls)
         self._door = tunnel.Door(self.keys, lambda: self.member.store if self.member else "")
         self.link = Link(
             config.supervisor, self.keys, self._hello_from_link, lambda m: self.do(lambda: self._hear(m))

@@ -18,9 +18,9 @@ CUT = 2.0
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``run``: the run's folder. ``supervisor``: its "host:port". ``secret``: this host's file with the
-    job's secret. ``address``: under which peers
-    reach this host. ``memory_root``: the folder in tmpfs under which this host keeps its own.
+    """``run``: the run's folder. ``supervisor``: its "host:port". ``secret``, ``tls``: this host's files with
+    the job's secret and, where connections are encrypted, certificates (`Keys.of_job`). ``address``: under
+    which peers reach this host. ``memory_root``: the folder in tmpfs under which this host keeps its own.
 
     ``forkserver``: the socket of a fork server that somebody else keeps; None: the agent keeps one, with
     ``preload``.
@@ -40,6 +40,7 @@ class AgentConfig:
     supervisor: str
     secret: str
     script: str
+    tls: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     cwd: str = "."
     address: str = "127.0.0.1"
@@ -71,7 +72,7 @@ class AgentConfig:
     @staticmethod
     def of(plain: dict[str, Any]) -> AgentConfig:
         """A config from values of JSON."""
-        lists = {name: tuple(plain[name]) for name in ("arguments", "preload", "faults")}
+        lists = {name: tuple(plain[name]) for name in ("arguments", "tls", "preload", "faults")}
         return AgentConfig(**{**plain, **lists})
 
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.base import schema, wire
+from windtunnel.base import schema, tls, wire
 from windtunnel.base.handshake import STRANGE, Server
 from windtunnel.base.keys import Keys
-from windtunnel.base.listener import MOST_STRANGERS
-from windtunnel.base.wire import Session
+from windtunnel.base.listener import MOST_STRANGERS, secured
+from windtunnel.base.wire import Secured, Session
 from windtunnel.training.elastic.live.messages import FROM_AGENT
 from windtunnel.training.elastic.model import SUPERVISOR
 
@@ -28,16 +28,18 @@ MOST_UNSENT = 64 << 20
 
 class Connection:
     """One peer: what it sent in part, and what it has not read. ``since``: when it came. A stranger until its
-    handshake is over; a stranger's bytes are read in small parts and not kept beyond it."""
+    handshake is over (that of TLS, where there is one, is made by reading); a stranger's bytes are read in
+    small parts and not kept beyond it."""
 
-    def __init__(self, sock: socket.socket, since: float, handshake: Server) -> None:
+    def __init__(self, sock: Secured, since: float, keys: Keys) -> None:
         self.sock = sock
         self.since = since
         self.greeted = False
         self.leaving = False
         self.unsent = bytearray()
         self._unread = bytearray()
-        self._handshake = handshake
+        self._keys = keys
+        self._handshake: Server | None = None
         self._session: Session | None = None
 
     @property
@@ -50,19 +52,27 @@ class Connection:
         Raises:
             WireError: the peer does not know the secret, or speaks something else.
         """
-        try:
-            part = self.sock.recv(STRANGE if self._session is None else 1 << 18)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        if not part:
-            return None
-        self._unread += part
-        if self._session is None:
-            answer, self._session = self._handshake.take(self._unread)
-            self.unsent += answer
-        return list(self._messages())
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                part = self.sock.recv(STRANGE if self._session is None else 1 << 18)
+            except BlockingIOError:
+                return found
+            except tls.Untrusted:
+                raise
+            except OSError:
+                return None
+            if not part:
+                return None
+            self._unread += part
+            if self._session is None:
+                # Only now are the certificates known.
+                self._handshake = self._handshake or Server(self._keys, (SUPERVISOR,), self.sock.binding)
+                answer, self._session = self._handshake.take(self._unread)
+                self.unsent += answer
+            found += self._messages()
+            if not self.sock.pending():  # of what is, the selector says nothing
+                return found
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         while self._session is not None:
@@ -124,7 +134,8 @@ class Connections:
 
     def _accept(self, now: float) -> None:
         try:
-            sock, _ = self._listener.accept()
+            accepted, _ = self._listener.accept()
+            sock = secured(accepted, self._keys)
         except OSError:
             return
         sock.setblocking(False)
@@ -132,7 +143,7 @@ class Connections:
         strangers = [link for link, one in self._open.items() if one.strange]
         if len(strangers) >= MOST_STRANGERS:
             self.close(strangers[0])  # nobody has heard of it
-        self._open[self._next] = Connection(sock, now, Server(self._keys, (SUPERVISOR,)))
+        self._open[self._next] = Connection(sock, now, self._keys)
         self._selector.register(sock, selectors.EVENT_READ, self._next)
         self._next += 1
 
