@@ -6,10 +6,13 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 from windtunnel.base.errors import UserError
 from windtunnel.store import eventlog, sharedlog
@@ -68,6 +71,30 @@ def test_who_does_not_lead_appends_nothing(url: str, tmp_path: Path) -> None:
     for copy in ("mine", "copy"):
         assert [event["step"] for event in eventlog.read(tmp_path / copy)] == [0, 1, 7]
     assert other.leader() == (0, {}) and other.lines() == []
+
+
+def test_a_leader_that_froze_within_a_transaction_holds_nobody_up(postgres: str) -> None:
+    """Its row is locked until the transaction ends, and the server cannot see that nobody comes to end it."""
+    frozen, other = SharedLog(postgres, "frozen"), SharedLog(postgres, "frozen")
+    assert frozen.swap(0, 1, {})
+    frozen.append(1, "first")
+    stopped, moves = threading.Event(), threading.Event()
+
+    def stop(_: object) -> None:
+        stopped.set()
+        moves.wait(60)
+
+    sqlalchemy.event.listen(frozen._engine, "commit", stop)
+    with ThreadPoolExecutor(1) as pool:
+        line = pool.submit(frozen.append, 1, "second")
+        try:
+            assert stopped.wait(60)
+            assert other.swap(1, 2, {"who": "b"})
+        finally:
+            moves.set()
+        with pytest.raises(eventlog.Fenced, match="epoch 1 does not lead this run any more"):
+            line.result(60)
+    assert other.lines() == ["first"]
 
 
 def test_what_is_no_database_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,9 @@ def this_process() -> Json:
 
 
 PATIENCE_S = 60.0
+_GONE = {"connect_timeout": 5, "tcp_user_timeout": 5000, "keepalives_idle": 2, "keepalives_interval": 1}
+"""When a server of Postgres that cannot be reached any more is given up: seconds, of ``tcp_user_timeout``
+milliseconds. Source: libpq's connection parameters."""
 
 
 def open_engine(url: str | None, home: Path) -> Engine:
@@ -131,6 +134,8 @@ def connected(url: str, option: str, **options: Any) -> Engine:
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
         patience = {"timeout": PATIENCE_S} if parsed.get_backend_name() == "sqlite" else {}
+        if parsed.get_driver_name() == "psycopg":
+            patience = {name: value for name, value in _GONE.items() if name not in parsed.query}
         return create_engine(parsed, connect_args=patience, **options)
     except (ArgumentError, NoSuchModuleError) as error:
         raise UserError(

@@ -3,6 +3,7 @@
 Two tables: ``run_leaders`` has the epoch of each run's leader, with what it says of itself, and
 ``run_events`` the lines. An append names the epoch of who appends and goes in only while that leads: the
 leader's row is locked for the time of the insert, so a new leader either sees the line or has made it fail.
+A client that stands still in the midst of that, or whose host is gone, loses its transaction after `STANDS`.
 Source of the idea: fencing tokens (Kleppmann, Designing Data-Intensive Applications, 2017, chapter 8).
 """
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
     func,
     insert,
     literal,
@@ -39,6 +41,8 @@ from windtunnel.store.eventlog import Fenced, LogFailed
 T = TypeVar("T")
 PATIENCE = 5.0
 """Seconds for which a database that does not answer is asked again."""
+STANDS = 2.0
+"""Seconds for which a client may hold a transaction open and say nothing."""
 _TABLES = MetaData()
 _LEADERS = Table(
     "run_leaders",
@@ -67,6 +71,8 @@ class SharedLog:
     def __init__(self, url: str, run: str) -> None:
         self.run, self.url, self.where = run, url, f"{hidden(url)}, run {run}"
         self._engine = connected(url, "--log")
+        if self._engine.dialect.name == "postgresql":
+            event.listen(self._engine, "connect", _every_connection)
         self._next: int | None = None
         for table in (_LEADERS, _EVENTS):
             make = CreateTable(table, if_not_exists=True)
@@ -141,8 +147,14 @@ class SharedLog:
             except IntegrityError:
                 raise
             except SQLAlchemyError as error:
-                if not isinstance(error, OperationalError) or time.monotonic() > last:
+                lost = isinstance(error, DBAPIError) and error.connection_invalidated
+                if not (lost or isinstance(error, OperationalError)) or time.monotonic() > last:
                     cause = error.orig if isinstance(error, DBAPIError) else error
                     told = str(cause).strip().partition("\n")[0]
                     raise LogFailed(f"{self.where}: the log cannot be used ({told})") from error
                 time.sleep(0.1)
+
+
+def _every_connection(connection: Any, _: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = {STANDS * 1000:.0f}")
+    connection.commit()

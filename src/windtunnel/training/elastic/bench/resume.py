@@ -41,6 +41,8 @@ MOST = 5.0
 BETWEEN = 20
 """Committed steps between a launcher's first and its death."""
 OFFER = re.compile(r"`windtunnel host (\S+)`")
+URL = "WINDTUNNEL_LOG"
+"""Environment variable, as of the command: the database to try it with, else one in SQLite."""
 WAITS = "waits until the launcher of"
 ORPHAN = 60
 PATIENCE = 120.0
@@ -108,7 +110,8 @@ def struck(folder: Path, kills: int, standby: bool) -> tuple[list[Resumed], list
     Raises:
         harness.Failed: it did not go on, or did not end well.
     """
-    url, first = f"sqlite:///{folder / 'log.db'}", folder / "run"
+    url = os.environ.get(URL) or f"sqlite:///{folder / 'log.db'}"
+    first = folder / f"run-{secrets.token_hex(4)}"  # in a database with other runs
     found: list[Resumed] = []
     with contextlib.ExitStack() as stack:
         words: list[object] = ["--external-hosts", "--listen", "127.0.0.1:0", "--log", url]
