@@ -101,6 +101,19 @@ print(json.dumps([__name__, sys.argv[1:], beside.value, os.environ["WHO"], os.ge
     assert (end["status"], end["signal"]) == (0, None)
 
 
+def test_what_is_printed_at_an_import_is_not_the_launchers_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noisy.py").write_text("print('a warning')\n")
+    kept = ForkServerKeeper(tmp_path / "z", ("noisy",), environment() | {"PYTHONPATH": str(tmp_path)})
+    starter = Starter(kept.path, tmp_path)
+    _, out, _ = starter.run("import sys; print('noisy' in sys.modules)")
+    starter.forks.close()
+    kept.close()
+    assert out == "True\n"
+    assert capfd.readouterr() == ("", "a warning\n")
+
+
 def test_a_script_holds_nothing_of_the_server(starter: Starter) -> None:
     held = starter.start("import time; time.sleep(60)")
     _, out, _ = starter.run("import os; print(sorted(os.listdir('/proc/self/fd'), key=int))")

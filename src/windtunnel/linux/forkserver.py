@@ -61,11 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     listener.bind(options.socket)
     listener.listen(64)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends everything in order
-    for name in filter(None, options.preload.split(",")):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:  # what needs it will say so in its own words
-            sys.stderr.write(f"preload {name}: {error}\n")
+    _preload(options.preload)
     # What is there now stays in every child: none need look at it again when it collects garbage.
     gc.collect()
     gc.freeze()
@@ -74,6 +70,20 @@ def main(arguments: list[str] | None = None) -> None:
         child()
     elif options.at_end:
         _named(options.at_end)()
+
+
+def _preload(names: str) -> None:
+    """Import them. What a library prints meanwhile goes to stderr: stdout is the launcher's own."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    for name in filter(None, names.split(",")):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # what needs it will say so in its own words
+            sys.stderr.write(f"preload {name}: {error}\n")
+    sys.stdout.flush()
+    os.dup2(stdout, 1)
+    os.close(stdout)
 
 
 class ForkServer:

@@ -31,7 +31,7 @@ IMPORTED = (
     "accelerate",
     "transformers.trainer",
     "transformers.models.llama.modeling_llama",
-    "deepspeed",  # Accelerate imports it where it is installed
+    "deepspeed",  # Accelerate and the adapter import it where it is installed
 )
 PRELOAD = (*TRAINING, *(name for name in IMPORTED if find_spec(name.partition(".")[0])))
 GROUPED = True
@@ -120,6 +120,23 @@ def test_it_goes_on_after_any_step(name: str, tmp_path: Path) -> None:
     for step, rest in enumerate(rests):
         assert rest == whole[-len(rest) :], f"after step {step}"
     assert [len(rest) for rest in rests] == sorted({len(rest) for rest in rests}, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("accelerate"), reason="needs accelerate: pip install windtunnel[strangers]")
+def test_who_has_the_adapter_imported_prepares_without_imports() -> None:
+    """Survivors wait for the process that takes a lost one's place, and it for what Accelerate imports."""
+    code = """
+import sys
+from windtunnel.training.checkpoint.adapters import accelerate
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+before = {name.partition(".")[0] for name in sys.modules}
+prepare_data_loader(DataLoader(range(8), 2), num_processes=2, process_index=0)
+print({name.partition(".")[0] for name in sys.modules} - before - {"torchdata"})
+"""
+    done = preloaded.run(["-c", code])
+    assert done.stdout.splitlines()[-1:] == [b"set()"], done.stderr
 
 
 @pytest.mark.slow

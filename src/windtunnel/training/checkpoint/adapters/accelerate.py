@@ -20,6 +20,8 @@ generation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from accelerate import Accelerator
@@ -28,6 +30,11 @@ from accelerate.state import AcceleratorState, GradientState
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.adapters.cursor import Place, place_in, require_world
+
+if find_spec("datasets"):
+    # Of several ranks each imports it when it prepares its first loader, for most of a second: a process that
+    # takes a lost one's place has it from where it was preloaded.
+    import_module("datasets")
 
 
 class ElasticAccelerator(Accelerator):

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
@@ -35,6 +37,9 @@ from transformers.trainer_callback import ExportableState
 from windtunnel.base.errors import UserError
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.adapters.cursor import Cursor, place_in, require_world
+
+if find_spec("deepspeed"):
+    import_module("deepspeed")  # as the trainer does when it begins, where that would hold up a recovery
 
 _METHODS = (
     "_init_training_state",

@@ -32,12 +32,17 @@ PATIENCE = 300.0  # seconds that a run may take
 LOOPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ddp": ("plain DDP", ()),
     "stateful": ("StatefulDataLoader", ("torchdata.stateful_dataloader",)),
-    "hf": ("Hugging Face's Trainer", ("transformers.trainer", "accelerate")),
+    "hf": ("Hugging Face's Trainer", ("transformers", "accelerate")),
     "lightning": ("Lightning", ("lightning",)),
     "accelerate": ("Accelerate", ("accelerate",)),
 }
 """Of each its name, and the modules that it needs."""
-ALSO = ("deepspeed",)  # Accelerate imports it where it is installed
+ADAPTERS = "windtunnel.training.checkpoint.adapters"
+ADAPTED = {
+    "hf": f"{ADAPTERS}.huggingface",
+    "lightning": f"{ADAPTERS}.lightning",
+    "accelerate": f"{ADAPTERS}.accelerate",
+}
 
 
 class Failed(RuntimeError):
@@ -73,7 +78,7 @@ def ended(loop: str, folder: Path, faults: tuple[str, ...]) -> tuple[dict[int, A
     Raises:
         Failed: it did not end well, or not in time.
     """
-    modules = [one for one in (*LOOPS[loop][1], *ALSO) if LOOPS[loop][1] and find_spec(one.partition(".")[0])]
+    modules = (ADAPTED[loop],) if loop in ADAPTED else LOOPS[loop][1]
     folder.mkdir(parents=True)
     with (folder / "output").open("wb") as output:
         launched = launch(
