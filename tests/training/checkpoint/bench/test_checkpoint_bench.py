@@ -46,7 +46,7 @@ def test_a_section_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "persist_rows", lambda *_: iter(()))
     rows = bench.run(["cost"], quick=True)
     assert [row.name for row in rows] == [
-        f"{mode}{kind} (failed)" for kind in ("", ", DDP") for mode in cost.QUICK_MODES
+        f"a step with its checkpoint{kind} (failed)" for kind in ("", ", DDP")
     ]
     assert all("a reason" in row.note for row in rows)
 
@@ -224,6 +224,26 @@ def test_only_pieces_that_changed_are_written_again(tmp_path: Path) -> None:
     assert everything.measured == pytest.approx(1.0, abs=0.01)
     assert part.measured is not None
     assert cost.CHANGED < part.measured < 0.5
+
+
+def test_the_cost_of_a_way_is_held_against_the_steps_without(tmp_path: Path) -> None:
+    none = {"seconds": [0.1] * 5, "cpu": [[0.08, 0.001]], "spent": [{}] * 5}
+    parts = {"stall": 0.004, "copy": 0.0, "settle": 0.0, "wait": 0.0}
+    for seconds, met in ((0.109, True), (0.112, False)):
+        of = {"seconds": [seconds] * 5, "cpu": [[0.085, 0.003]], "spent": [parts] * 5}
+        step, stall = cost.time_rows("concurrent", of, none, "")
+        assert step.met is met
+        assert "5.00 ms of the trainer, 2.00 ms of its host's agent" in step.note
+        assert stall.measured == 0.004
+    assert [row.met for row in cost.time_rows("DCP async_save", of, none, "")] == [None]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_launch")
+def test_the_cost_of_a_real_job_is_told(tmp_path: Path) -> None:
+    rows = list(cost.job_rows(tmp_path, True, replicas=True))
+    assert not [row for row in rows if "failed" in row.name]
+    assert sum(row.name.startswith("floor: ") for row in rows) == 3
 
 
 @pytest.mark.slow

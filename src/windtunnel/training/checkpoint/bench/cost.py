@@ -2,8 +2,11 @@
 
 The job is real and the host's cores are all it has: two ranks of FSDP2 (and of DDP) with AdamW on two
 emulated hosts, so whatever the checkpoint does in the background competes with the training itself. (On hosts
-with accelerators the host's cores are mostly idle; `wasted` shows that case.) The job runs without
-checkpoints, then with every step's in concurrent mode and in blocking mode, and once more without.
+with accelerators the host's cores are mostly idle; `wasted` shows that case.) The ways to save take turns
+within one job, some steps each, and so does the training alone: all meet what the host does meanwhile alike.
+Beside them stand the floors, taken in the same job by all ranks at once: reading the state, copying it to
+shared memory, sending it to the other host over a bare connection; and DCP's ``async_save``, whose result is
+in shared memory, too, but neither copied to another host nor committed.
 
 The persist tier writes content-addressed pieces: what did not change since the last save is not written
 again. How much that spares depends on how much of a state changes, so it is shown for a full training, where
@@ -14,8 +17,9 @@ Source: GEMINI (Wang et al., SOSP 2023), section 7: checkpoints of every iterati
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,17 +30,25 @@ from windtunnel.bench.measure import conditions, quantile, scratch
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.checkpoint.bench import harness
 from windtunnel.training.checkpoint.bench.harness import SOURCE, Failed
-from windtunnel.training.elastic.events import Event
 
 SECTION = "cost"
 row = partial(Row, SECTION)
 RANKS, COPIES = 2, 2
 WIDTH, QUICK_WIDTH = 768, 128
 REPLICA_WIDTH = 512  # 50 MB with AdamW's moments, on every rank
-STEPS, QUICK_STEPS = 40, 8
-WARM = 3  # steps before any counts: memory is made, plans too
-MODES = ("none", "concurrent", "blocking", "none")
-QUICK_MODES = ("none", "concurrent", "blocking")
+ARMS: Mapping[str, Any] = {
+    "none": None,
+    "concurrent": {},
+    "copied at once": {"overlap": False},
+    "blocking": {"mode": "blocking"},
+    "idle": {"mode": "idle"},
+    "DCP async_save": "dcp",
+}
+QUICK_ARMS = ("none", "concurrent", "blocking")
+ALLOWED = {"concurrent": 0.10, "idle": 0.03}
+"""Share of the time of a step without checkpoints."""
+ROUNDS, STEPS, SETTLE = 4, 16, 4
+PATIENCE = 300.0
 CHANGED = 0.1
 SAVED_MIB, QUICK_SAVED_MIB = 256, 64
 PARTS = 20
@@ -50,102 +62,122 @@ def cost_rows(quick: bool) -> Iterator[Row]:
 
 
 def job_rows(folder: Path, quick: bool, *, replicas: bool) -> Iterator[Row]:
-    """The job in every mode: FSDP2, or ``replicas`` of the whole state (DDP), which are not sent."""
+    """The job with all ways to save: FSDP2, or ``replicas`` of the whole state (DDP), which are not sent."""
     told = conditions()
-    steps: dict[str, list[Event]] = {}
-    used: dict[str, dict[str, int]] = {}
     kind = ", DDP" if replicas else ""
-    for number, mode in enumerate(QUICK_MODES if quick else MODES):
-        try:
-            found, used[mode] = ran(folder / str(number), mode, quick, replicas=replicas)
-            steps.setdefault(mode, []).extend(found)
-        except Failed as error:
-            yield left_out(SECTION, f"{mode}{kind} (failed)", str(error))
-    if "none" in steps:
-        yield from time_rows(steps, used, told, kind)
-    yield from memory_rows(used, kind)
+    try:
+        found = ran(folder, quick, replicas=replicas)
+    except Failed as error:
+        yield left_out(SECTION, f"a step with its checkpoint{kind} (failed)", str(error))
+        return
+    plain = found["arms"]["none"]["seconds"]
+    yield row(
+        f"a step without checkpoints{kind}",
+        "s",
+        measured=median(plain),
+        note=f"median of {len(plain)}, p95 {units.seconds(quantile(plain, 0.95))}; {RANKS} ranks on {RANKS} "
+        f"hosts that share {os.cpu_count()} cores; {told}",
+    )
+    for arm, of in found["arms"].items():
+        if arm != "none":
+            yield from time_rows(arm, of, found["arms"]["none"], kind)
+    yield from floor_rows(found["floors"], median(plain), kind)
+    yield from memory_rows(found["arms"]["concurrent"]["used"], kind)
 
 
-def ran(folder: Path, mode: str, quick: bool, *, replicas: bool) -> tuple[list[Event], dict[str, int]]:
-    """The steps of a job that nothing disturbs, without the first, and what rank 0's host used.
+def ran(folder: Path, quick: bool, *, replicas: bool) -> dict[str, Any]:
+    """What rank 0 found: see the program.
 
     Raises:
         Failed: it did not come through.
     """
-    harness.end_at(folder, WARM + (QUICK_STEPS if quick else STEPS))
-    width = QUICK_WIDTH if quick else REPLICA_WIDTH if replicas else WIDTH
-    arguments = ["--mode", mode, "--width", width, "--copies", COPIES, *["--replicas"] * replicas]
-    with harness.running("fsdp_trainer", arguments, folder, hosts=RANKS, frozen_after=5.0) as launched:
-        results = harness.ended(launched)
-        events = launched.events()
-    return [event for event in events if event["kind"] == "step"][WARM:], results[0]["used"]
+    plan = {
+        "width": QUICK_WIDTH if quick else REPLICA_WIDTH if replicas else WIDTH,
+        "replicas": replicas,
+        "arms": {arm: ARMS[arm] for arm in (QUICK_ARMS if quick else ARMS)},
+        "rounds": 1 if quick else ROUNDS,
+        "steps": STEPS // 2 if quick else STEPS,
+        "settle": SETTLE,
+    }
+    with harness.running(
+        "cost_trainer", [json.dumps(plan)], folder, hosts=RANKS, frozen_after=5.0
+    ) as launched:
+        found: dict[str, Any] = harness.ended(launched, PATIENCE)[0]
+    return found
 
 
-def time_rows(
-    steps: dict[str, list[Event]], used: dict[str, dict[str, int]], told: str, kind: str
-) -> Iterator[Row]:
-    """A step's time in each mode, and where the time of a save goes."""
-    plain = median(event["seconds"] for event in steps["none"])
+def time_rows(arm: str, of: dict[str, Any], none: dict[str, Any], kind: str) -> Iterator[Row]:
+    """A step's time with a way to save, what processors do for it, and where the time of a save goes."""
+    plain, times = median(none["seconds"]), of["seconds"]
+    trainer, agent = (
+        median(cpu[at] for cpu in of["cpu"]) - median(cpu[at] for cpu in none["cpu"]) for at in (0, 1)
+    )
+    over, allowed = median(times) / plain - 1, ALLOWED.get(arm)
     yield row(
-        f"a step without checkpoints{kind}",
+        f"a step with its checkpoint, {arm}{kind}",
         "s",
-        measured=plain,
-        note=f"median of {len(steps['none'])}, p95 "
-        f"{units.seconds(quantile([event['seconds'] for event in steps['none']], 0.95))}; {RANKS} ranks on "
-        f"{RANKS} hosts that share {os.cpu_count()} cores; {told}",
+        measured=median(times),
+        target=f"at most {allowed:.0%} over none" if allowed else "",
+        met=over <= allowed if allowed else None,
+        note=f"{over:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}; processor time more than "
+        f"without: {units.seconds(max(0.0, trainer))} of the trainer, "
+        f"{units.seconds(max(0.0, agent))} of its host's agent",
     )
-    for mode in ("concurrent", "blocking"):
-        if not steps.get(mode):
-            continue
-        times = [event["seconds"] for event in steps[mode]]
-        mib = used[mode].get("own", 0) / 2**20
+    if arm in ("concurrent", "blocking"):
         yield row(
-            f"a step with its checkpoint, {mode}{kind}",
+            f"stall of a step, {arm}{kind}",
             "s",
-            measured=median(times),
-            note=f"{median(times) / plain - 1:+.1%} over none; p95 {units.seconds(quantile(times, 0.95))}; "
-            f"{mib:.1f} MiB a rank, {COPIES} copies",
-        )
-        yield row(
-            f"stall of a step, {mode}{kind}",
-            "s",
-            measured=median(event["stall"] for event in steps[mode]),
-            published=0.0 if mode == "concurrent" else None,
-            source=f"{SOURCE}: no loss of throughput, with accelerators" if mode == "concurrent" else "",
-            note=split(steps[mode], mode),
+            measured=median(spent["stall"] for spent in of["spent"]),
+            published=0.0 if arm == "concurrent" else None,
+            source=f"{SOURCE}: no loss of throughput, with accelerators" if arm == "concurrent" else "",
+            note=split(of["spent"], arm),
         )
 
 
-def split(steps: Sequence[Event], mode: str) -> str:
+def split(spent: list[dict[str, float]], arm: str) -> str:
     """Medians of the parts of a stall, in words."""
-    parts = {name: median(event[name] for event in steps) for name in ("stall", "copy", "settle", "wait")}
+    parts = {name: median(one[name] for one in spent) for name in ("stall", "copy", "settle", "wait")}
     rest = max(0.0, parts["stall"] - parts["copy"] - parts["settle"] - parts["wait"])
-    which = "of the save before" if mode == "concurrent" else "of this save"
+    which = "of the save before" if arm == "concurrent" else "of this save"
     return (
-        f"copy {units.seconds(parts['copy'])}, waiting for the checksum {which} "
+        f"copy {units.seconds(parts['copy'])}, waiting for the copy {which} "
         f"{units.seconds(parts['settle'])}, waiting for the commit {which} {units.seconds(parts['wait'])}, "
-        f"the rest (walking the state, packing objects, telling the agent) {units.seconds(rest)}"
+        "the rest (walking and reading the state, packing objects, telling the agent) "
+        f"{units.seconds(rest)}"
     )
 
 
-def memory_rows(used: dict[str, dict[str, int]], kind: str) -> Iterator[Row]:
+def floor_rows(floors: dict[str, float], plain: float, kind: str) -> Iterator[Row]:
+    """What no checkpoint of all that changed can take less than, on these cores."""
+    words = {
+        "read": "reading the state once (its checksum)",
+        "copy": "copying the state to shared memory",
+        "send": "sending as much over a bare loopback connection",
+    }
+    for name, what in words.items():
+        yield row(
+            f"floor: {what}{kind}",
+            "s",
+            measured=floors[name],
+            note=f"{floors[name] / plain:.1%} of a step without checkpoints; all ranks at once",
+        )
+
+
+def memory_rows(used: dict[str, int], kind: str) -> Iterator[Row]:
     """What a host's memory holds, and what it sends for one checkpoint."""
-    found = used.get("concurrent") or used.get("blocking")
-    if not found:
-        return
-    own = found["own"]
+    own = used["own"]
     yield row(
         f"memory that checkpoints take on a host{kind}",
         "bytes",
-        measured=found["held"],
-        note=f"{found['held'] / own:.2f} x its rank's state of {own:,} B: 2 slots of each copy "
-        f"that lies here, in tmpfs",
+        measured=used["held"],
+        note=f"{used['held'] / own:.2f} x its rank's state of {own:,} B: 2 slots of each copy that lies "
+        "here, in tmpfs",
     )
     yield row(
         f"bytes that a host sends for one checkpoint{kind}",
         "bytes",
-        measured=found["sent"],
-        note=f"{found['sent'] / own:.2f} x its rank's state, for {COPIES - 1} copy in a peer; what all ranks "
+        measured=used["sent"],
+        note=f"{used['sent'] / own:.2f} x its rank's state, for {COPIES - 1} copy in a peer; what all ranks "
         f"hold alike is not sent",
     )
 

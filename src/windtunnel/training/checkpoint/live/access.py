@@ -40,6 +40,11 @@ class MemoryLost(ConnectionError):
     for this as for a peer that is lost, and the other copies serve."""
 
 
+class Changed(MemoryLost):
+    """The program changed its state while it was being copied, so the copy is of no step. All ranks go back
+    to the one before."""
+
+
 class Access:
     """This rank's slots, and all that can be read. ``memory``: a `LocalMemory`."""
 

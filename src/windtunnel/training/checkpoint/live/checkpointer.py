@@ -5,11 +5,15 @@
         ...  # train
         ck.step(step, state)
 
-`step` copies the state into a slot of this host's memory and returns; the checksum is made in the
-background, and so are the copies in other hosts' memory, by the host's agent, which outlives this
-process. A step is committed when all copies of all ranks' shards are complete. A slot is overwritten only
-when a newer step than the one in it is committed (`policy.slots`), so whatever is lost, the newest committed
-step is still whole.
+`step` copies the state into a slot of this host's memory; the copies in other hosts' memory are made in the
+background, by the host's agent, which outlives this process. A step is committed when all copies of all
+ranks' shards are complete. A slot is overwritten only when a newer step than the one in it is committed
+(`policy.slots`), so whatever is lost, the newest committed step is still whole.
+
+Where optimizers alone change the state, `step` only reads it, for its checksum: it is copied beside the next
+step's forward and backward pass, whenever the program waits for others, and the optimizer's step waits for
+the end of that. If what was copied does not have that checksum, the program changed it meanwhile: all ranks
+go back a step, and from then on copies are made at once.
 
 Tensors that all ranks hold alike (a DDP replica) are found once, by agreement on their content, and then lie
 in the shard "shared" of every host's memory, without being sent. They are compared again now and then;
@@ -32,13 +36,19 @@ from torch.utils.data import DataLoader
 from windtunnel.store import eventlog
 from windtunnel.training.checkpoint.live import kinds, objects, snapshot, spans
 from windtunnel.training.checkpoint.live import loader as loaders
-from windtunnel.training.checkpoint.live.access import Access, MemoryLost, Stored, attach, store
+from windtunnel.training.checkpoint.live.access import (
+    Access,
+    Changed,
+    MemoryLost,
+    Stored,
+    attach,
+    store,
+)
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
-from windtunnel.training.checkpoint.live.slot import checksum_of
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
-from windtunnel.training.checkpoint.live.state import State, walk
+from windtunnel.training.checkpoint.live.state import State, local, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
@@ -83,6 +93,7 @@ class PeerCheckpointer:
         self._base = -1  # what all went back to, where copies of it are still to be made
         self._calls = 0  # of `step` that saved or should have: alike on all ranks
         self._restores = 0
+        self._beside = False  # copies are made beside the next step
         self._told = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
         kept["current"] = self
@@ -134,9 +145,8 @@ class PeerCheckpointer:
         return loaders.follow(loader)
 
     def step(self, step: int, state: State) -> None:
-        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory
-        (with ``overlap``, earlier: the parameters must not change before `before_update`, which the
-        optimizers in ``state`` call by themselves).
+        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory,
+        or will be before `before_update` returns, which the optimizers in ``state`` call by themselves.
 
         Raises:
             UserError: the state cannot be saved, or the memory for it is not there.
@@ -175,14 +185,16 @@ class PeerCheckpointer:
         self.job.at("before_local_write", step)
         self._held[slot] = EMPTY
         self._access.begin(self._plan, slot, step)
-        if chosen.overlap:
+        self._put_objects(packed, slot)
+        if self._beside:
             self._hook(state)
             tensors = _still(tensors, state)
+            ahead = self._checksums_ahead(tensors, slot)
             self._copied = Future()
-            self._pending = self._pool.submit(self._save, tensors, packed, slot, step, alike, self._copied)
+            self._pending = self._pool.submit(self._save, tensors, slot, step, alike, ahead, self._copied)
         else:
-            self._copy(tensors, packed, slot, step)
-            self._pending = self._pool.submit(self._finish, slot, step, alike)
+            checksums = self._copy(tensors, slot, step)
+            self._pending = self._pool.submit(self._finish, slot, step, alike, checksums)
         learning = self._idle is not None and self._idle.learning
         if chosen.mode == "blocking" or learning:
             self._settle()
@@ -191,7 +203,7 @@ class PeerCheckpointer:
             self._idle.resume()
 
     def before_update(self) -> None:
-        """Wait until the state is copied: the optimizer is about to change it (with ``overlap`` only)."""
+        """Wait until the state is copied: the program is about to change it."""
         if self._copied is not None:
             self._copied.result(self.settings.patience)
             self._copied = None
@@ -271,6 +283,8 @@ class PeerCheckpointer:
         known = self._calls and not shared  # that there is nothing
         again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
         key, told = f"{self._serial}.{self._calls}", self._kinds
+        if not self._calls:
+            self._beside = self._may_go_beside(program, tensors, key)
         if self.job.world > 1 and again:
             if not known:
                 shared = agree_alike(self.job, program, tensors, self._shared, key)
@@ -292,6 +306,20 @@ class PeerCheckpointer:
         if self.settings.mode == "idle" and self._idle is None:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
+
+    def _may_go_beside(self, program: State, tensors: snapshot.Tensors, key: str) -> bool:
+        """Whether the state is known to change by its optimizers alone, on every rank."""
+        if self.settings.overlap is not None or self.settings.mode == "blocking":
+            return bool(self.settings.overlap)
+        optimizers = [value for value in program.values() if isinstance(value, Optimizer)]
+        owned = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        mine = bool(owned) and self.job.keep("checkpoint", dict).get("beside", True)
+        for _, tensor in tensors:
+            trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+            mine = mine and not local(tensor).is_cuda and (id(tensor) in owned or not trained)
+        return (
+            bool(mine) if self.job.world == 1 else all(self.job.agree(f"beside/{key}", bool(mine)).values())
+        )
 
     def _tell_needs(self, needs: str) -> None:
         kept = self.job.keep("checkpoint", dict)
@@ -365,25 +393,53 @@ class PeerCheckpointer:
         newest = self.committed()
         self.job.event("note", text=f"step {step} was not saved: step {newest} is the newest committed one")
 
+    def _put_objects(self, packed: bytes, slot: int) -> None:
+        assert self._access is not None and self._plan is not None
+        for shard, layout in self._plan.layouts.items():
+            if layout.tail and self._access.writes(shard):
+                snapshot.put_objects(packed, layout.tail, self._access.data(shard, slot))
+
+    def _checksums_ahead(self, tensors: snapshot.Tensors, slot: int) -> dict[str, str | None]:
+        """Of each shard as it is to be in the slot; None where nobody can tell."""
+        assert self._access is not None and self._plan is not None
+        return {
+            shard: snapshot.checksum_ahead(
+                tensors, layout, self._plan.moves[shard], self._access.data(shard, slot)
+            )
+            for shard, layout in self._plan.layouts.items()
+            if self._access.writes(shard)
+        }
+
     def _save(
         self,
         tensors: snapshot.Tensors,
-        packed: bytes,
         slot: int,
         step: int,
         alike: str,
+        ahead: dict[str, str | None],
         copied: Future[None],
     ) -> None:
         try:
-            self._copy(tensors, packed, slot, step)
+            checksums = self._copy(tensors, slot, step)
+            torn = [shard for shard, known in ahead.items() if known not in (None, checksums[shard])]
+            if torn:
+                self.job.keep("checkpoint", dict)["beside"] = False
+                told = (
+                    f"step {step}: the program changed {torn[0]} while it was copied beside the next step; "
+                    "it is copied at once from now on"
+                )
+                self.job.event("note", text=told)
+                raise Changed(told)
         except BaseException as error:
             copied.set_exception(error)
             raise
         copied.set_result(None)
-        self._finish(slot, step, alike)
+        self._finish(slot, step, alike, checksums)
 
-    def _copy(self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int) -> None:
+    def _copy(self, tensors: snapshot.Tensors, slot: int, step: int) -> dict[str, str]:
+        """The tensors into their places; the shards' checksums."""
         assert self._access is not None and self._plan is not None
+        checksums = {}
         for shard, layout in self._plan.layouts.items():
             if not self._access.writes(shard):
                 continue
@@ -391,22 +447,20 @@ class PeerCheckpointer:
             moves = self._plan.moves[shard]
             if (shard, slot) not in self._views:
                 self._views[shard, slot] = snapshot.views(layout, moves, data)
-            if layout.tail:
-                snapshot.put_objects(packed, layout.tail, data)
             self.job.at("during_local_write", step)
-            snapshot.copy(tensors, moves, self._views[shard, slot])
+            checksums[shard] = snapshot.copy_hashed(tensors, layout, moves, self._views[shard, slot], data)
+        return checksums
 
-    def _finish(self, slot: int, step: int, alike: str) -> None:
-        """Checksums, headers, and word to the agent; what all ranks hold alike first, so that a rank's word
-        for its own shard vouches for it, too."""
-        assert self._access is not None and self._plan is not None
-        written = [shard for shard in self._plan.layouts if self._access.writes(shard)]
-        for shard in sorted(written, key=lambda name: name != SHARED):
-            data = self._access.data(shard, slot)
-            self._access.complete(shard, slot, checksum_of(data))
+    def _finish(self, slot: int, step: int, alike: str, checksums: dict[str, str]) -> None:
+        """Headers, and word to the agent; what all ranks hold alike first, so that a rank's word for its own
+        shard vouches for it, too."""
+        assert self._access is not None
+        written = sorted(checksums, key=lambda name: name != SHARED)
+        for shard in written:
+            self._access.complete(shard, slot, checksums[shard])
         self.job.at("after_local_write", step)
         self.job.at("before_commit", step)
-        for shard in sorted(written, key=lambda name: name != SHARED):
+        for shard in written:
             self._access.saved(shard, slot, step, shard != SHARED, alike)
         self._held[slot] = step
         if self._idle is not None:

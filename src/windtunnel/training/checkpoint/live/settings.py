@@ -35,10 +35,11 @@ class Settings:
     ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every checkpoint).
     ``stored``: seconds that the end of a job waits for what is being written to storage. ``verify``: compare
     what all ranks should hold alike now and then, and check every copy.
-    ``overlap``: copy the state in a thread while the next step's forward and backward run. ``rng``: save and
-    restore the global generators. For idle mode, ``profile``: steps to observe first, ``bandwidth`` (bytes/s,
-    measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``:
-    the share of an idle span that is used.
+    ``overlap``: copy the state in a thread while the next step's forward and backward run: True, False, or
+    None: where it can be proved that what was copied is the state as `step` found it, and optimizers alone
+    change it. ``rng``: save and restore the global generators. For idle mode, ``profile``: steps to observe
+    first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in
+    ``parts`` parts, ``safety``: the share of an idle span that is used.
     """
 
     copies: int = 2
@@ -55,7 +56,7 @@ class Settings:
     patience: float = 60.0
     stored: float = 60.0
     verify: bool = True
-    overlap: bool = False
+    overlap: bool | None = None
     rng: bool = True
     profile: int = 5
     bandwidth: float | None = None
@@ -94,6 +95,8 @@ def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
             raise UserError(f"{origin}: {name} is {value!r}; true or false is accepted")
         if isinstance(default, int) and not isinstance(default, bool) and not _whole(value):
             raise UserError(f"{origin}: {name} is {value!r}; a whole number is accepted")
+        if name == "overlap" and not isinstance(value, bool | None):
+            raise UserError(f"{origin}: overlap is {value!r}; true, false or null is accepted")
         if name in _LEAST and value < _LEAST[name]:
             raise UserError(f"{origin}: {name} is {value}; {_LEAST[name]} or more is accepted")
         if isinstance(default, float) and not (isinstance(value, int | float) and value > 0):

@@ -8,8 +8,8 @@ import argparse
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,69 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.bench.harness import over, suffer
-from windtunnel.training.checkpoint.live import snapshot
-from windtunnel.training.checkpoint.live.checkpointer import PeerCheckpointer
-from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.state import State
 from windtunnel.training.elastic import Job, determinism, run
-
-
-class TimedCheckpointer(PeerCheckpointer):
-    """Of every `step`: ``stall`` (s that the program waits in it) and of that ``copy`` (into the slot),
-    ``settle`` (until the checksum of the save before, in blocking mode of this one, is made), ``wait`` (until
-    a slot may be overwritten, in blocking mode until this save is committed)."""
-
-    def __init__(self, job: Any, **options: Any) -> None:
-        super().__init__(job, **options)
-        self._spent: dict[str, float] = {}
-
-    def step(self, step: int, state: State) -> None:
-        self._spent = dict.fromkeys(("stall", "copy", "settle", "wait"), 0.0)
-        with self._timed("stall"):
-            super().step(step, state)
-
-    def told(self) -> dict[str, float]:
-        """The times of the last step."""
-        return dict(self._spent)
-
-    def used(self) -> dict[str, int]:
-        """Bytes of this host: ``held`` in its slots, ``own`` in one save of its rank, ``sent`` to peers
-        for one checkpoint."""
-        if self._plan is None or self.job.memory is None:
-            return {}
-        memory = LocalMemory(self.job.memory, self.job.rank, self.job.generation)
-        try:
-            sent = [sent for sent, _ in memory.traffic().values() if sent]
-        finally:
-            memory.close()
-        own = sum(layout.nbytes for layout in self._plan.layouts.values())
-        return {"held": self.health().nbytes, "own": own, "sent": max(sent, default=0)}
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - begin
-
-    def _copy(self, tensors: snapshot.Tensors, packed: bytes, slot: int, step: int) -> None:
-        with self._timed("copy"):
-            super()._copy(tensors, packed, slot, step)
-
-    def _settle(self) -> None:
-        with self._timed("settle"):
-            super()._settle()
-
-    def _ready(self, step: int) -> bool:
-        with self._timed("wait"):
-            return super()._ready(step)
-
-    def _wait_committed(self, step: int) -> bool:
-        with self._timed("wait"):
-            return super()._wait_committed(step)
-
 
 SAMPLES, BATCH, CLASSES = 512, 16, 10
 
@@ -121,12 +62,39 @@ class Samples:
         self.generator.set_state(state["generator"])
 
 
-def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+@dataclass
+class Training:
+    """What is trained, and ``state`` to be saved of it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    samples: Samples
+
+    @property
+    def state(self) -> State:
+        return dict(vars(self))
+
+    def step(self, job: Job) -> torch.Tensor:
+        """One step; the sum of the ranks' losses."""
+        x, y = self.samples.next(job.rank, job.world)
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def made(job: Job, width: int, layers: int = 4, *, replicas: bool = False) -> Training:
+    """A training at its beginning."""
     determinism.fix()
     torch.manual_seed(7)
-    blocks = [Block(args.width) for _ in range(args.layers)]
-    model: nn.Module = nn.Sequential(*blocks, nn.Linear(args.width, CLASSES))
-    if args.replicas:
+    blocks = [Block(width) for _ in range(layers)]
+    model: nn.Module = nn.Sequential(*blocks, nn.Linear(width, CLASSES))
+    if replicas:
         model = nn.parallel.DistributedDataParallel(model)
     else:
         mesh = init_device_mesh("cpu", (job.world,))
@@ -135,12 +103,16 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 37)
-    samples = Samples(args.width)
     torch.manual_seed(100 + job.rank)  # dropout differs from rank to rank
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "samples": samples}
+    return Training(model, optimizer, schedule, Samples(width))
+
+
+def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    training = made(job, args.width, args.layers)
+    state = training.state
     checkpointer, first = None, 0
     if args.mode != "none":
-        checkpointer = TimedCheckpointer(job, copies=args.copies, mode=args.mode)
+        checkpointer = PeerCheckpointer(job, copies=args.copies, mode=args.mode)
         first = checkpointer.restore(state)
 
     hashes = {}
@@ -149,27 +121,15 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             break
         suffer(job)
         begin = time.perf_counter()
-        x, y = samples.next(job.rank, job.world)
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        told: dict[str, Any] = {"loss": float(total.item()).hex()}
+        total = training.step(job)
         if checkpointer is not None:
             checkpointer.step(step, state)
-            told |= checkpointer.told()
-        job.step(step, seconds=time.perf_counter() - begin, **told)
+        job.step(step, seconds=time.perf_counter() - begin, loss=float(total.item()).hex())
         if step in args.hashes or over(job, step + 1):
             hashes[str(step)] = digest(state)
-    used = {}
     if checkpointer is not None:
-        checkpointer.flush()
-        used = checkpointer.used()
         checkpointer.close()
-    return {"hashes": hashes, "used": used}
+    return {"hashes": hashes}
 
 
 def digest(state: dict[str, Any]) -> str:
@@ -201,7 +161,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--replicas", action="store_true", help="DDP in place of FSDP2")
     parser.add_argument("--copies", type=int)
     parser.add_argument("--mode", choices=("none", "blocking", "concurrent"), default="concurrent")
     parser.add_argument("--hashes", type=int, nargs="*", default=[])

@@ -23,6 +23,8 @@ from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.slot import CopyError
 
 LENGTH = struct.Struct("!I")
+HOT = 512 << 10
+"""Bytes that are received and then hashed, while the processor's cache holds them."""
 LARGEST = 256 << 20
 """Raw bytes that may follow a request: a layout."""
 
@@ -83,10 +85,10 @@ def receive_chunks(sock: socket.socket, into: memoryview) -> str:
             raise wire.WireError(f"a chunk of {length} bytes, {len(into) - at} are expected")
         end = at + length
         while at < end:
-            part = into[at : min(end, at + slots.BLOCK)]
+            part = into[at : min(end, at + HOT)]
             wire.fill(sock, part)
             at += len(part)
-            if at - hashed >= slots.BLOCK or at == len(into):
+            if at - hashed >= HOT or at == len(into):
                 hasher.update(into[hashed:at])
                 hashed = at
     return hasher.hexdigest()
