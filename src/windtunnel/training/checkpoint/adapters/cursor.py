@@ -18,20 +18,17 @@ them, batch after batch, does not.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.checkpoint.live.objects import bytes_of, tensor_of
+from windtunnel.training.checkpoint.live.loader import draw_again, drawn
 
-Drawn = dict[str, Any]  # the states of all generators at one moment, as plain values
+Drawn = bytes  # the states of all generators at one moment
 Place = dict[str, Any]  # what `Cursor.place` gives
 
 
@@ -148,46 +145,3 @@ def require_world(saved: int, job: Any) -> None:
             f"checkpoint: it is of {saved} ranks, the job has {job.world} now; the data of an epoch that was "
             "begun cannot be dealt out anew: --on-loss replace keeps their number"
         )
-
-
-def drawn(loader: Any) -> Drawn:
-    """The states of the global generators, and of those that ``loader`` and its samplers have."""
-    version, words, gauss = random.getstate()
-    states: Drawn = {
-        "torch": bytes_of(torch.get_rng_state()),
-        "python": (version, np.array(words, np.uint32).tobytes(), gauss),
-        "own": [bytes_of(one.get_state()) for one in _generators(loader)],
-    }
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    states["numpy"] = (kind, keys.tobytes(), *rest)  # type: ignore[union-attr]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = bytes_of(torch.cuda.get_rng_state())
-    return states
-
-
-def draw_again(loader: Any, states: Drawn) -> None:
-    """The inverse of `drawn`."""
-    torch.set_rng_state(tensor_of(states["torch"]))
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensor_of(states["cuda"]))
-    for generator, state in zip(_generators(loader), states["own"], strict=False):
-        generator.set_state(tensor_of(state))
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    found: dict[int, torch.Generator] = {}
-    queue, seen = [loader], set()
-    while queue:
-        one = queue.pop(0)
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        generator = getattr(one, "generator", None)
-        if isinstance(generator, torch.Generator):
-            found.setdefault(id(generator), generator)
-        queue += [getattr(one, name, None) for name in ("batch_sampler", "sampler")]
-    return list(found.values())

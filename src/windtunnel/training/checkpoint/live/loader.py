@@ -316,7 +316,7 @@ def _ordered(followed: weakref.ref[Any], inner: Any) -> Iterator[Any]:
     again: dict[str, Any] | None = None
     if resume is None:
         course.epoch = told if isinstance(told, int) else None
-        course.before = _packed(streams() | {"own": _own(loader)})
+        course.before = drawn(loader)
         course.seed = _seed_of(course)
     else:
         if course.epoch is not None and told != course.epoch:
@@ -324,9 +324,9 @@ def _ordered(followed: weakref.ref[Any], inner: Any) -> Iterator[Any]:
                 f"the loader is in epoch {course.epoch} of its sampler, but set_epoch({told}) was called "
                 "after the restore; have the number of the epoch in the state"
             )
-        again = objects.unpack(course.before)
+        again = _unpacked(course.before)
         _put_own(loader, again.pop("own"))
-        again["torch"] = objects.tensor_of(again["torch"])
+        again.pop("cuda", None)  # no order is drawn there
     numbered = iterable or loader.num_workers > 0
     passed = resume if resume is not None and not (iterable or course.own) else 0
     del loader
@@ -374,15 +374,31 @@ def _replicas(loader: Any) -> int:
     return found if isinstance(found, int) and found > 0 else 1
 
 
+def drawn(loader: Any) -> bytes:
+    """The states of the global generators, and of those that ``loader`` (or None) and its samplers have."""
+    return _packed(objects.generators() | {"own": _own(loader)})
+
+
+def draw_again(loader: Any, states: bytes) -> None:
+    """The inverse of `drawn`."""
+    found = _unpacked(states)
+    _put_own(loader, found.pop("own"))
+    objects.put_generators(found, None)
+
+
 def _generators(loader: Any) -> list[Any]:
     """Generators that are the loader's or its samplers' own, each once, in an order that stays."""
-    course = loader._windtunnel
-    first = course.generator if course.making else loader.generator
-    found: dict[int, Any] = {} if first is None else {id(first): first}
-    for owner in (loader.batch_sampler, loader.sampler, _sampler(loader)):
-        for _, value in sorted(getattr(owner, "__dict__", {}).items()):
-            if objects.is_generator(value):
-                found[id(value)] = value
+    course = _course(loader)
+    made = course.generator if course is not None and course.making else getattr(loader, "generator", None)
+    found: dict[int, Any] = {} if made is None else {id(made): made}
+    owners: list[Any] = [loader]
+    for owner in owners:  # which grow
+        values = vars(owner) if owner is not loader else {}
+        found |= {id(one): one for _, one in sorted(values.items()) if objects.is_generator(one)}
+        inner = [getattr(owner, name, None) for name in ("batch_sampler", "sampler", "_inside")]
+        owners += [
+            one for one in inner if hasattr(one, "__dict__") and not any(one is other for other in owners)
+        ]
     return list(found.values())
 
 
@@ -392,7 +408,7 @@ def _own(loader: Any) -> list[Any]:
 
 
 def _put_own(loader: Any, states: list[Any]) -> None:
-    for generator, state in zip(_generators(loader), states, strict=True):
+    for generator, state in zip(_generators(loader), states, strict=False):  # some samplers make theirs late
         put = objects.tensor_of(state) if isinstance(generator, torch.Generator) else state
         objects.put_saved({}, "", generator, put)
 
@@ -410,3 +426,9 @@ def _packed(states: dict[str, Any]) -> bytes:
         key: objects.bytes_of(one) if isinstance(one, torch.Tensor) else one for key, one in states.items()
     }
     return objects.pack(plain)
+
+
+def _unpacked(states: bytes) -> dict[str, Any]:
+    """The inverse of `_packed`."""
+    plain = objects.unpack(states)
+    return {key: objects.tensor_of(one) if isinstance(one, bytes) else one for key, one in plain.items()}
