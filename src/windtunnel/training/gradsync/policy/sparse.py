@@ -1,11 +1,238 @@
-"""How a gradient that comes as rows of a table is synchronised."""
+"""How a sparse gradient is summed: the ways that there are, what each sends, and which is best.
+
+The design space is ZEN's (OSDI '25, section 2.3): *communication* along a ring, a hierarchy, or from each to
+each; *aggregation* incremental (sums travel on) or one-shot (all is sent as it is and added up once); the
+tensor *whole* at each rank or *split* into parts that one rank each adds up; parts *balanced* or not. Beside
+it, how indices are coded. `traffic` prices every point of it from one gradient's density d, how the density
+grows when n ranks are added up (densification, gamma_n), and skew. ZEN's theorem, held by the tests over the
+whole space: the fewest bytes are sent by one of
+
+    balanced parallelism            T_BP = (n-1)/n (1 + gamma_n) 2 M d / b
+    hierarchical centralization     T_HC = sum of gamma_(2^(i-1)) 2 M d / b  for i = 1 to log2 n
+
+(M the dense bytes, twice that with an index for each element, b the bandwidth); whole rows of a table need
+one index each, so that 2 M d becomes M d (1 + 4 / bytes of a row). Positions in a rank's part are sent as a
+bitmap where that is shorter than 4 bytes each, which is where more than 1/32 of the part is there.
+"""
 
 from __future__ import annotations
 
-from windtunnel.training.gradsync.model import PLAIN, Option, Profile, Tensor
-from windtunnel.training.gradsync.policy.options import Task, tasks
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.model import Network, Option, Profile, Tensor
+from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
+
+Communication = Literal["ring", "hierarchy", "point-to-point"]
+Aggregation = Literal["incremental", "one-shot"]
+Partition = Literal["whole", "split"]
+Index = Literal["none", "coo", "least", "block"]
+
+INDEX = 4
+"""Bytes of an index or a position."""
+BLOCK = 256
+"""Elements of a block that is sent if any of them is not zero (OmniReduce, SIGCOMM '21)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A point of the space. ``index``: *none* (every unit is sent), *coo* (4 bytes a unit), *least* (that or
+    a bitmap), *block* (4 bytes for each `BLOCK` elements)."""
+
+    communication: Communication
+    aggregation: Aggregation
+    partition: Partition
+    balanced: bool
+    index: Index
+
+
+SCHEMES = {
+    "zen": Design("point-to-point", "one-shot", "split", True, "least"),
+    "hierarchy": Design("hierarchy", "incremental", "whole", True, "coo"),
+    "allgather": Design("point-to-point", "one-shot", "whole", True, "coo"),
+    "blocks": Design("point-to-point", "one-shot", "split", False, "block"),
+    "server": Design("point-to-point", "one-shot", "split", False, "coo"),
+    "dense": Design("ring", "incremental", "split", True, "none"),
+}
+"""Those that run: ZEN's balanced parallelism; recursive doubling (SparCML, SC '19), which is hierarchical
+centralization; sparse all-gather; OmniReduce's blocks; the sparse parameter server with a contiguous part at
+each rank (Parallax, EuroSys '19); and the all-reduce that knows nothing of zeros."""
+
+
+def space() -> Iterable[Design]:
+    """All points that can be: from each to each nothing is left to be added up on the way, and whole tensors
+    need no balance."""
+    ways: tuple[Communication, ...] = ("ring", "hierarchy", "point-to-point")
+    sums: tuple[Aggregation, ...] = ("incremental", "one-shot")
+    cuts: tuple[Partition, ...] = ("whole", "split")
+    indices: tuple[Index, ...] = ("coo", "least")
+    for point in product(ways, sums, cuts, (True, False), indices):
+        communication, aggregation, partition, balanced, index = point
+        if communication == "point-to-point" and aggregation == "incremental":
+            continue
+        if partition == "whole" and (not balanced or index == "least"):
+            continue
+        yield Design(*point)
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Of a gradient on ``world`` ranks: ``units`` (rows or elements) of ``width`` elements of ``itemsize``
+    bytes, of which ``density`` are not zero on one rank; ``growth`` and ``skew`` as in `Tensor`; ``blocks``:
+    share of all blocks of `BLOCK` elements that are not zero on one rank."""
+
+    units: int
+    width: int
+    itemsize: int
+    density: float
+    growth: tuple[float, ...] = ()
+    skew: float = 1.0
+    blocks: float = 1.0
+
+    def gamma(self, ranks: float) -> float:
+        """Densification of so many: what was measured, between its points in proportion to the logarithm;
+        beyond them as if indices were independent, which those of other ranks mostly are more than."""
+        if ranks <= 1 or self.density == 0:
+            return 1.0
+        known = (1.0, *self.growth)
+        place = math.log2(ranks)
+        low = int(place)
+        if low + 1 < len(known) or (low < len(known) and place == low):
+            share = place - low
+            upper = known[min(low + 1, len(known) - 1)]
+            return known[low] + share * (upper - known[low])
+        last = min(1.0, known[-1] * self.density)
+        more = 1 - (1 - last) ** (ranks / 2 ** (len(known) - 1))
+        return more / self.density
+
+
+def sparsity(tensor: Tensor, itemsize: int = ELEMENT) -> Sparsity:
+    """What a profile knows of a gradient. How many blocks are not zero it does not tell: as many as if units
+    lay anywhere, but no more than fill the fullest slice first."""
+    width = max(1, tensor.width)
+    units = max(1, tensor.numel // width)
+    touched = 1 - (1 - min(1.0, tensor.density)) ** max(1.0, BLOCK / width)
+    return Sparsity(units, width, itemsize, tensor.density, tensor.growth, tensor.skew, touched)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of a scheme: bytes that the busiest rank sends or receives, the bytes that one sends in the mean, and
+    the rounds in which it is waited for others."""
+
+    busiest: float
+    sent: float
+    rounds: float
+
+
+def traffic(design: Design, one: Sparsity, world: int) -> Traffic:
+    """What ``design`` moves between ``world`` ranks."""
+    if world == 1:
+        return Traffic(0.0, 0.0, 0)
+    levels = math.log2(world)
+    rounds = {"ring": world - 1, "hierarchy": math.ceil(levels), "point-to-point": world - 1}
+    turns = rounds[design.communication] * (1 if design.partition == "whole" else 2)
+    if design.index == "none":
+        nbytes = 2 * (world - 1) / world * one.units * one.width * one.itemsize
+        return Traffic(nbytes, nbytes, turns)
+    if design.index == "block":
+        elements = one.units * one.width
+        grown = min(one.gamma(world), 1 / max(one.blocks, 1e-12))
+        growth = tuple(min(g, grown) for g in one.growth) or (grown,)
+        one = replace(
+            one, units=-(-elements // BLOCK), width=BLOCK, density=one.blocks, growth=growth,
+            skew=min(one.skew, 1 / max(one.blocks, 1e-12)),
+        )  # fmt: skip
+
+    def size(ranks: float, share: float = 1.0) -> float:
+        """Bytes of the sum of so many ranks, or a share of it."""
+        count = one.units * min(1.0, one.density * one.gamma(ranks))
+        index = INDEX * count
+        if design.index == "least":
+            index = min(index, one.units / 8)
+        return share * (count * one.width * one.itemsize + index)
+
+    if design.partition == "whole":
+        if design.aggregation == "one-shot":
+            nbytes = (world - 1) * size(1)
+        elif design.communication == "ring":
+            nbytes = sum(size(ranks) for ranks in range(1, world))
+        else:
+            # ranks beyond a power of two give theirs to another, which is the busiest, and are given the sum
+            folded = world & (world - 1) > 0
+            nbytes = sum(size(2 ** (level + folded)) for level in range(int(levels)))
+            nbytes += size(world) if folded else 0.0
+        return Traffic(nbytes, nbytes, turns + 2 * bool(world & (world - 1)))
+    match design.communication, design.aggregation:
+        case "point-to-point", _:
+            pushed = size(1, (world - 1) / world)
+        case "ring", "incremental":
+            pushed = sum(size(ranks, 1 / world) for ranks in range(1, world))
+        case "ring", _:
+            pushed = sum(ranks * size(1, 1 / world) for ranks in range(1, world))
+        case _, "incremental":
+            pushed = sum(size(2**level, 2.0 ** -(level + 1)) for level in range(math.ceil(levels)))
+        case _:
+            pushed = sum(2**level * size(1, 2.0 ** -(level + 1)) for level in range(math.ceil(levels)))
+    pulled = size(world, (world - 1) / world)
+    # the fullest part arrives at one rank, and leaves it world - 1 times
+    fullest = 1.0 if design.balanced else max(1.0, min(one.skew, world))
+    return Traffic(fullest * pushed + fullest * pulled, pushed + pulled, turns)
+
+
+def wire(network: Network) -> tuple[float, float]:
+    """Seconds that a round of an exchange takes without bytes, and a byte that a rank sends in it."""
+    world = network.world
+    empty = network.seconds("flat", "alltoall", 0)
+    each = network.seconds("flat", "alltoall", world) - empty
+    return empty / max(1, world - 1), each / max(1, world - 1)
+
+
+def seconds(scheme: str, one: Sparsity, network: Network) -> float:
+    """Predicted, of one sum.
+
+    Raises:
+        UserError: an unknown scheme, or a network whose all-to-all was not measured.
+    """
+    design = found(scheme)
+    if network.world == 1:
+        return 0.0
+    if design.index == "none":
+        return network.seconds("flat", "allreduce", one.units * one.width * one.itemsize)
+    latency, per_byte = wire(network)
+    moved = traffic(design, one, network.world)
+    return moved.rounds * latency + moved.busiest * per_byte
+
+
+def found(scheme: str) -> Design:
+    """The design of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if scheme not in SCHEMES:
+        raise UserError(f"sparse sum: scheme {scheme!r} is unknown; accepted are auto, {', '.join(SCHEMES)}")
+    return SCHEMES[scheme]
+
+
+def choose(one: Sparsity, network: Network | None, world: int) -> str:
+    """The scheme that takes least; where no network is known, that whose busiest rank moves fewest bytes."""
+    if network is None:
+        return min(SCHEMES, key=lambda name: traffic(SCHEMES[name], one, world).busiest)
+    return min(SCHEMES, key=lambda name: seconds(name, one, network))
 
 
 def choices(tensor: Tensor, profile: Profile) -> list[tuple[Option, list[Task]]]:
-    """The options that a sparse gradient has, with their tasks: as the dense one that it stands for."""
-    return [(PLAIN, tasks(PLAIN, tensor.numel, profile))]
+    """The options of a sparse gradient, with their one task each: a scheme is one call."""
+    one, network = sparsity(tensor), profile.network
+    resource = INSIDE if network.hosts == 1 else BETWEEN
+    options = []
+    for name, design in SCHEMES.items():
+        sent = traffic(design, one, network.world).sent
+        work = [Task("sparse", resource, seconds(name, one, network), sent)] if network.world > 1 else []
+        options.append((Option(codec=name, scheme="sparse"), work))
+    return options

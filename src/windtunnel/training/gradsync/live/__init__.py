@@ -1,0 +1,1 @@
+"""Gradients synchronised for real: codecs, sparse sums, and the hook that executes a plan."""

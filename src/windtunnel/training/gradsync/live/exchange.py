@@ -1,0 +1,148 @@
+"""Bytes between the ranks of a group, in pairwise rounds and by a deadline.
+
+In round i every rank sends to the i-th after it and receives from the i-th before it, and waits for both. So
+a link carries one message at a time in either direction: an all-to-all that starts all at once loses up to
+three quarters of a slow link to retransmission, since many senders meet in one queue. Lengths go ahead of
+messages, all at once, since they are small; a message without bytes is not sent.
+
+On failure: a peer that is gone closes its connections, and one that hangs is silent. Whoever waits for it
+learns of the one at once and of the other at the deadline; whoever waits for these, at the deadline, which
+all ranks have alike. Then `HostError` is raised, and as the connections are spent, the group is, too.
+
+gloo moves bytes of the processor only, so those of a GPU are copied there and back; NCCL moves them as they
+are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windtunnel.base.errors import HostError, UserError
+from windtunnel.training.gradsync.policy.bytes import LENGTH
+
+DEADLINE = 120.0
+WORDS = 192
+"""Bytes in which a rank says what it brings (`agree`)."""
+
+
+class Peers:
+    """The ranks of ``group`` (None: all) as this one sees them; everything that is exchanged through it must
+    be done ``deadline`` seconds from now. ``sent``: bytes handed to the transport so far."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, deadline: float = DEADLINE) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.sent = 0
+        self._seconds = deadline
+        self._until = time.monotonic() + deadline
+        gloo = dist.get_backend(group) != "nccl"
+        self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
+
+    def swap(self, messages: Sequence[Tensor]) -> list[Tensor]:
+        """What each rank sends to this one (uint8), for ``messages[i]`` to rank i; one's own is handed over.
+
+        Raises:
+            HostError: a peer is gone, or the deadline is over; so do all methods.
+        """
+        rank, size = self.rank, self.size
+        mine = [one.to(self.device) for one in messages]
+        lengths = self.gather_equal([self._length(one) for one in mine])
+        found = list(messages)
+        for turn in range(1, size):
+            to, source = (rank + turn) % size, (rank - turn) % size
+            found[source] = self._new(int(lengths[source]))
+            self._move([(to, mine[to])], [(source, found[source])])
+        return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
+
+    def gather(self, message: Tensor) -> list[Tensor]:
+        """The message of every rank, of any length each."""
+        return self.swap([message] * self.size)
+
+    def gather_equal(self, messages: Sequence[Tensor]) -> list[Tensor]:
+        """As `swap`, where all messages have one shape and type and are small: all at once."""
+        found = [torch.empty_like(one) for one in messages]
+        found[self.rank] = messages[self.rank]
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        self._move([(peer, messages[peer]) for peer in others], [(peer, found[peer]) for peer in others])
+        return found
+
+    def trade(self, peer: int, message: Tensor) -> Tensor:
+        """What ``peer`` has for this rank, which has ``message`` for it."""
+        mine, length = message.to(self.device), self._new(LENGTH).view(torch.int64)
+        self._move([(peer, self._length(mine))], [(peer, length)])
+        theirs = self._new(int(length))
+        self._move([(peer, mine)], [(peer, theirs)])
+        return theirs.to(message.device)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """The sum over all ranks, in place, by the backend's own all-reduce."""
+        if self.size == 1:
+            return
+        staged = tensor.to(self.device)
+        self.sent += 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
+        work = dist.all_reduce(staged, group=self.group, async_op=True)
+        self._wait(work, "one")
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def agree(self, words: str) -> None:
+        """That every rank says the same.
+
+        Raises:
+            UserError: it does not; on every rank the same sentence.
+        """
+        padded = words.encode()[:WORDS].ljust(WORDS)
+        message = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)
+        told = [bytes(one.tolist()).decode().strip() for one in self.gather_equal([message] * self.size)]
+        for peer, theirs in enumerate(told):
+            if theirs != told[0]:
+                raise UserError(
+                    f"sparse sum: rank {peer} has {theirs}, rank 0 has {told[0]}; "
+                    "the same on all ranks is accepted"
+                )
+
+    def _new(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _length(self, message: Tensor) -> Tensor:
+        return torch.tensor([message.numel()], dtype=torch.int64, device=self.device)
+
+    def _move(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Send and receive all that has bytes, and wait for it."""
+        try:
+            found = [
+                (peer, dist.P2POp(act, one, group=self.group, group_peer=peer))
+                for act, pairs in ((dist.irecv, receives), (dist.isend, sends))
+                for peer, one in pairs
+                if one.numel()
+            ]
+            if not found:
+                return
+            work = dist.batch_isend_irecv([one for _, one in found])
+        except RuntimeError as error:
+            raise self._lost("one", error) from error
+        self.sent += sum(one.numel() * one.element_size() for _, one in sends)
+        # NCCL has one handle for all that was called together
+        names = [f"rank {peer}" for peer, _ in found] if len(work) == len(found) else ["one"] * len(work)
+        for name, one in zip(names, work, strict=True):
+            self._wait(one, name)
+
+    def _wait(self, work: dist.Work, name: str) -> None:
+        left = max(0.001, self._until - time.monotonic())
+        try:
+            work.wait(timedelta(seconds=left))
+        except RuntimeError as error:
+            raise self._lost(name, error) from error
+
+    def _lost(self, name: str, error: RuntimeError) -> HostError:
+        over = time.monotonic() >= self._until
+        why = f"did not answer within {self._seconds:g} s" if over else "is gone, or gave up"
+        return HostError(
+            f"sparse sum: of {self.size} ranks {name} {why}; the group cannot go on", details=str(error)
+        )

@@ -1,0 +1,133 @@
+"""The design space of sparse sums: what each point moves, against exact counts; the choice; plans with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import network, profile
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.model import Tensor
+from windtunnel.training.gradsync.policy.bytes import blocks_of, exactly, imbalance, overlap
+from windtunnel.training.gradsync.policy.plan import make_plan
+from windtunnel.training.gradsync.policy.sparse import (
+    SCHEMES,
+    Design,
+    Sparsity,
+    choose,
+    seconds,
+    space,
+    sparsity,
+    traffic,
+)
+
+
+@st.composite
+def sparsities(draw: st.DrawFn) -> tuple[Sparsity, int]:
+    """With densification as it can be: it at most doubles when ranks do, and no density exceeds one."""
+    levels = draw(st.integers(1, 7))
+    density = draw(st.floats(1e-4, 1.0))
+    growth, now = [], 1.0
+    for _ in range(levels):
+        now = min(now * draw(st.floats(1.0, 2.0)), 1 / density)
+        growth.append(now)
+    units, width = draw(st.integers(10_000, 10**7)), draw(st.sampled_from([1, 8, 64]))
+    skew = draw(st.floats(1.0, 50.0))
+    return Sparsity(units, width, 4, density, tuple(growth), skew, 1.0), 2**levels
+
+
+@given(sparsities())
+def test_the_best_of_the_whole_space_is_one_of_two(case: tuple[Sparsity, int]) -> None:
+    """ZEN's theorem: balanced parallelism, or hierarchical centralization."""
+    one, world = case
+    best = min(traffic(design, one, world).busiest for design in space())
+    two = (traffic(SCHEMES[name], one, world).busiest for name in ("zen", "hierarchy"))
+    assert min(two) == pytest.approx(best)
+
+
+@given(sparsities())
+def test_the_two_are_priced_by_the_formulas(case: tuple[Sparsity, int]) -> None:
+    one, world = case
+    both = one.units * one.density * (one.width * 4 + 4)  # M d and the indices
+    parallel = Design("point-to-point", "one-shot", "split", True, "coo")
+    expected = (world - 1) / world * (1 + one.gamma(world)) * both
+    assert traffic(parallel, one, world).busiest == pytest.approx(expected)
+    expected = sum(one.gamma(2**level) for level in range(round(math.log2(world)))) * both
+    assert traffic(SCHEMES["hierarchy"], one, world).busiest == pytest.approx(expected)
+
+
+def zipf(rng: np.random.Generator, units: int, draws: int, power: float, mixed: bool) -> np.ndarray:  # type: ignore[type-arg]
+    """Units that some tokens are: the frequent ones first, or anywhere."""
+    chances = np.cumsum(1 / np.arange(1, units + 1) ** power)
+    found = np.searchsorted(chances, rng.random(draws) * chances[-1])
+    return np.unique(found * 7919 % units if mixed else found)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 12])
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_estimates_are_near_exact_counts(world: int, width: int, mixed: bool) -> None:
+    """From density, growth and skew; of contiguous parts only an upper bound, as skew is of the fullest."""
+    rng, units = np.random.default_rng(world), 200_003
+    sets = [zipf(rng, units, 30_000, 0.9, mixed) for _ in range(world)]
+    growth, skew = overlap(sets, units)
+    density = sum(map(len, sets)) / world / units
+    blocks = sum(map(len, blocks_of(sets, width))) / world / (units * width / 256)
+    one = Sparsity(units, width, 4, density, growth, skew, blocks)
+    for name in SCHEMES:
+        sent, received = exactly(name, sets, units, width, 4)
+        busiest = max(sent.max(), received.max())
+        moved = traffic(SCHEMES[name], one, world).busiest
+        if name in ("server", "blocks"):
+            assert moved > 0.9 * busiest
+        else:
+            assert moved == pytest.approx(busiest, rel=0.12), name
+    push, pull = imbalance(sets, units, 0)
+    assert max(push, pull) < 1.1
+    assert mixed or max(imbalance(sets, units, None)) > 1.5
+
+
+def test_the_choice_follows_overlap_density_and_latency() -> None:
+    alike = Sparsity(10**6, 1, 4, 0.01, (1.2, 1.4, 1.6, 1.8))
+    apart = replace(alike, growth=(2.0, 4.0, 8.0, 16.0))
+    full = replace(alike, density=1.0, growth=(1.0, 1.0, 1.0, 1.0))
+    assert choose(alike, None, 16) == "zen"
+    assert choose(full, None, 16) == "dense"
+    slow, far = network(16, 1, 1e6), network(16, 1, 1e10, latency=1e-3)
+    assert choose(alike, slow, 16) == "zen"
+    assert choose(replace(alike, units=100), far, 16) == "hierarchy"  # log2 n rounds, not 2 (n - 1)
+    nothing = replace(apart, density=0.0)
+    assert traffic(SCHEMES["zen"], nothing, 16).busiest == 0
+    for one in (alike, apart, full):
+        best = choose(one, slow, 16)
+        assert seconds(best, one, slow) == min(seconds(name, one, slow) for name in SCHEMES)
+    with pytest.raises(UserError, match="scheme 'tree' is unknown; accepted are auto, zen"):
+        seconds("tree", alike, slow)
+
+
+@given(sparsities(), st.integers(2, 1024))
+@settings(max_examples=50)
+def test_growth_beyond_what_was_measured_stays_possible(case: tuple[Sparsity, int], world: int) -> None:
+    one, _ = case
+    assert 1.0 <= one.gamma(world) <= 1 / one.density + 1e-9
+    assert one.gamma(world) <= one.gamma(2 * world) + 1e-9
+
+
+def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
+    """A sparse gradient is a group of its own between dense ones, and its bytes are those of its scheme."""
+    job = profile([10**5, 10**5, 10**5], 1e8, codecs=())
+    table = Tensor("table", 64 * 10**6, 1e-3, width=64, density=0.01, growth=(1.4, 1.8, 2.2))
+    job = replace(job, tensors=(job.tensors[0], table, *job.tensors[1:]))
+    plan = make_plan(job)
+    group = next(one for one in plan.groups if "table" in one.tensors)
+    assert group.tensors == ("table",) and group.option.scheme == "sparse"
+    assert group.option.codec == choose(sparsity(table), job.network, 8) != "dense"
+    moved = traffic(SCHEMES[group.option.codec], sparsity(table), 8).sent
+    others = sum(one.numel for one in job.tensors if one.name != "table") * 4 * 2 * 7 / 8
+    assert plan.forecasts[0].nbytes == pytest.approx(moved + others, rel=1e-6)
+    assert len(plan.order) == len(plan.groups)

@@ -1,0 +1,192 @@
+"""Sparse sums over ranks that are threads: lossless to the bit, whatever the ranks have; refusals; bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threads import on_ranks
+from torch import Tensor
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.live import units
+from windtunnel.training.gradsync.live.exchange import WORDS, Peers
+from windtunnel.training.gradsync.live.sparse import permuted, reduce_with, unpermuted
+from windtunnel.training.gradsync.live.sparsity import measure
+from windtunnel.training.gradsync.policy import bytes as policy_bytes
+from windtunnel.training.gradsync.policy import partition
+from windtunnel.training.gradsync.policy.sparse import SCHEMES
+
+ORDERED = ("zen", "server", "allgather", "blocks")
+VIEWS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+SPECIAL = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """As integers, one for all that are no number: which of them a sum gives is left to the processor."""
+    whole = tensor.to_dense() if tensor.layout == torch.sparse_coo else tensor
+    whole = torch.where(whole.isnan(), torch.full_like(whole, float("nan")), whole)
+    return whole.contiguous().view(VIEWS[whole.element_size()])
+
+
+def ordered_sum(tensors: list[Tensor]) -> Tensor:
+    total = torch.zeros(tensors[0].shape, dtype=tensors[0].dtype)
+    for one in tensors:
+        total += one.coalesce().to_dense() if one.layout == torch.sparse_coo else one
+    return total
+
+
+@st.composite
+def gradients(draw: st.DrawFn) -> tuple[list[Tensor], str]:
+    """One of each rank, and its unit: COO with duplicates or dense, of any density."""
+    world = draw(st.sampled_from([1, 2, 3, 4, 5, 8]))
+    rows, width = draw(st.sampled_from([(1, 1), (7, 3), (300, 4), (1000, 1), (64, 257)]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
+    sparse, unit = draw(st.booleans()), draw(st.sampled_from(["row", "element"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    found = []
+    for _ in range(world):
+        density = draw(st.sampled_from([0.0, 0.01, 0.1, 1.0]))
+        there = np.flatnonzero(rng.random(rows) < density)
+        if density:
+            there = np.append(there, rng.choice([0, rows - 1]))  # the first, the last, and twice perhaps
+        values = torch.from_numpy(rng.standard_normal((len(there), width))).to(dtype)
+        values[torch.from_numpy(rng.random(values.shape) < 0.1)] = float(rng.choice(SPECIAL))
+        index = torch.from_numpy(there)[None]
+        coo = torch.sparse_coo_tensor(index, values, (rows, width), check_invariants=False)
+        found.append(coo if sparse else coo.to_dense())
+    return found, unit
+
+
+@settings(max_examples=40)
+@given(gradients(), st.sampled_from([*SCHEMES, "auto"]))
+def test_sum_is_the_ordered_sum_bit_for_bit(given_: tuple[list[Tensor], str], scheme: str) -> None:
+    """But for the schemes whose order of adding is another: these are alike on all ranks, and close."""
+    tensors, unit = given_
+    before = [bits(one) for one in tensors]
+    found = on_ranks(len(tensors), lambda peers: reduce_with(peers, tensors[peers.rank], unit, scheme))
+    expected = ordered_sum(tensors)
+    for one in found:
+        assert isinstance(one, Tensor), one
+        assert (one.layout, one.shape, one.dtype) == (tensors[0].layout, expected.shape, expected.dtype)
+        assert torch.equal(bits(one), bits(found[0]))
+        if scheme in ORDERED:
+            assert torch.equal(bits(one), bits(expected))
+        elif scheme != "auto":
+            loose = 0.1 if expected.element_size() == 2 else 1e-5
+            whole = one.to_dense() if one.layout == torch.sparse_coo else one
+            torch.testing.assert_close(whole, expected, rtol=loose, atol=loose, equal_nan=True)
+        if one.layout == torch.sparse_coo:
+            assert one.is_coalesced() and bool((one.indices()[0].diff() > 0).all())
+    assert all(torch.equal(bits(one), was) for one, was in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (5, 0), (3, 2, 2)])
+def test_any_shape(shape: tuple[int, ...]) -> None:
+    tensors = [torch.full(shape, float(rank)) for rank in range(3)]
+    for scheme in SCHEMES:
+        for one in on_ranks(3, lambda peers, s=scheme: reduce_with(peers, tensors[peers.rank], "row", s)):
+            assert isinstance(one, Tensor), one
+            assert torch.equal(one, torch.full(shape, 3.0))
+
+
+def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_data() -> None:
+    base = torch.eye(4)
+    cases = [
+        (torch.eye(5), "row", "zen", 0, "5x5 float32"),
+        (base.half(), "row", "zen", 0, "float16"),
+        (base.to_sparse(1), "row", "zen", 0, "sparse in 1"),
+        (base, "element", "zen", 0, "by element"),
+        (base, "row", "blocks", 0, "scheme blocks"),
+        (base, "row", "zen", 7, "seed 7"),
+        (base, "row", "tree", 0, "scheme 'tree'"),
+        (base, "block", "zen", 0, "unit 'block'"),
+        (base.to_mkldnn(), "row", "zen", 0, "layout"),
+    ]
+    for tensor, unit, scheme, seed, word in cases:
+        sent = []
+
+        def work(peers: Peers, other: tuple = (tensor, unit, scheme, None, seed), sent: list = sent) -> None:
+            mine = other if peers.rank == 1 else (base, "row", "zen", None, 0)
+            try:
+                reduce_with(peers, *mine)
+            finally:
+                sent.append(peers.sent)
+
+        errors = on_ranks(3, work)
+        assert all(isinstance(one, UserError) for one in errors), errors
+        assert len({str(one) for one in errors}) == 1
+        assert "rank 1 has" in str(errors[0]) and word in str(errors[0])
+        assert sent == [2 * WORDS] * 3
+    with pytest.raises(UserError, match="unit 'block'; row and element"):
+        error = on_ranks(1, lambda peers: reduce_with(peers, base, "block", "zen"))[0]  # type: ignore[arg-type]
+        raise error  # type: ignore[misc]
+
+
+@settings(max_examples=25)
+@given(gradients(), st.sampled_from(list(SCHEMES)))
+def test_bytes_are_those_that_are_sent(given_: tuple[list[Tensor], str], scheme: str) -> None:
+    tensors, unit = given_
+    there = [units.units_of(one, unit) for one in tensors]  # type: ignore[arg-type]
+    if scheme == "dense":
+        return  # the backend's own
+    sets = [one.indices.numpy() for one in there]
+    expected, received = policy_bytes.exactly(
+        scheme, sets, there[0].total, there[0].width, tensors[0].element_size(), seed=3
+    )
+
+    def work(peers: Peers) -> int:
+        reduce_with(peers, tensors[peers.rank], unit, scheme, seed=3)  # type: ignore[arg-type]
+        return peers.sent - (peers.size - 1) * WORDS
+
+    assert on_ranks(len(tensors), work) == expected.tolist()
+    assert received.sum() == expected.sum()
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5000), st.integers(1, 17), st.integers(0, 2**31), st.booleans())
+def test_no_unit_is_lost_or_doubled(total: int, parts: int, seed: int, contiguous: bool) -> None:
+    """The order of units is a permutation, its inverse and its form for GPUs agree; buckets are by parts."""
+    key = partition.keys(total, seed, contiguous=contiguous)
+    every = np.arange(total)
+    places = partition.permute(every, key)
+    assert np.array_equal(np.sort(places), every)
+    assert np.array_equal(partition.unpermute(places, key), every)
+    assert torch.equal(permuted(torch.from_numpy(every), key), torch.from_numpy(places))
+    assert torch.equal(unpermuted(torch.from_numpy(places), key), torch.from_numpy(every))
+    length = partition.slice_length(total, parts)
+    order, starts, positions = partition.buckets(every, key, length, parts)
+    assert np.array_equal(np.sort(order), every)
+    owners = np.repeat(np.arange(parts), np.diff(starts))
+    assert np.array_equal(owners * length + positions, places[order])
+
+
+def test_a_part_that_gets_everything_holds_it() -> None:
+    """Nothing has a size that could be too small: here all units of all ranks are of one part."""
+    total, world = 4000, 4
+    key = partition.keys(total, 0)
+    mine = np.flatnonzero(partition.permute(np.arange(total), key) < partition.slice_length(total, world))
+    gradient = torch.zeros(total, 2)
+    gradient[torch.from_numpy(mine)] = 1.5
+    for one in on_ranks(world, lambda peers: reduce_with(peers, gradient, "row", "zen")):
+        assert isinstance(one, Tensor) and torch.equal(one, gradient * world)
+
+
+def test_measured_sparsity() -> None:
+    """Two pairs of ranks, alike in a pair and with nothing in common between them, all in the first half."""
+    total, world = 100_000, 4
+    sets = [torch.arange(rank // 2, total // 2, 20) for rank in range(world)]
+
+    def work(peers: Peers) -> object:
+        mine = units.Units(sets[peers.rank], torch.ones(len(sets[peers.rank]), 2), total)
+        return measure(peers, mine, sample=1000)
+
+    found = on_ranks(world, work)
+    assert all(one == found[0] for one in found)
+    sparsity = found[0]
+    assert sparsity.density == pytest.approx(0.025) and sparsity.units == total and sparsity.width == 2
+    assert sparsity.growth == pytest.approx((1.0, 2.0), rel=0.1)
+    assert sparsity.skew == pytest.approx(2.0, rel=0.15)
+    assert sparsity.blocks == pytest.approx(0.5, rel=0.01)
