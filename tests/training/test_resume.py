@@ -355,10 +355,13 @@ def test_a_launcher_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "the launcher was killed by SIGKILL; another one goes on" in done.stderr
     assert "the supervisor was replaced: it is stopped" in done.stderr
     assert done.stderr.count("waits until the launcher of") == 2
+    assert done.stderr.count("the run has ended, status 0: all ranks are done") == 1
     assert done.stderr.startswith("windtunnel if this launcher dies, hosts and trainers wait 300 s for")
     run = Path(summary["directory"])
     assert [e["epoch"] for e in eventlog.read(run / eventlog.NAME) if e["kind"] == "started"] == [1, 2, 3]
     again = windtunnel("train", "--resume", run.name[:-1])
     assert again.returncode == 2 and "this run has ended (all ranks are done)" in again.stderr
+    late = windtunnel("train", "--resume", run.name, "--standby", "c", "--json")
+    assert (late.returncode, json.loads(late.stdout)) == (0, summary), late.stderr
     listed = windtunnel("runs", "list", "--json")
     assert [one["status"] for one in json.loads(listed.stdout)] == ["done"]
