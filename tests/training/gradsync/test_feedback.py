@@ -1,0 +1,230 @@
+"""Error feedback: what was sent and what waits is what backward made, whatever happens in between."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.live.codecs import find, seed_of
+from windtunnel.training.gradsync.live.feedback import Feedback, State, redistributed
+
+LAYOUTS: tuple[list[dict[str, int]], ...] = (
+    [{"a": 700, "b": 33}, {"c": 1}],
+    [{"a": 700}, {"b": 33, "c": 1}],
+    [{"c": 1, "b": 33, "a": 700}],
+)
+SPECS = (
+    "none", "fp16", "int8", "fp8", "terngrad", "qsgd:7", "sign", "onebit", "topk:0.02", "threshold:0.02",
+    "dragonn:0.02", "randomk:0.02",
+)  # fmt: skip
+SIZES = {"a": 700, "b": 33, "c": 1}
+
+
+def noise(numel: int, seed: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+class Rank:
+    """One that sends gradients, and knows what it made and sent by parameter."""
+
+    def __init__(self, layout: list[dict[str, int]], momentum: float = 0.0) -> None:
+        self.made = {name: torch.zeros(numel) for name, numel in SIZES.items()}
+        self.sent = {name: torch.zeros(numel) for name, numel in SIZES.items()}
+        self.momentum = momentum
+        self.arrange(layout)
+
+    def arrange(self, layout: list[dict[str, int]], state: State | None = None) -> None:
+        """Begins anew with other groups, and the state that there was."""
+        self.layout, self.feedback = layout, Feedback(layout, momentum=self.momentum)
+        if state is not None:
+            self.feedback.load_state_dict(state)
+
+    def step(self, spec: str, gradients: dict[str, Tensor], step: int = 0) -> None:
+        codec = find(spec)
+        for place, group in enumerate(self.layout):
+            row = torch.cat([gradients[name] for name in group])
+            seed, out = seed_of(1, step, place), torch.zeros(len(row))
+            codec.add(self.feedback.encode(place, row, codec, seed), out, seed)
+            for name, part in zip(group, out.split(list(group.values())), strict=True):
+                self.sent[name] += part
+                self.made[name] += gradients[name]
+
+    def waits(self) -> dict[str, Tensor]:
+        found = self.feedback.state_dict()["residuals"]
+        return {name: found.get(name, torch.zeros(numel)) for name, numel in SIZES.items()}
+
+
+def gradients_of(seed: int) -> dict[str, Tensor]:
+    return {name: noise(numel, 97 * seed + place) for place, (name, numel) in enumerate(SIZES.items())}
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(SPECS), st.sampled_from(("step", "accumulate", "arrange"))),
+        min_size=1, max_size=12,
+    ),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_what_was_sent_and_what_waits_is_what_was_made(steps: list[tuple[str, str]], seed: int) -> None:
+    """Every codec, after every other, through accumulation, other groups, and saving."""
+    rank = Rank(LAYOUTS[0])
+    lossy = False
+    for number, (spec, event) in enumerate(steps):
+        gradients = gradients_of(seed + number)
+        if event == "accumulate":
+            more = gradients_of(seed + number + 500)
+            gradients = {name: gradients[name] + more[name] for name in gradients}
+        elif event == "arrange":
+            rank.arrange(LAYOUTS[number % 3], rank.feedback.state_dict())
+        rank.step(spec, gradients, number)
+        lossy |= not (find(spec).feedback or find(spec).lossless)
+        if find(spec).lossless:
+            assert rank.feedback.norm() == 0
+        # codecs that are true in the mean send what they have, with its error, and nothing waits
+        if not lossy:
+            for name, waits in rank.waits().items():
+                scale = 1 + float(rank.made[name].abs().max()) + float(rank.sent[name].abs().max())
+                assert torch.allclose(rank.sent[name] + waits, rank.made[name], atol=2e-5 * scale), spec
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_waits_for_ever(spec: str) -> None:
+    """One gradient, then none: what it left is sent in the end, or is a small share."""
+    codec = find(spec)
+    rank = Rank(LAYOUTS[0])
+    rank.step(spec, gradients_of(3))
+    begun = rank.feedback.norm()
+    for step in range(1, 300):
+        rank.step(spec, {name: torch.zeros(numel) for name, numel in SIZES.items()}, step)
+    assert rank.feedback.norm() <= 0.12 * begun
+    assert codec.feedback == (begun > 0)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "dgc:0.02"])
+def test_a_gradient_that_is_no_number_is_seen_and_changes_nothing(spec: str) -> None:
+    rank = Rank(LAYOUTS[0])
+    rank.step(spec, gradients_of(1))
+    before = rank.feedback.state_dict()
+    spoilt = gradients_of(2)
+    spoilt["a"][5], spoilt["c"][0] = math.nan, math.inf
+    rank.step(spec, spoilt, 1)
+    assert not rank.sent["a"].isfinite().all() and not rank.sent["c"].isfinite().all()
+    after = rank.feedback.state_dict()
+    assert before.keys() == after.keys()
+    for kind in ("residuals", "momenta"):
+        assert all(torch.equal(one, after[kind][name]) for name, one in before[kind].items())
+
+
+@pytest.mark.parametrize(("former", "world"), [(4, 2), (4, 3), (2, 5), (3, 3), (5, 1)])
+def test_what_waits_survives_another_number_of_ranks(former: int, world: int) -> None:
+    ranks = [Rank(LAYOUTS[0], momentum=0.9) for _ in range(former)]
+    for number, rank in enumerate(ranks):
+        rank.step("dgc:0.02", gradients_of(number))
+    states = [rank.feedback.state_dict() for rank in ranks]
+    others = [Rank(LAYOUTS[1], momentum=0.9) for _ in range(world)]
+    for number, rank in enumerate(others):
+        rank.arrange(LAYOUTS[1], redistributed(states, number, world))
+    for kind in ("residuals", "momenta"):
+        for name in SIZES:
+            before = sum(state[kind][name] for state in states)
+            found = [rank.feedback.state_dict()[kind].get(name) for rank in others]
+            after = sum(one for one in found if one is not None)
+            assert torch.allclose(before, after, atol=1e-6)  # type: ignore[arg-type]
+            assert name != "a" or before.any()
+    # ranks that stay keep their own
+    if world >= former:
+        for number, state in enumerate(states):
+            kept = others[number].feedback.state_dict()
+            assert all(torch.equal(kept["residuals"][name], state["residuals"][name]) for name in SIZES)
+
+
+def test_dgc_corrects_momentum_and_masks_what_is_sent() -> None:
+    """Against the algorithm as it is written (Lin et al., algorithm 1 with momentum correction)."""
+    feedback, codec = Feedback([{"a": 50}], momentum=0.5), find("dgc:0.1")
+    u, v = torch.zeros(50), torch.zeros(50)
+    for step in range(20):
+        gradient = noise(50, step)
+        u = 0.5 * u + gradient
+        v = v + u
+        code = feedback.encode(0, gradient.clone(), codec, step)
+        out = torch.zeros(50)
+        codec.add(code, out)
+        sent = out != 0
+        assert 1 <= int(sent.sum()) <= 5 and torch.allclose(out[sent], v[sent], atol=1e-5)
+        u[sent], v[sent] = 0.0, 0.0
+        state = feedback.state_dict()
+        assert torch.allclose(state["residuals"]["a"], v, atol=1e-5)
+        assert torch.allclose(state["momenta"]["a"], u, atol=1e-5)
+        assert not out[sent].eq(0).any() and float(out[sent].abs().min()) >= float(v.abs().max())
+
+
+def test_dgc_clips_what_a_rank_adds() -> None:
+    feedback, gradient = Feedback([{"a": 4}], momentum=0.0, clip=1.0), torch.tensor([3.0, 0.0, 4.0, 0.0])
+    for large in (gradient, torch.zeros(4), gradient / 10):
+        feedback.encode(0, large, find("dgc:0.25"), 0)
+    # 4/5 and 4/10 were sent; what was too long was cut to 1, what was not is whole
+    assert feedback.state_dict()["residuals"]["a"][0] + 0 == pytest.approx(0.3)
+    out = torch.zeros(4)
+    fresh = Feedback([{"a": 4}], momentum=0.0, clip=1.0)
+    find("dgc:0.25").add(fresh.encode(0, gradient, find("dgc:0.25"), 0), out)
+    assert out.tolist() == pytest.approx([0, 0, 0.8, 0])
+
+
+def test_gradients_of_half_precision_leave_a_residual_in_float32() -> None:
+    feedback, codec = Feedback([{"a": 100}]), find("topk:0.1")
+    gradient = noise(100, 1).to(torch.bfloat16)
+    out = torch.zeros(100)
+    codec.add(feedback.encode(0, gradient.view(10, 10), codec, 0), out)
+    residual = feedback.state_dict()["residuals"]["a"]
+    assert residual.dtype == torch.float32 and torch.equal(out + residual, gradient.float())
+    flushed = feedback.encode(0, torch.zeros(100, dtype=torch.bfloat16), find("none"), 0)
+    assert flushed.dtype == torch.bfloat16 and feedback.norm() == 0
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    rank = Rank(LAYOUTS[0])
+    rank.step("sign", gradients_of(0))
+    state = rank.feedback.state_dict()
+    with pytest.raises(UserError, match=r"'b', none are in the groups"):
+        Feedback([{"a": 700, "c": 1}]).load_state_dict(state)
+    with pytest.raises(UserError, match=r"700 elements of 'a', 701 are in the groups"):
+        Feedback([{"a": 701, "b": 33, "c": 1}]).load_state_dict(state)
+
+
+def test_least_squares_reach_the_dense_loss_with_feedback_and_not_without() -> None:
+    """Four ranks, each with data of its own; the share of dense progress that each codec makes."""
+    size, world = 200, 4
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(300, size, generator=generator) / size**0.5 for _ in range(world)]
+    truth = torch.randn(size, generator=generator)
+    goals = [one @ truth + 0.3 * torch.randn(300, generator=generator) for one in data]
+
+    def loss(x: Tensor) -> float:
+        return sum(float((a @ x - b).square().mean()) for a, b in zip(data, goals, strict=True)) / world
+
+    def trained(spec: str, feedback: bool) -> float:
+        codec, x = find(spec), torch.zeros(size)
+        ranks = [Feedback([{"x": size}], momentum=0.0) for _ in range(world)]
+        for step in range(1500):
+            update = torch.zeros(size)
+            for rank, (a, b) in enumerate(zip(data, goals, strict=True)):
+                gradient = a.T @ (a @ x - b) / 300 * size
+                seed = seed_of(0, step, 0, 0 if codec.summable else rank)
+                code = (
+                    ranks[rank].encode(0, gradient, codec, seed) if feedback else codec.encode(gradient, seed)
+                )
+                codec.add(code, update, seed)
+            x -= (0.1 if step < 1000 else 0.01) * update / world
+        return loss(x)
+
+    dense = trained("none", True)
+    for spec in ("topk:0.02", "sign", "randomk:0.3", "dragonn:0.02"):
+        assert trained(spec, True) <= 1.02 * dense, spec
+    assert trained("topk:0.02", False) > 1.2 * dense and trained("sign", False) > 1.05 * dense
