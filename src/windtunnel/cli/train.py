@@ -62,6 +62,10 @@ def train(
     mode: Annotated[str, typer.Option(help="Of checkpoints: blocking, concurrent or idle.")] = "concurrent",
     slots: Annotated[int, typer.Option(help="Steps that are kept of each copy, 2 or 3.")] = 2,
     every: Annotated[int, typer.Option(help="Steps between checkpoints to memory.")] = 1,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Share of the time that these may cost (0.03): how often is then measured."),
+    ] = None,
     persist: Annotated[str, typer.Option(metavar="URL", help="Storage for checkpoints (fsspec).")] = "",
     persist_every: Annotated[int, typer.Option(help="Steps between checkpoints that go to storage.")] = 100,
     start_from: Annotated[
@@ -181,6 +185,7 @@ def train(
             mode=mode,
             slots=slots,
             every=every,
+            budget=budget,
             persist=persist,
             persist_every=persist_every,
             start_from=start_from,

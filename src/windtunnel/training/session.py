@@ -75,6 +75,7 @@ class Request:
     mode: str
     slots: int
     every: int
+    budget: float | None
     persist: str
     persist_every: int
     start_from: str
@@ -107,6 +108,10 @@ class Request:
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise UserError(f"--{_option(name)} {getattr(self, name)}: at least {least} is needed")
+        if self.budget is not None and not 0 < self.budget <= 1:
+            raise UserError(f"--budget {self.budget:g}: a share above 0, of 1 at the most, is accepted")
+        if self.budget is not None and self.mode == "idle":
+            raise UserError("--budget: --mode idle finds by itself how often it saves")
         if self.timeout <= 0:
             raise UserError(f"--timeout {self.timeout:g}: it must be more than 0 seconds")
         if self.copies is not None and not 1 <= self.copies <= self.hosts:
@@ -163,6 +168,8 @@ class Request:
             "slots": self.slots,
             "every": self.every,
         }
+        if self.budget is not None:
+            settings["budget"] = self.budget
         if self.on_no_checkpoint != "fail":
             settings["on_no_checkpoint"] = self.on_no_checkpoint
         if domains:

@@ -416,7 +416,7 @@ def test_storage_is_due_at_the_next_save_whatever_their_interval(
     """In idle mode one checkpoint may take several steps: each hundred has its one in storage."""
     cluster = Cluster(folder, world=1)
     ck = PeerCheckpointer(FakeJob(cluster, 0), persist="memory://due", persist_every=100)
-    monkeypatch.setattr(ck, "_stretch", lambda: stretch)
+    monkeypatch.setattr(ck, "_interval", lambda: stretch)
     state = {"weight": torch.ones(2)}
     for step in range(420):
         ck.step(step, state)

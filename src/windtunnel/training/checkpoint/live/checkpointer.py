@@ -44,6 +44,7 @@ from windtunnel.training.checkpoint.live.access import (
     attach,
     store,
 )
+from windtunnel.training.checkpoint.live.cadence import Learner
 from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
@@ -96,6 +97,7 @@ class PeerCheckpointer:
         self._beside = False  # copies are made beside the next step
         self._told = False  # that nothing is kept
         self._idle: spans.IdleSender | None = None
+        self._cadence: Learner | None = None
         kept["current"] = self
         job.at_end(self._last)
 
@@ -167,7 +169,7 @@ class PeerCheckpointer:
             self._begin(-1)
         if self._idle is not None:
             self._idle.step_ended()
-        if (step + 1) % (chosen.every * self._stretch()):
+        if self._passes(step):
             return
         found, others = walk(state, chosen.rng)
         tensors: snapshot.Tensors = found
@@ -465,7 +467,7 @@ class PeerCheckpointer:
         self._held[slot] = step
         if self._idle is not None:
             self._idle.saved(step)
-        self._access.persist_due(step, self.settings.every * self._stretch())
+        self._access.persist_due(step, self._interval())
 
     def _store(self, step: int, program: State) -> None:
         """Without an agent: to storage, by this process, all ranks together."""
@@ -528,8 +530,20 @@ class PeerCheckpointer:
                 time.sleep(_PAUSE)
             raise
 
-    def _stretch(self) -> int:
-        return self._idle.every if self._idle is not None else 1
+    def _interval(self) -> int:
+        """Steps from one checkpoint to the next."""
+        if self._cadence is not None:
+            return max(self.settings.every, self._cadence.every)
+        return self.settings.every * (self._idle.every if self._idle is not None else 1)
+
+    def _passes(self, step: int) -> bool:
+        """Whether ``step`` is none that is saved."""
+        chosen = self.settings
+        if chosen.budget is not None and self._cadence is None:
+            self._cadence = Learner(self.job, chosen.budget, str(self._serial))
+        learns = self._cadence is not None and self._cadence.passes()
+        stored = bool(chosen.persist) and not (step + 1) % chosen.persist_every
+        return bool((step + 1) % self._interval()) or (learns and not stored)
 
     def _hook(self, program: State) -> None:
         for value in program.values():

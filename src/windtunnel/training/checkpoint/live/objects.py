@@ -32,6 +32,7 @@ _PLAIN = {
     "decimal": {"Decimal"},
     "torch": {"Size", "device"},
 }
+_ATOMS = {int, float, bool, str, bytes, type(None)}
 _NUMPY = {"_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype"}
 
 
@@ -53,6 +54,8 @@ def skeleton(value: Any, path: str, found: Callable[[str, torch.Tensor], None]) 
             return value
         return collections.OrderedDict(items) if isinstance(value, collections.OrderedDict) else dict(items)
     if type(value) in (list, tuple):
+        if set(map(type, value)) <= _ATOMS:  # Python's generator alone has 625 of them
+            return type(value)(value)
         return type(value)(skeleton(inner, f"{path}/{i}", found) for i, inner in enumerate(value))
     return value
 

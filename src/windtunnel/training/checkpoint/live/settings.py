@@ -31,8 +31,10 @@ class Settings:
     storage, written every ``persist_every`` steps. ``start_from``: URL of storage of another run, whose
     newest checkpoint a job goes on from as long as it has none of its own. ``on_no_checkpoint``: what becomes
     of a job whose committed steps are all lost: "fail", or "restart" from the beginning. ``every``: steps
-    between checkpoints. ``late``: what to do with a step while the one before is not committed: "wait" up to
-    ``patience`` (s), or "skip" the checkpoint (then all ranks agree on it at every checkpoint).
+    between checkpoints. ``budget``: the share of a step's time that they may cost on the average; how many
+    steps lie between them is then measured, ``every`` at least. ``late``: what to do with a step while the
+    one before is not committed: "wait" up to ``patience`` (s), or "skip" the checkpoint (then all ranks agree
+    on it at every checkpoint).
     ``stored``: seconds that the end of a job waits for what is being written to storage. ``verify``: compare
     what all ranks should hold alike now and then, and check every copy.
     ``overlap``: copy the state in a thread while the next step's forward and backward run: True, False, or
@@ -52,6 +54,7 @@ class Settings:
     start_from: str | None = None
     on_no_checkpoint: str = "fail"
     every: int = 1
+    budget: float | None = None
     late: str = "wait"
     patience: float = 60.0
     stored: float = 60.0
@@ -95,6 +98,8 @@ def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
             raise UserError(f"{origin}: {name} is {value!r}; true or false is accepted")
         if isinstance(default, int) and not isinstance(default, bool) and not _whole(value):
             raise UserError(f"{origin}: {name} is {value!r}; a whole number is accepted")
+        if name == "budget" and not (value is None or (_number(value) and 0 < value <= 1)):
+            raise UserError(f"{origin}: budget is {value!r}; a share above 0, of 1 at the most, is accepted")
         if name == "overlap" and not isinstance(value, bool | None):
             raise UserError(f"{origin}: overlap is {value!r}; true, false or null is accepted")
         if name in _LEAST and value < _LEAST[name]:
@@ -105,7 +110,15 @@ def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
         values = {**values, "domains": tuple(str(domain) for domain in values["domains"])}
     chosen = replace(base, **values)
     require(chosen.slots)
+    if chosen.budget is not None and chosen.mode == "idle":
+        raise UserError(
+            f"{origin}: mode idle finds by itself how often it saves; budget is not accepted with it"
+        )
     return chosen
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _whole(value: Any) -> bool:

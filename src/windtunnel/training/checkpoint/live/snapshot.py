@@ -147,7 +147,7 @@ def checksum_ahead(
     at, whole = 0, xxhash.xxh3_128()
     for number, place in moves:
         source, entry = state.local(tensors[number][1]), layout.entries[place]
-        if source.is_cuda or not source.is_contiguous() or source.is_conj() or source.is_neg():
+        if source.is_cuda or not source.is_contiguous():
             return None
         if entry.offset > at:
             whole.update(data[at : entry.offset])

@@ -1,19 +1,32 @@
 """What checkpoints in memory ask: which step a job goes on from, and which slot may be overwritten.
 
 Observations hold all that the answer depends on; live writes them beside the answers to the run's events.
-Where copies lie (`placement`) and how often they are made (`interval`) is settled before a run begins.
+Where copies lie (`placement`) and how often they are made (`interval`) is settled before a run begins, unless
+a bound is set on what they may cost: then after some steps (`cadence`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from windtunnel.training.checkpoint.model import Copy, Log, RestorePlan, Twins
+from windtunnel.training.checkpoint.policy.cadence import every_for
 from windtunnel.training.checkpoint.policy.restore import BadCopy, StoredStep, plan_restore
 from windtunnel.training.checkpoint.policy.slots import may_overwrite, slot_for
 
-__all__ = ["POLICIES", "Decision", "Inventory", "Observation", "Slot", "SlotWanted", "decide"]
+__all__ = [
+    "POLICIES",
+    "Cadence",
+    "Decision",
+    "Inventory",
+    "Observation",
+    "Slot",
+    "SlotWanted",
+    "StepTimes",
+    "decide",
+]
 
 
 @dataclass(frozen=True)
@@ -50,18 +63,40 @@ class Slot:
     free: bool
 
 
-Observation = Inventory | SlotWanted
-Decision = RestorePlan | Slot
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of steps without a save before them (``plain``), and of those that follow one (``saving``),
+    where saves may make steps longer by ``share`` on the average."""
+
+    share: float
+    plain: tuple[float, ...]
+    saving: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """A save ``every`` so many steps; a step takes ``plain`` seconds, and after a save ``more``."""
+
+    every: int
+    plain: float
+    more: float
+
+
+Observation = Inventory | SlotWanted | StepTimes
+Decision = RestorePlan | Slot | Cadence
 
 
 def decide(observation: Observation) -> Decision:
-    """The newest step that every shard has a good copy of, or the slot to write to."""
+    """The newest step that every shard has a good copy of, the slot to write to, or how often to save."""
     match observation:
         case Inventory(copies, stored, bad, log, restart, twins):
             return plan_restore(copies, stored, frozenset(bad), log, restart, twins)
         case SlotWanted(slots, step, held, committed, base):
             free = committed >= base and may_overwrite(slots, step, held, committed)
             return Slot(slot_for(slots, step, held), free)
+        case StepTimes(share, plain, saving):
+            alone = median(plain)
+            return Cadence(every_for(share, plain, saving), alone, median(saving) - alone)
 
 
 def _from_storage(observation: Observation) -> Decision:

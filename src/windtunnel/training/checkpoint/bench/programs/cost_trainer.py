@@ -2,7 +2,8 @@
 
 Argument: JSON with ``width`` of the model, ``replicas`` (DDP; else FSDP2), ``arms``: name to the options of
 the `PeerCheckpointer`, null for none, "dcp" for DCP's ``async_save``; ``rounds``, and ``steps`` of each turn
-of an arm, of which the first ``settle`` do not count (memory is made, plans too). All arms meet what the host
+of an arm, of which the first ``settle`` do not count (memory is made, plans too); ``learns``: arms that
+have a turn before, which does not count, to learn how often they save. All arms meet what the host
 does meanwhile alike. Result: by arm the ``seconds`` of each step that counts, ``spent`` (see
 `TimedCheckpointer`), and ``cpu``: seconds of processor time that this process and its host's agent took for
 a step; ``used``: bytes. Beside them ``floors``: seconds that are taken, by all ranks at once, to read the
@@ -34,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.bench.programs.fsdp_trainer import Training, made
+from windtunnel.training.checkpoint.live.cadence import SAVED, WARM, WITHOUT
 from windtunnel.training.checkpoint.live.memory import LocalMemory
 from windtunnel.training.checkpoint.live.slot import BLOCK, Slot
 from windtunnel.training.checkpoint.live.state import State, local, walk
@@ -41,6 +43,7 @@ from windtunnel.training.elastic import Job, run
 
 PLAN: dict[str, Any] = json.loads(sys.argv[1])
 PARTS = ("stall", "copy", "settle", "wait")
+LEARNING = WARM + WITHOUT + SAVED + 4  # steps
 REPEATS = 9  # of what the floors are the median of
 
 
@@ -132,14 +135,17 @@ def train(job: Job) -> dict[str, Any]:
     training = made(job, PLAN["width"], replicas=PLAN["replicas"])
     found: dict[str, Any] = {name: {"seconds": [], "spent": [], "cpu": []} for name in PLAN["arms"]}
     step = 0
+    for name in PLAN["learns"]:
+        turn(job, training, step, PLAN["arms"][name], {"seconds": [], "spent": [], "cpu": []}, LEARNING)
+        step += LEARNING
     for _ in range(PLAN["rounds"]):
         for name, options in PLAN["arms"].items():
-            turn(job, training, step, options, found[name])
+            turn(job, training, step, options, found[name], PLAN["steps"])
             step += PLAN["steps"]
     return {"arms": found, "floors": floors(job, training)}
 
 
-def turn(job: Job, training: Training, first: int, options: Any, found: dict[str, Any]) -> None:
+def turn(job: Job, training: Training, first: int, options: Any, found: dict[str, Any], steps: int) -> None:
     """One turn of an arm. Nobody goes back at its begin, so its slots are new ones: by their size."""
     saver: Any = None
     if options is not None:
@@ -150,7 +156,7 @@ def turn(job: Job, training: Training, first: int, options: Any, found: dict[str
     state["own"] = torch.full((16 * first + 16,), float(job.rank))
     dist.barrier()
     begun = (0.0, 0.0)
-    for number in range(PLAN["steps"]):
+    for number in range(steps):
         if number == PLAN["settle"]:
             begun = time.process_time(), _spent(agent)
         begin = time.perf_counter()
@@ -164,10 +170,10 @@ def turn(job: Job, training: Training, first: int, options: Any, found: dict[str
         job.step(first + number)
     if isinstance(saver, TimedCheckpointer):
         saver.flush()
-    count = PLAN["steps"] - PLAN["settle"]
+    count = steps - PLAN["settle"]
     found["cpu"].append([(time.process_time() - begun[0]) / count, (_spent(agent) - begun[1]) / count])
     if isinstance(saver, TimedCheckpointer):
-        found["used"] = saver.used()
+        found["used"], found["every"] = saver.used(), saver._interval()
     if saver is not None:
         saver.close()
     dist.barrier()
