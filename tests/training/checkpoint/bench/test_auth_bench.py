@@ -14,3 +14,5 @@ def test_the_share_of_handshakes_and_tags_is_measured() -> None:
     assert share.measured is not None and 0 < share.measured < 100
     assert share.met == (share.measured <= 1)
     assert "12 steps of handshakes" in share.note  # two connections to prepare a copy, two to send it
+    assert rows["a checkpoint of two ranks over TLS"].measured
+    assert "ms of CPU more than" in rows["… of it TLS"].note

@@ -4,7 +4,7 @@ Two memory services in this process take the checkpoints of two ranks, each a co
 counts from the first save until it is committed. Within that, every handshake and every tag, made and
 verified on both sides, is timed by the thread that does it; what they took together is held against the
 checkpoints' time. The bytes of a shard carry no tag of their own: their xxh3-128 is in the message that
-does.
+does. Beside it, what TLS costs: checkpoints with it and without, in turn.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import contextlib
 import secrets
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,8 +28,9 @@ import xxhash
 from windtunnel.base import handshake, wire
 from windtunnel.base.keys import Keys
 from windtunnel.base.listener import Listener
-from windtunnel.bench.measure import conditions
-from windtunnel.bench.rows import Row
+from windtunnel.base.tls import Certificates
+from windtunnel.bench.measure import conditions, in_turn
+from windtunnel.bench.rows import Row, left_out
 from windtunnel.training import cleanup
 from windtunnel.training.checkpoint.live.memory import LocalMemory, MemoryService
 from windtunnel.training.checkpoint.live.slot import Slot, checksum_of
@@ -45,7 +48,9 @@ PATIENCE = 60.0
 def auth_rows(quick: bool) -> Iterator[Row]:
     keys = Keys.made()
     yield from handshake_rows(keys, QUICK_HANDSHAKES if quick else HANDSHAKES)
-    yield from checkpoint_rows(keys, QUICK_MIB if quick else MIB, QUICK_STEPS if quick else STEPS)
+    size, steps = QUICK_MIB if quick else MIB, QUICK_STEPS if quick else STEPS
+    yield from checkpoint_rows(keys, size, steps)
+    yield from tls_rows(keys, size, steps)
 
 
 def handshake_rows(keys: Keys, count: int) -> Iterator[Row]:
@@ -197,3 +202,50 @@ def checkpoint_rows(keys: Keys, mib: int, steps: int) -> Iterator[Row]:
         met=share <= 0.01,
         note=f"{1e6 * spent / steps:.0f} us a checkpoint, all of both hosts together; {counted}",
     )
+
+
+def tls_rows(keys: Keys, mib: int, steps: int) -> Iterator[Row]:
+    """The same checkpoints over TLS, in turn with those that are not encrypted."""
+    if shutil.which("openssl") is None:
+        yield left_out(SECTION, "TLS", "the openssl command is not installed, which makes the certificate")
+        return
+    folder = cleanup.claim(f"windtunnel-bench-{secrets.token_hex(4)}")
+    try:
+        certificates = _self_signed(folder)
+        with contextlib.ExitStack() as stack:
+            arms = {}
+            for name, used in (("plain", keys), ("tls", replace(keys, tls=certificates))):
+                pair = stack.enter_context(contextlib.closing(Pair(folder / name, used)))
+                pair.reserve(mib << 20)
+                arms[name] = partial(_next, pair, iter(range(steps)))
+            found = in_turn(arms, steps)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    (plain, tls), (plain_cpu, tls_cpu) = (
+        (median(one[at] for one in found[name]) for name in ("plain", "tls")) for at in (0, 1)
+    )
+    yield row(
+        "a checkpoint of two ranks over TLS",
+        "s",
+        measured=tls,
+        note=f"median of {steps}, {mib} MiB a rank, a copy each, in turn with {1e3 * plain:.1f} ms without",
+    )
+    yield row(
+        "… of it TLS",
+        "%",
+        measured=100 * (tls - plain) / tls,
+        note=f"{1e3 * (tls_cpu - plain_cpu):.0f} ms of CPU more than {1e3 * plain_cpu:.0f} in both hosts",
+    )
+
+
+def _next(pair: Pair, steps: Iterator[int]) -> tuple[float, float]:
+    """Seconds of the next checkpoint, and of CPU in all threads."""
+    begun = time.process_time()
+    return pair.save(next(steps)), time.process_time() - begun
+
+
+def _self_signed(folder: Path) -> Certificates:
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=bench -days 2"
+    command = ["openssl", *words.split(), "-keyout", "key", "-out", "cert"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return Certificates.load([str(folder / name) for name in ("cert", "key", "cert")])
