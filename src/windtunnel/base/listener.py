@@ -12,12 +12,10 @@ import contextlib
 import os
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from windtunnel.base import handshake
+from windtunnel.base import connections, handshake
 from windtunnel.base.keys import Keys
 from windtunnel.base.wire import Secured
 
@@ -129,20 +127,9 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 def local_user(sock: socket.socket) -> int | None:
     """The user at the other end of an IPv4 connection within this host (and this network namespace), as the
-    kernel lists it; None where it lists none."""
-    theirs, ours = _hexadecimal(sock.getpeername()), _hexadecimal(sock.getsockname())
-    for name in ("tcp6", "tcp"):  # PyTorch's sockets are of IPv6, with IPv4 addresses at the end of theirs
-        with contextlib.suppress(FileNotFoundError):
-            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[1].endswith(theirs) and fields[2].endswith(ours):
-                    return int(fields[7])
-    return None
-
-
-def _hexadecimal(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+    kernel knows; None where it knows of none."""
+    found = connections.end(sock.getpeername(), sock.getsockname())
+    return None if found is None else found.user
 
 
 def _shut(sock: socket.socket) -> None:

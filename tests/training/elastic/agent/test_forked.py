@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +19,18 @@ from support.waiting import until
 from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient, ForkServerKeeper
 from windtunnel.training.elastic.live import forked, tunnel
+
+PING = bytes.fromhex("00cef7853c0dbf080000")
+"""What a client of PyTorch's store says first, and wants an answer to."""
+
+
+def heard(address: tuple[str, int], user: int) -> bool:
+    """Whether a store there answers a process of ``user``."""
+    code = "import os, socket, sys; os.setuid(int(sys.argv[3]));"
+    code += "sock = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20);"
+    code += "sock.sendall(bytes.fromhex(sys.argv[4])); print(len(sock.recv(4)))"
+    words = [sys.executable, "-c", code, address[0], str(address[1]), str(user), PING.hex()]
+    return subprocess.run(words, capture_output=True, timeout=60).stdout == b"4\n"
 
 
 @pytest.mark.slow
@@ -44,7 +59,15 @@ def test_a_store_serves_those_who_know_the_secret_and_outlives_who_asked(tmp_pat
             client(stranger.address, 1).get("a")
         assert alive(pid)
         ports = psutil.Process(pid).net_connections("inet")
-        assert {one.laddr.ip for one in ports if one.status == "LISTEN"} == {"127.0.0.1"}
+        listens = {tuple(one.laddr) for one in ports if one.status == "LISTEN"}
+        assert {ip for ip, _ in listens} == {"127.0.0.1", tunnel.BEHIND}
+        (behind,) = (one for one in listens if one[0] == tunnel.BEHIND)
+        with pytest.raises(TimeoutError):  # the kernel drops it, whoever it is
+            socket.create_connection(behind, 0.3)
+        own = (tunnel.LOOPBACK, behind[1])
+        assert heard(own, os.getuid())
+        if os.getuid() == 0:
+            assert not heard(own, 12345)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RuntimeError):  # at once: the end of the store is that of its connections
             store.wait(["never"], timedelta(seconds=60))

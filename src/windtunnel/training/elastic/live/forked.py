@@ -14,6 +14,7 @@ from typing import Any
 
 from windtunnel.base.keys import Keys
 from windtunnel.linux.forkserver_client import ForkServerClient
+from windtunnel.linux.gate import Gate
 from windtunnel.training.elastic.live import tunnel
 
 MODULE = __name__
@@ -72,16 +73,19 @@ def serve_store(arguments: dict[str, Any], fds: list[int]) -> None:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    inner = socket.create_server((tunnel.LOOPBACK, 0), backlog=512)  # by itself it listens everywhere
+    own = socket.create_server((tunnel.LOOPBACK, 0))
+    port = own.getsockname()[1]
+    gate = Gate((tunnel.BEHIND, port))  # by itself it listens everywhere, for everybody
+    own_client = tunnel.serve_own(own, gate)
     store = TCPStore(
         tunnel.LOOPBACK,
-        inner.getsockname()[1],
+        port,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=60),
-        master_listen_fd=inner.detach(),
+        master_listen_fd=gate.listener.dup().detach(),
     )
     keys = Keys.of_job(arguments["secret"], arguments["tls"])
-    listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], store.port, keys)
-    while store is not None and listener is not None:
+    listener = tunnel.serve(socket.socket(fileno=fds[0]), arguments["address"], gate, keys)
+    while all((store, own_client, listener)):  # they are held
         signal.pause()
