@@ -162,6 +162,10 @@ def peer_rows(quick: bool) -> Iterator[Row]:
     if program is None:
         yield left_out("peer", "runc", "left out: not on PATH; 'apt-get install runc' supplies it")
         return
+    if shutil.which("iptables-restore") is None:
+        why = "left out: with it CRIU locks a container's network; 'apt-get install iptables' supplies it"
+        yield left_out("peer", "iptables-restore", why)
+        return
     times = QUICK_PEER_TIMES if quick else PEER_TIMES
     with own_home() as home, opened(home) as host:
         with _container(Path(program), home, host) as runc:
