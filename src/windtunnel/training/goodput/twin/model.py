@@ -106,12 +106,6 @@ class SimulationResult:
         """Useful time over all time, 0 to 1 (effective training time ratio)."""
         return self.phases["useful"] / self.horizon
 
-    @property
-    def wasted_per_failure(self) -> float:
-        """Seconds of work, retrieval and checkpoints lost for each failure (GEMINI, section 3)."""
-        lost = sum(seconds for name, seconds in self.phases.items() if name in ("redo", "load", "checkpoint"))
-        return lost / max(1, self.failures)
-
 
 # Up to so many hosts the policy is asked of all of them, as the supervisor does; beyond, of those that a
 # change concerns.

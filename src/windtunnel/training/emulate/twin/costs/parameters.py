@@ -14,7 +14,6 @@ from windtunnel.cluster.model import Device
 FA2 = "FlashAttention-2, arXiv:2307.08691, figures 4 to 7"
 FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6"
 NCCL = "NCCL 2.18+, src/graph/tuning.cc"
-INFERENCE = "inference"
 
 
 def figure(value: Any, source: str) -> Any:
