@@ -81,7 +81,7 @@ CAPABILITIES = (
     ),
     Capability(
         "training.gradsync", "Gradients compressed, fused and summed where that pays (Espresso, ZEN)",
-        ("policy", "twin", "live"), "train", ("gradsync",), "gradsync",
+        ROOMS, "train", ("gradsync",), "gradsync",
     ),
     Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",

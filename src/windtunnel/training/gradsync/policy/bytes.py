@@ -131,7 +131,8 @@ def _doubling(sets: Sequence[Ints], units: int, unit_bytes: int) -> tuple[Ints, 
         for rank in range(even):
             if not rank & step:
                 trade(rank, rank ^ step)
-        have[:even] = [np.union1d(have[rank], have[rank ^ step]) for rank in range(even)]
+        for rank in range(0, even, 2 * step):  # all of a group have the same by now
+            have[rank : rank + 2 * step] = [np.union1d(have[rank], have[rank + step])] * (2 * step)
         step *= 2
     for rank in range(even, world):
         trade(rank - even, rank, back=False)
