@@ -95,7 +95,7 @@ def test_who_comes_later_takes_over_what_the_others_found() -> None:
         ({"budget": 1.5}, "budget is 1.5"),
         ({"budget": True}, "budget is True"),
         ({"budget": 0.03, "mode": "idle"}, "mode idle finds by itself how often it saves"),
-        ({"overlap": 1}, "overlap is 1; true, false or null"),
+        ({"overlap": 1}, "overlap is 1; true or false"),
     ],
 )
 def test_a_bound_that_cannot_be_kept_is_refused(options: dict[str, Any], words: str) -> None:

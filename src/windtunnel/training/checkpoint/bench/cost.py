@@ -39,7 +39,7 @@ REPLICA_WIDTH = 512  # 50 MB with AdamW's moments, on every rank
 ARMS: Mapping[str, Any] = {
     "none": None,
     "concurrent": {},
-    "copied at once": {"overlap": False},
+    "beside the next step": {"overlap": True},
     "blocking": {"mode": "blocking"},
     "idle": {"mode": "idle"},
     "within 3 %": {"budget": 0.03},

@@ -10,10 +10,10 @@ background, by the host's agent, which outlives this process. A step is committe
 ranks' shards are complete. A slot is overwritten only when a newer step than the one in it is committed
 (`policy.slots`), so whatever is lost, the newest committed step is still whole.
 
-Where optimizers alone change the state, `step` only reads it, for its checksum: it is copied beside the next
-step's forward and backward pass, whenever the program waits for others, and the optimizer's step waits for
-the end of that. If what was copied does not have that checksum, the program changed it meanwhile: all ranks
-go back a step, and from then on copies are made at once.
+With ``overlap`` `step` only reads the state, for its checksum: it is copied beside the next step's forward
+and backward pass, and the optimizer's step waits for the end of that. If what was copied does not have that
+checksum, the program changed it meanwhile: all ranks go back a step, and from then on copies are made at
+once. It pays where the host's cores are idle in these passes, and costs a second reading where they are not.
 
 Tensors that all ranks hold alike (a DDP replica) are found once, by agreement on their content, and then lie
 in the shard "shared" of every host's memory, without being sent. They are compared again now and then;
@@ -49,7 +49,7 @@ from windtunnel.training.checkpoint.live.memory import StaleGeneration
 from windtunnel.training.checkpoint.live.restore import restore
 from windtunnel.training.checkpoint.live.settings import Settings, settings
 from windtunnel.training.checkpoint.live.snapshot import agree_alike
-from windtunnel.training.checkpoint.live.state import State, local, walk
+from windtunnel.training.checkpoint.live.state import State, walk
 from windtunnel.training.checkpoint.model import SHARED, Health
 from windtunnel.training.checkpoint.policy import Slot, SlotWanted, decide
 from windtunnel.training.checkpoint.policy.slots import EMPTY, WHY
@@ -147,8 +147,8 @@ class PeerCheckpointer:
         return loaders.follow(loader)
 
     def step(self, step: int, state: State) -> None:
-        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory,
-        or will be before `before_update` returns, which the optimizers in ``state`` call by themselves.
+        """Step ``step`` is complete: save ``state`` as it is now. Returns when it is in this host's memory
+        (with ``overlap``, earlier: `before_update` waits for it, which the optimizers in ``state`` call).
 
         Raises:
             UserError: the state cannot be saved, or the memory for it is not there.
@@ -286,7 +286,7 @@ class PeerCheckpointer:
         again = self._calls <= 1 or (self.settings.verify and not self._calls % _RECHECK)
         key, told = f"{self._serial}.{self._calls}", self._kinds
         if not self._calls:
-            self._beside = self._may_go_beside(program, tensors, key)
+            self._beside = self._may_go_beside(key)
         if self.job.world > 1 and again:
             if not known:
                 shared = agree_alike(self.job, program, tensors, self._shared, key)
@@ -309,19 +309,13 @@ class PeerCheckpointer:
             own = self._plan.layouts[f"rank{self.job.rank}"]
             self._idle = spans.IdleSender(self.job, self._access.memory, self.settings, own.nbytes)
 
-    def _may_go_beside(self, program: State, tensors: snapshot.Tensors, key: str) -> bool:
-        """Whether the state is known to change by its optimizers alone, on every rank."""
-        if self.settings.overlap is not None or self.settings.mode == "blocking":
-            return bool(self.settings.overlap)
-        optimizers = [value for value in program.values() if isinstance(value, Optimizer)]
-        owned = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-        mine = bool(owned) and self.job.keep("checkpoint", dict).get("beside", True)
-        for _, tensor in tensors:
-            trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
-            mine = mine and not local(tensor).is_cuda and (id(tensor) in owned or not trained)
-        return (
-            bool(mine) if self.job.world == 1 else all(self.job.agree(f"beside/{key}", bool(mine)).values())
-        )
+    def _may_go_beside(self, key: str) -> bool:
+        """Whether copies are made beside the next step; not once a rank has seen its state change meanwhile.
+        All ranks call it."""
+        if not self.settings.overlap:
+            return False
+        mine = bool(self.job.keep("checkpoint", dict).get("beside", True))
+        return mine if self.job.world == 1 else all(self.job.agree(f"beside/{key}", mine).values())
 
     def _tell_needs(self, needs: str) -> None:
         kept = self.job.keep("checkpoint", dict)

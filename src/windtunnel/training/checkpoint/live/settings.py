@@ -37,11 +37,10 @@ class Settings:
     on it at every checkpoint).
     ``stored``: seconds that the end of a job waits for what is being written to storage. ``verify``: compare
     what all ranks should hold alike now and then, and check every copy.
-    ``overlap``: copy the state in a thread while the next step's forward and backward run: True, False, or
-    None: where it can be proved that what was copied is the state as `step` found it, and optimizers alone
-    change it. ``rng``: save and restore the global generators. For idle mode, ``profile``: steps to observe
-    first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a chunk), ``buffer`` (bytes) in
-    ``parts`` parts, ``safety``: the share of an idle span that is used.
+    ``overlap``: copy the state in a thread while the next step's forward and backward run; a state that
+    changes meanwhile is found out. ``rng``: save and restore the global generators. For idle mode,
+    ``profile``: steps to observe first, ``bandwidth`` (bytes/s, measured where it is None), ``startup`` (s a
+    chunk), ``buffer`` (bytes) in ``parts`` parts, ``safety``: the share of an idle span that is used.
     """
 
     copies: int = 2
@@ -59,7 +58,7 @@ class Settings:
     patience: float = 60.0
     stored: float = 60.0
     verify: bool = True
-    overlap: bool | None = None
+    overlap: bool = False
     rng: bool = True
     profile: int = 5
     bandwidth: float | None = None
@@ -100,8 +99,6 @@ def _checked(origin: str, base: Settings, values: dict[str, Any]) -> Settings:
             raise UserError(f"{origin}: {name} is {value!r}; a whole number is accepted")
         if name == "budget" and not (value is None or (_number(value) and 0 < value <= 1)):
             raise UserError(f"{origin}: budget is {value!r}; a share above 0, of 1 at the most, is accepted")
-        if name == "overlap" and not isinstance(value, bool | None):
-            raise UserError(f"{origin}: overlap is {value!r}; true, false or null is accepted")
         if name in _LEAST and value < _LEAST[name]:
             raise UserError(f"{origin}: {name} is {value}; {_LEAST[name]} or more is accepted")
         if isinstance(default, float) and not (isinstance(value, int | float) and value > 0):
