@@ -13,6 +13,7 @@ measured before, over all time: steps that other work on this computer slows dow
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def own_rows(minutes: float, quick: bool) -> Iterator[Row]:
         known = calibrate(folder, 1 if quick else 3, 80 if quick else 240)
         plans = [planned(folder, known, seconds, seed) for seed in range(DRAWS)]
         ran = weather(folder, plans[0], seconds)
-    yield from rows(known, plans, ran, f"{load}, {conditions()} of the report")
+    yield from rows(known, plans, ran, f"{load}, {os.getloadavg()[2]:.1f} over the last 15 min of the run")
 
 
 def planned(folder: Path, known: Calibrated, seconds: float, seed: int) -> Plan:
