@@ -206,3 +206,16 @@ def test_a_host_is_lost_once_and_comes_once() -> None:
     result: SimulationResult = simulate(scheme, JOB, COSTS, trace, 200.0)
     assert scheme.calls == ["lost [1]", "lost [2]", "came 1", "came 2", "lost [1]", "came 1"]
     assert result.steps == 20
+
+
+@pytest.mark.parametrize("at", range(20, 100, 7))
+def test_storage_has_no_step_that_memory_never_had(at: int) -> None:
+    """A checkpoint to storage is one of those to memory, so a loss that memory covers never falls to it."""
+    job = JobModel(hosts=4, step_time=1.0, state_bytes=4.0)
+    costs = PhaseCosts(memory_bandwidth=1e12, peer_bandwidth=1e12, storage_bandwidth=1e12)
+    one, every = (0,), tuple(range(4))
+    for lost, saved in ((one, [9 * n for n in range(12)]), (every, [0, 18, 27, 36, 45, 54, 63, 72, 81, 90])):
+        scheme = PeerMemory(job, costs, place(4, 2, "group"), storage_every=10, every=9)
+        setback = scheme.lost(lost, False, float(at))
+        assert setback.keeps == max(step for step in saved if step < at)
+        assert setback.from_storage == (lost == every)

@@ -44,12 +44,13 @@ def copy_time(job: JobModel, costs: PhaseCosts) -> float:
 class StorageRestart:
     """Everything starts anew from the last checkpoint in storage, as under torchrun.
 
-    ``every``: steps between two checkpoints.
+    ``every``: steps between two checkpoints. ``saves``: steps between those to memory, of which the first one
+    that is due goes to storage.
     """
 
-    def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0) -> None:
+    def __init__(self, job: JobModel, costs: PhaseCosts, every: int, spares: int = 0, saves: int = 1) -> None:
         self.name = "restart from storage"
-        self.job, self.costs, self.every = job, costs, every
+        self.job, self.costs, self.every, self.saves = job, costs, max(every, saves), saves
         self.members = Members(job.hosts, spares, Rules("restart"))
         self.load = job.state_bytes / costs.storage_bandwidth
         self.write = write_time(job, costs)
@@ -63,8 +64,14 @@ class StorageRestart:
     def kept(self, steps: float) -> float:
         """The newest step that was written whole; one that was, still is after the job fell back to it."""
         behind = 0.0 if self.costs.blocking_save else self.write / self.pace()[0]
-        self.whole = max(self.whole, math.floor((steps - behind) / self.every) * self.every)
+        due = math.floor((steps - behind) / self.every)
+        saved = self._saved(due)
+        self.whole = max(self.whole, saved if saved <= steps - behind else self._saved(due - 1))
         return self.whole
+
+    def _saved(self, number: int) -> float:
+        """The step of the checkpoint with that number: of the first one to memory that is not before it."""
+        return -(-number * self.every // self.saves) * self.saves
 
     def lost(self, hosts: Sequence[int], software: bool, steps: float) -> Setback:
         waits = not (self.members.break_off if software else self.members.lose)(hosts)
@@ -110,12 +117,12 @@ class PeerMemory:
     ) -> None:
         self.name = name
         self.job, self.costs, self.placement = job, costs, placement
-        self.storage = StorageRestart(job, costs, storage_every)
         self.members = Members(job.hosts, spares, Rules("replace"))
         self.share = job.state_bytes / job.hosts
         self.replicate = (placement.copies - 1) * self.share / costs.peer_bandwidth
         # replication in the background takes as many steps as it takes; a checkpoint begins when it is over
         self.every = max(every, math.ceil(self.replicate / job.step_time))
+        self.storage = StorageRestart(job, costs, storage_every, saves=self.every)
         self.stall = copy_time(job, costs)
         self.whole = 0.0  # the newest step that is known to be in memory with all its copies
         self._held_by: list[list[int]] = [[] for _ in range(job.hosts)]
