@@ -100,7 +100,7 @@ def calibrate(folder: Path, times: int, steps: int) -> Calibrated:
         *_steps(done),
         _after(events, "committed"),
         _after(events, "persisted"),
-        float(sum(result["used"]["own"] for result in results.values())),
+        float(sum(result["nbytes"] for result in results.values())),
         found,
     )
 

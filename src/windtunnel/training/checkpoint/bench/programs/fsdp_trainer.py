@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,14 @@ def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             hashes[str(step)] = digest(state)
     if checkpointer is not None:
         checkpointer.close()
-    return {"hashes": hashes}
+    return {"hashes": hashes, "nbytes": sum(part.nbytes for part in tensors(state))}
+
+
+def tensors(state: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """This rank's part of them."""
+    for value in leaves([part.state_dict() for part in state.values()]):
+        if isinstance(value, torch.Tensor):
+            yield value.to_local() if isinstance(value, DTensor) else value
 
 
 def digest(state: dict[str, Any]) -> str:
