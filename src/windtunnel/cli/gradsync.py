@@ -20,6 +20,61 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="gradsync")
 
 
+Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
+
+
+@group.command("profile", context_settings=SETTINGS)
+def profile(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the profile there.")] = Path(
+        "profile.json"
+    ),
+    ranks: Ranks = 2,
+    codec: Annotated[list[str] | None, typer.Option(help="A codec to measure, such as topk:0.01.")] = None,
+) -> None:
+    """Measure a script's gradients, codecs and collectives with real processes; the script ends with it.
+
+    Example: windtunnel gradsync profile --ranks 2 examples/train_resnet.py --size debug
+    """
+    _torchrun(ranks, "profile", str(out), "1", ",".join(codec or ()), script, *(arguments or ()))
+    typer.echo(f"Profile  {out}")
+
+
+@group.command("apply", context_settings=SETTINGS)
+def apply(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of a plan.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
+    ] = None,
+    ranks: Ranks = 2,
+) -> None:
+    """Run a script with its gradients synchronised as a plan says.
+
+    Example: windtunnel gradsync apply plan.json examples/train_resnet.py --size debug
+    """
+    from windtunnel.training.gradsync.files import read
+    from windtunnel.training.gradsync.model import Plan
+
+    read(plan, Plan)  # a wrong file is told once, and not by every rank
+    _torchrun(ranks, "apply", str(plan), script, *(arguments or ()))
+
+
+def _torchrun(ranks: int, *arguments: str) -> None:
+    import subprocess
+    import sys
+
+    from windtunnel.base.errors import ScriptError
+
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run([*command, "-m", "windtunnel.training.gradsync.live.script", *arguments])
+    if done.returncode:
+        raise ScriptError(f"the script failed (status {done.returncode}); what it said is above")
+
+
 @group.command("plan", context_settings=SETTINGS)
 def plan(
     script: Annotated[

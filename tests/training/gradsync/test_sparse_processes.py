@@ -110,5 +110,5 @@ def test_a_lost_peer_is_an_error_on_all_others(tmp_path: Path) -> None:
         done = run_ranks([script, how, str(tmp_path / how)], 3)
         assert done.returncode == 0, done.stderr
         for rank in (0, 2):
-            assert f"rank {rank}: sparse sum: of 3 ranks rank" in done.stdout
+            assert f"rank {rank}: gradient exchange: of 3 ranks rank" in done.stdout
         assert word in done.stdout, done.stdout

@@ -69,13 +69,15 @@ class CodecPoint:
 class CodecCost:
     """Costs of a codec (``topk:0.01``) on a processor, by size, ascending; between points they are
     interpolated, beyond the last in proportion. ``summable``: the sum of codes is the code of the sum, so
-    that an all-reduce may add them. ``lossless``: decoding gives what was encoded."""
+    that an all-reduce may add them, or ``sums`` of them one after the other. ``lossless``: decoding gives
+    what was encoded."""
 
     codec: str
     device: Device
     points: tuple[CodecPoint, ...]
     summable: bool = False
     lossless: bool = False
+    sums: int = 1
 
     @cached_property
     def _known(self) -> dict[int, CodecPoint]:
@@ -239,8 +241,9 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank does. ``groups``: in the order of backward, every gradient in exactly one. ``order``:
-    the collectives in the order in which all ranks call them, each as (group, step of the group's).
+    """What every rank of ``world`` on ``hosts`` does. ``groups``: in the order of backward, every gradient in
+    exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
+    the group's).
     ``forecasts``: of the plan first, then of what it was compared with. ``bound``: seconds where encoding
     and decoding took none. ``seed``: of all codecs' random numbers."""
 
@@ -249,6 +252,7 @@ class Plan:
     forecasts: tuple[Forecast, ...]
     bound: float
     world: int
+    hosts: int
     seed: int = 0
     emulated: str = ""
     notes: tuple[str, ...] = ()
@@ -256,7 +260,7 @@ class Plan:
 
     def digest(self) -> str:
         """Of what must be equal on all ranks."""
-        ruling = to_plain([self.groups, self.order, self.world, self.seed, self.version])
+        ruling = to_plain([self.groups, self.order, self.world, self.hosts, self.seed, self.version])
         for group in ruling[0]:
             group.pop("reason")
         return hashlib.sha256(canonical(ruling)).hexdigest()

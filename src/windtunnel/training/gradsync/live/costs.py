@@ -34,7 +34,7 @@ def measure(
         return tuple(
             CodecCost(
                 codec.spec, device, tuple(_point(codec, numel, on, repeats) for numel in sorted(set(numels))),
-                codec.summable, codec.lossless,
+                codec.summable, codec.lossless, 2 if codec.rank else 1,
             )
             for codec in codecs
         )  # fmt: skip

@@ -60,6 +60,17 @@ class Peers:
             self._move([(to, mine[to])], [(source, found[source])])
         return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
 
+    def swap_equal(self, messages: Sequence[Tensor]) -> list[Tensor]:
+        """As `swap`, where all messages of all ranks have one shape and type: no lengths go ahead."""
+        rank, size = self.rank, self.size
+        mine = [one.to(self.device) for one in messages]
+        found = [torch.empty_like(one) for one in mine]
+        found[rank] = mine[rank]
+        for turn in range(1, size):
+            to, source = (rank + turn) % size, (rank - turn) % size
+            self._move([(to, mine[to])], [(source, found[source])])
+        return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
+
     def gather(self, message: Tensor) -> list[Tensor]:
         """The message of every rank, of any length each."""
         return self.swap([message] * self.size)
@@ -91,8 +102,8 @@ class Peers:
         if staged is not tensor:
             tensor.copy_(staged)
 
-    def agree(self, words: str) -> None:
-        """That every rank says the same.
+    def agree(self, words: str, who: str = "gradient exchange") -> None:
+        """That every rank says the same; ``who`` asks, for the message.
 
         Raises:
             UserError: it does not; on every rank the same sentence.
@@ -103,7 +114,7 @@ class Peers:
         for peer, theirs in enumerate(told):
             if theirs != told[0]:
                 raise UserError(
-                    f"sparse sum: rank {peer} has {theirs}, rank 0 has {told[0]}; "
+                    f"{who}: rank {peer} has {theirs}, rank 0 has {told[0]}; "
                     "the same on all ranks is accepted"
                 )
 
@@ -144,5 +155,6 @@ class Peers:
         over = time.monotonic() >= self._until
         why = f"did not answer within {self._seconds:g} s" if over else "is gone, or gave up"
         return HostError(
-            f"sparse sum: of {self.size} ranks {name} {why}; the group cannot go on", details=str(error)
+            f"gradient exchange: of {self.size} ranks {name} {why}; the group cannot go on",
+            details=str(error),
         )

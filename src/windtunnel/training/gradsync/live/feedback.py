@@ -50,8 +50,12 @@ class Feedback:
         self._residuals: dict[int, Tensor] = {}
         self._momenta: dict[int, Tensor] = {}
 
-    def encode(self, group: int, gradient: Tensor, codec: Codec, seed: int = 0) -> Tensor:
-        """The code of the group's gradient and of what waits; what it leaves out waits from now on."""
+    def encode(self, group: int, gradient: Tensor, codec: Codec, seed: int = 0, at: int = 0) -> Tensor:
+        """The code of the group's gradient and of what waits; what it leaves out waits from now on.
+        ``gradient`` may be a part of the group's row, from element ``at`` on; of what is beyond the row's end
+        (zeros that make parts equal) nothing waits."""
+        if at or gradient.numel() != self._numel(group):
+            return self._encode_part(group, gradient, codec, seed, at)
         corrected = self.corrected(group, gradient, codec)
         code = codec.encode(corrected, seed)
         if codec.feedback and corrected is self._residuals.get(group):
@@ -60,6 +64,39 @@ class Feedback:
                 sent = codec.indices(code)
                 self._momenta[group][sent[sent >= 0].long()] = 0.0
         return code
+
+    def _numel(self, group: int) -> int:
+        return sum(self._groups[group].values())
+
+    def _waits(self, group: int, device: torch.device) -> Tensor:
+        if group not in self._residuals:
+            self._residuals[group] = torch.zeros(self._numel(group), device=device)
+        return self._residuals[group]
+
+    def _encode_part(self, group: int, part: Tensor, codec: Codec, seed: int, at: int) -> Tensor:
+        if not codec.feedback or not math.isfinite(float(part.sum(dtype=torch.float32))):
+            return codec.encode(part, seed)
+        waits = self._waits(group, part.device)[at : at + part.numel()]
+        corrected = part.detach().float()
+        if corrected is part or corrected.data_ptr() == part.data_ptr():
+            corrected = corrected.clone()
+        corrected[: waits.numel()] += waits
+        code = codec.encode(corrected, seed)
+        codec.add(code, corrected, seed, -1.0)
+        waits.copy_(corrected[: waits.numel()])
+        return code
+
+    def left_out(
+        self, group: int, total: Tensor, code: Tensor, codec: Codec, seed: int, at: int, times: float = 1.0
+    ) -> None:
+        """What the code of a sum over ranks leaves out of it, ``times`` that, waits as if it were this rank's
+        own: it is part of the next sum. ``total`` begins at element ``at`` of the group."""
+        if not codec.feedback or not math.isfinite(float(total.sum(dtype=torch.float32))):
+            return
+        waits = self._waits(group, total.device)[at : at + total.numel()]
+        rest = total.detach().float().clone()
+        codec.add(code, rest, seed, -1.0)
+        waits.add_(rest[: waits.numel()], alpha=times)
 
     def corrected(self, group: int, gradient: Tensor, codec: Codec) -> Tensor:
         """The gradient and what waits. For a codec with feedback it is the residual itself, a 1-D tensor of

@@ -116,7 +116,8 @@ def _reached(bits: kernels.Words, room: int, seed: int) -> int:
 
 def _sample_size(numel: int, room: int) -> int:
     size = min(max(numel // 100, SAMPLED[0]), SAMPLED[1])
-    return min(numel, max(size, EXPECTED * numel // room))
+    # where all may be sent, the least of a sample would keep some back
+    return numel if room == numel else min(numel, max(size, EXPECTED * numel // room))
 
 
 def _rank(size: int, room: int, numel: int) -> int:

@@ -67,7 +67,8 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
     match option.scheme:
         case "allreduce":
             steps.encode(mine)
-            steps.call(scope, "allreduce", steps.nbytes(mine))
+            for _ in range(steps.sums):
+                steps.call(scope, "allreduce", steps.nbytes(mine) / steps.sums)
             steps.decode(mine, 1)
         case "allgather":
             steps.encode(mine)
@@ -105,6 +106,10 @@ class _Steps:
 
     def nbytes(self, numel: int) -> int:
         return ELEMENT * numel if self._cost is None else self._cost.at(numel).nbytes
+
+    @property
+    def sums(self) -> int:
+        return 1 if self._cost is None else self._cost.sums
 
     def call(self, scope: Scope, kind: Kind, size: float) -> None:
         members = self._network.members(scope)

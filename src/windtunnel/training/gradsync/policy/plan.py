@@ -75,8 +75,8 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
     return Plan(
         groups=tuple(job.groups(found)), order=job.order(found),
         forecasts=(job.forecast("plan", found), *job.compared()),
-        bound=min(found.seconds, job.bound(found)), world=profile.network.world, seed=seed,
-        emulated=profile.emulated, notes=tuple(notes),
+        bound=min(found.seconds, job.bound(found)), world=profile.network.world,
+        hosts=profile.network.hosts, seed=seed, emulated=profile.emulated, notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -1,0 +1,217 @@
+"""What a job's synchronisation takes here: gradients, codecs and collectives, measured by all ranks at once.
+
+Gradients are timed in steps whose all-reduces wait until backward is over, so that communication is not taken
+for computing. Codecs are timed by all ranks at the same time, since they share processors as they will when
+they train. Collectives are called back to back, each as large as the last one's burst would hide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel.base.errors import UserError
+from windtunnel.calibration.fit import least_squares
+from windtunnel.training.gradsync.live import sparsity
+from windtunnel.training.gradsync.live.collectives import Collectives
+from windtunnel.training.gradsync.live.costs import measure
+from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
+from windtunnel.training.gradsync.live.hook import named
+from windtunnel.training.gradsync.live.units import units_of
+from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope
+from windtunnel.training.gradsync.model import Tensor as Gradient
+
+CODECS = ("fp16", "bf16", "int8", "sign", "topk:0.01", "threshold:0.01", "randomk:0.01")
+SIZES = (1 << 14, 1 << 17, 1 << 19, 1 << 20)
+CALLS = 3
+STEPS = 5
+
+
+class Times:
+    """When backward makes which gradient: marks that hooks of one module leave in some steps.
+
+    A *step* is from one `begin` to the next; it has a forward and at least one backward.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._parameters = named(ddp)
+        self._cuda = next(iter(self._parameters.values())).is_cuda
+        self._steps: list[dict[str, Any]] = []
+        self.kept: dict[str, Tensor] = {}
+        self._handles = [ddp.register_forward_hook(lambda *_: self._mark("forward"))]
+        for name, parameter in self._parameters.items():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._made, name)))
+
+    def begin(self) -> None:
+        self._steps.append({})
+        self._mark("begin")
+
+    def _made(self, name: str, parameter: Tensor) -> None:
+        self._mark(name)
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self.kept[name] = parameter.grad.detach()
+
+    def _mark(self, name: str) -> None:
+        if not self._steps:
+            return
+        if not self._cuda:
+            self._steps[-1][name] = time.perf_counter()
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._steps[-1][name] = event
+
+    def end(self) -> tuple[float, dict[str, float], float]:
+        """Take the hooks away. Medians over steps but the first: seconds before backward (a step less its
+        backward), until each gradient since the end of forward, and from the last gradient to the end of the
+        step, which is in the first as well."""
+        self._mark("end") if self._cuda else None
+        for handle in self._handles:
+            handle.remove()
+        if self._cuda:
+            torch.cuda.synchronize()
+        whole = self._steps[1:-1]
+        until = {
+            name: median(self._between(step, "forward", step, name) for step in whole)
+            for name in self._parameters
+            if all(name in step for step in whole)
+        }
+        followed = self._steps[2:]
+        lasted = median(
+            self._between(one, "begin", after, "begin") for one, after in zip(whole, followed, strict=True)
+        )
+        return lasted - max(until.values()), until, 0.0
+
+    def _between(self, one: dict[str, Any], begin: str, other: dict[str, Any], end: str) -> float:
+        if self._cuda:
+            return float(one[begin].elapsed_time(other[end])) / 1e3
+        return float(other[end] - one[begin])
+
+
+def profile(
+    ddp: DistributedDataParallel, step: Callable[[], object], *, codecs: Sequence[str] = CODECS,
+    hosts: int = 1, steps: int = STEPS, deadline: float = DEADLINE,
+) -> Profile:  # fmt: skip
+    """Measure a job that is set up: ``step()`` is a forward and backward of one batch, with all that belongs
+    to a step but the optimizer, which would train with gradients that are not synchronised. All ranks call it
+    at once, and get the same. ``hosts``: that the ranks lie on, one host after the other; 1: as if all links
+    between ranks were alike. Gradients are left as None.
+
+    Raises:
+        UserError: no gradients were made, a codec is unknown, or ``hosts`` does not divide the ranks.
+    """
+    times = Times(ddp)
+    with ddp.no_sync():
+        for _ in range(steps + 2):
+            times.begin()
+            step()
+            ddp.zero_grad(set_to_none=True)
+    return measured(ddp, times, codecs, hosts, deadline)
+
+
+def measured(
+    ddp: DistributedDataParallel, times: Times, codecs: Sequence[str], hosts: int, deadline: float
+) -> Profile:
+    """The profile of a job whose gradients have been timed, the same on all ranks."""
+    world = dist.get_world_size(ddp.process_group)
+    if hosts < 1 or world % hosts:
+        raise UserError(f"gradsync profile: {hosts} hosts for {world} ranks; a divisor is accepted")
+    before, until, after = times.end()
+    if not until:
+        raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
+    told: list[Any] = [None] * world
+    dist.all_gather_object(told, (before, until), group=ddp.process_group)
+    parameters = named(ddp)
+    order = sorted(told[0][1], key=lambda name: told[0][1][name])
+    rows, latest = [], 0.0
+    for name in order:
+        mean = sum(one[1].get(name, 0.0) for one in told) / world
+        one = parameters[name]
+        facts = _sparsity(ddp, times.kept[name], deadline) if name in times.kept else {}
+        rows.append(
+            Gradient(
+                name, one.numel(), max(0.0, mean - latest), str(one.dtype).removeprefix("torch."), **facts
+            )
+        )
+        latest = max(latest, mean)
+    # a gradient that not every step makes has no time, and must be synchronised all the same
+    rows += [
+        Gradient(name, one.numel(), 0.0, str(one.dtype).removeprefix("torch."))
+        for name, one in parameters.items()
+        if name not in told[0][1]
+    ]
+    total = sum(one.numel for one in rows)
+    numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
+    found = Profile(
+        tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline),
+        sum(one[0] for one in told) / world, after, host={"torch": torch.__version__},
+    )  # fmt: skip
+    shared = [found]
+    dist.broadcast_object_list(shared, dist.get_global_rank(ddp.process_group, 0), group=ddp.process_group)
+    return shared[0]
+
+
+def _sparsity(ddp: DistributedDataParallel, gradient: Tensor, deadline: float) -> dict[str, Any]:
+    """What a profile tells of a gradient of rows."""
+    peers = Peers(ddp.process_group, deadline)
+    found = sparsity.measure(peers, units_of(gradient, "row"))
+    return {
+        "width": found.width, "density": found.density, "growth": found.growth, "skew": found.skew,
+    }  # fmt: skip
+
+
+def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
+    """What collectives take between these ranks, by lines through the times of some sizes."""
+    world = dist.get_world_size(ddp.process_group)
+    places = world // hosts
+    hierarchical = hosts > 1 and places > 1
+    calls = Collectives(hosts, ddp.process_group, deadline, hierarchical=hierarchical)
+    device = next(ddp.module.parameters()).device
+    scopes: tuple[Scope, ...] = ("flat", "inside", "between") if hierarchical else ("flat",)
+    found = [
+        _line(calls, scope, kind, device)
+        for scope in scopes
+        for kind in get_args(Kind)
+        if calls.members[scope].size > 1
+    ]
+    # ranks that are each a host of their own, or all on one, have one kind of link
+    return Network(hosts, places, tuple(found))
+
+
+def _line(calls: Collectives, scope: Scope, kind: Kind, device: torch.device) -> CollectiveCost:
+    members = calls.members[scope].size
+    times = []
+    for size in SIZES:
+        part = torch.zeros(-(-size // 4 // members), device=device)
+        whole = torch.zeros(part.numel() * members, device=device)
+        call: dict[Kind, Callable[[], Tensor]] = {
+            "allreduce": partial(calls.all_reduce, scope, whole),
+            "reduce_scatter": partial(calls.reduce_scatter, scope, part, whole),
+            "allgather": partial(calls.all_gather, scope, part),
+            "alltoall": partial(calls.all_to_all, scope, whole.split(part.numel())),
+        }
+        call[kind]()
+        taken = []
+        for _ in range(CALLS):
+            calls.all_reduce(scope, torch.zeros(1, device=device))
+            begin = time.perf_counter()
+            call[kind]()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - begin)
+        times.append(median(taken))
+    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=calls.members[scope].group)
+    sizes, seconds = np.array(SIZES, float), slowest.cpu().numpy()
+    fixed, per_byte = least_squares([np.ones_like(sizes), sizes], seconds)
+    error = float(np.mean(np.abs(fixed + per_byte * sizes - seconds) / seconds))
+    return CollectiveCost(scope, kind, fixed, per_byte, error)

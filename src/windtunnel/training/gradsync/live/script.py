@@ -1,0 +1,106 @@
+"""A training script as it stands, profiled, or with a plan applied, under torchrun:
+
+    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script profile profile.json 1 "" train.py
+    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json train.py
+
+``windtunnel gradsync profile`` and ``apply`` call it so. The model is the first that the script wraps in
+DistributedDataParallel. To be profiled it trains some steps without synchronisation, is measured in its next
+forward, and ends there with status 0: nothing that it would save is of use.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel.base.errors import UserError, WindtunnelError
+from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.live.exchange import DEADLINE
+from windtunnel.training.gradsync.live.hook import apply
+from windtunnel.training.gradsync.live.profile import CODECS, STEPS, Times, measured
+from windtunnel.training.gradsync.model import Plan
+
+_plain = DistributedDataParallel.__init__
+
+
+def profiled(file: Path, hosts: int, codecs: Sequence[str]) -> Callable[[DistributedDataParallel], None]:
+    """What is done with the script's model: times its steps, then measures all else and ends the script."""
+
+    def begin(ddp: DistributedDataParallel) -> None:
+        times = Times(ddp)
+        ddp.require_backward_grad_sync = False
+        steps = 0
+
+        def forward(*_: Any) -> None:
+            nonlocal steps
+            if not torch.is_grad_enabled():
+                return
+            times.begin()
+            steps += 1
+            if steps == STEPS + 3:
+                found = measured(ddp, times, codecs, hosts, DEADLINE)
+                if dist.get_rank() == 0:
+                    write(file, found)
+                raise SystemExit(0)
+
+        ddp.register_forward_pre_hook(forward)
+
+    return begin
+
+
+def applied(file: Path) -> Callable[[DistributedDataParallel], None]:
+    """The plan in ``file`` runs from the model's first step on."""
+
+    def begin(ddp: DistributedDataParallel) -> None:
+        apply(ddp, read(file, Plan))
+
+    return begin
+
+
+def run(program: Sequence[str], begin: Callable[[DistributedDataParallel], None]) -> None:
+    """The script with its arguments, in this process.
+
+    Raises:
+        UserError: it wraps no model.
+    """
+    met = False
+
+    def made(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        nonlocal met
+        _plain(self, *arguments, **named)
+        if not met:
+            met = True
+            begin(self)
+
+    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+    sys.argv = [*program]
+    sys.path[0] = str(Path(program[0]).resolve().parent)
+    runpy.run_path(program[0], run_name="__main__")
+    if not met:
+        raise UserError(f"{program[0]}: it wraps no model in DistributedDataParallel")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As the module says."""
+    match arguments:
+        case ["profile", file, hosts, codecs, *program]:
+            names = codecs.split(",") if codecs else CODECS
+            run(program, profiled(Path(file), int(hosts), names))
+            raise UserError(f"{program[0]}: it ended before {STEPS + 3} steps, which a profile takes")
+        case ["apply", file, *program]:
+            run(program, applied(Path(file)))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except WindtunnelError as error:
+        print(f"windtunnel: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.status)

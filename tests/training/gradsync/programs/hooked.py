@@ -1,0 +1,200 @@
+"""A small model under DDP, whose gradients a plan synchronises: one group for each option there is.
+
+hooked.py options    every option gives what its codecs stand for, and nothing is lost on the way
+hooked.py refused    ranks that differ, and plans of other models
+hooked.py lost       a rank dies
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.live.hook import apply, named
+from windtunnel.training.gradsync.model import PLAIN, Forecast, Group, Option, Plan
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+RANK, WORLD = dist.get_rank(), dist.get_world_size()
+HOSTS, STEPS = 2, 3
+WAYS: tuple[dict[str, Any], ...] = (
+    {}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"static_graph": True},
+)  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(24, 24) for _ in range(4))
+        self.empty, self.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x)) * self.scale
+        return x.sum() + self.empty.sum()
+
+
+def made(**options: Any) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(Net(), **options)
+
+
+def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> Plan:
+    """Groups of two gradients each, in the order of backward, with ``options`` in turn."""
+    names = [*named(ddp)][::-1]
+    cut = [tuple(names[i : i + 2]) for i in range(0, len(names), 2)]
+    groups = tuple(Group(one, options[place % len(options)]) for place, one in enumerate(cut))
+    order = []
+    for place, group in enumerate(groups):
+        scheme, inside = group.option.scheme, group.option.inside
+        calls = 2 if scheme == "alltoall" or group.option.codec.startswith("powersgd") else 1
+        calls += 2 * (inside != "flat")
+        order += [(place, step) for step in range(calls)]
+    return Plan(groups, tuple(order), (Forecast("plan", 1.0, 0),), 1.0, WORLD, HOSTS, seed)
+
+
+def gradients(ddp: DistributedDataParallel, step: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(100 * step + RANK)
+    ddp.zero_grad(set_to_none=True)
+    ddp(torch.randn(8, 24)).backward()
+    return {name: one.grad.clone() for name, one in named(ddp).items()}  # type: ignore[union-attr]
+
+
+def same_everywhere(found: dict[str, torch.Tensor]) -> bool:
+    told: list[object] = [None] * WORLD
+    dist.all_gather_object(told, [one.tolist() for one in found.values()])
+    return all(str(one) == str(told[0]) for one in told)
+
+
+def options() -> None:
+    """What was sent over some steps, alike on all ranks, and what still waits are what backward made."""
+    plain = made()
+    truth = [gradients(plain, step) for step in range(STEPS)]
+    every = [
+        Option(codec, scheme, inside)  # type: ignore[arg-type]
+        for codec, scheme in (
+            ("none", "allreduce"), ("fp16", "allreduce"), ("randomk:0.5", "allreduce"), ("int8", "allgather"),
+            ("topk:0.3", "alltoall"), ("terngrad", "alltoall"),
+        )
+        for inside in ("flat", "plain", "coded")
+        if not (inside == "coded" and scheme == "allreduce")
+    ]  # fmt: skip
+    every += [Option("powersgd:2"), Option("sign", "alltoall", device="host"), Option("none", device="host")]
+    for place, option in enumerate(every):
+        ddp = made(**WAYS[place % len(WAYS)])
+        handle = apply(ddp, plan_of(ddp, option, PLAIN), deadline=60.0)
+        sent: dict[str, torch.Tensor] = {}
+        for step, dense in enumerate(truth):
+            found = gradients(ddp, step)
+            assert same_everywhere(found), option
+            for name, one in found.items():
+                sent[name] = sent.get(name, 0) + one
+                if option.codec == "none":
+                    assert torch.allclose(one, dense[name], atol=1e-6)
+        told: list[dict[str, dict[str, dict[str, torch.Tensor]]]] = [{}] * WORLD
+        dist.all_gather_object(told, handle.state_dict())
+        for name, one in sent.items():
+            if not one.numel() or option.codec == "terngrad":  # which is true in the mean only
+                continue
+            rests = [state["feedback"]["residuals"] for state in told]
+            waiting = sum(rest.get(name, torch.zeros(one.numel())) for rest in rests).view_as(one) / WORLD
+            whole = sum(dense[name] for dense in truth)
+            gap = float((one + waiting - whole).abs().max())
+            assert gap <= (2e-3 if option.codec == "fp16" else 1e-4) * (1 + float(whole.abs().max())), (
+                option,
+                name,
+            )
+        again = made()
+        other = apply(again, plan_of(again, option, PLAIN), deadline=60.0)
+        other.load_state_dict(handle.state_dict())
+        assert str(other.state_dict()) == str(handle.state_dict())
+        ours, theirs = gradients(ddp, STEPS), gradients(again, STEPS)
+        assert option.codec in ("randomk:0.5", "none", "fp16") or all(
+            torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours
+        ), option
+        handle.close()
+        other.close()
+    accumulated()
+    not_numbers()
+
+
+def accumulated() -> None:
+    """Two micro-batches are one synchronisation."""
+    ddp, plain = made(), made()
+    handle = apply(ddp, plan_of(ddp, Option("none", device="host"), Option("fp16")), deadline=60.0)
+    for one in (ddp, plain):
+        torch.manual_seed(RANK)
+        with one.no_sync():
+            one(torch.randn(8, 24)).backward()
+        one(torch.randn(8, 24)).backward()
+    for mine, theirs in zip(ddp.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=2e-3, atol=2e-3)  # type: ignore[arg-type]
+    handle.close()
+
+
+def not_numbers() -> None:
+    """One rank's NaN is seen by all, and the step after it is as if it had not been."""
+    ddp = made()
+    handle = apply(
+        ddp, plan_of(ddp, Option("topk:0.1", "allgather"), Option("sign", "alltoall")), deadline=60.0
+    )
+    gradients(ddp, 0)
+    waits = str(handle.state_dict()["feedback"])
+    ddp.zero_grad(set_to_none=True)
+    (ddp(torch.randn(8, 24)) * (float("nan") if RANK == 1 else 1.0)).backward()
+    assert all(one.grad.isnan().any() for name, one in named(ddp).items() if one.numel())  # type: ignore[union-attr]
+    if RANK == 1:
+        assert str(handle.state_dict()["feedback"]) == waits
+    assert all(one.isfinite().all() for one in gradients(ddp, 1).values())
+    handle.close()
+
+
+def refused() -> None:
+    def attempt(plan: Plan, ddp: DistributedDataParallel) -> None:
+        try:
+            apply(ddp, plan, deadline=20.0)
+        except UserError as error:
+            if RANK == 0:
+                print(error, flush=True)
+        else:
+            raise AssertionError("it was not refused")
+
+    ddp = made()
+    attempt(plan_of(ddp, Option("int8", "allgather"), seed=RANK // 2), ddp)
+    fit = plan_of(ddp, PLAIN)
+    attempt(replace(fit, groups=fit.groups[1:]), ddp)
+    attempt(replace(fit, world=WORLD + 1), ddp)
+    attempt(replace(fit, groups=(*fit.groups, fit.groups[0])), ddp)
+    hooked = made()
+    hooked.register_comm_hook(None, fp16_compress_hook)
+    attempt(fit, hooked)
+
+
+def lost() -> None:
+    """A rank that dies in the midst of a step: the others' backward ends, and says so."""
+    ddp = made()
+    apply(ddp, plan_of(ddp, Option("topk:0.1", "alltoall"), Option("int8", "allgather")), deadline=10.0)
+    gradients(ddp, 0)
+    if RANK == WORLD - 1:
+        os._exit(0)
+    for step in range(2):
+        try:
+            gradients(ddp, step)
+        except RuntimeError as error:
+            print(f"rank {RANK}: {error}".splitlines()[0], flush=True)
+        else:
+            raise AssertionError("it went on")
+    os._exit(0)
+
+
+{"options": options, "refused": refused, "lost": lost}[sys.argv[1]]()
+dist.destroy_process_group()

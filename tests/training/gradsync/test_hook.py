@@ -1,0 +1,91 @@
+"""Plans that run: real processes over gloo, every kind of option, ranks that differ, a rank that dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.ranks import run_ranks
+from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.files import read
+from windtunnel.training.gradsync.live.script import main
+from windtunnel.training.gradsync.model import Profile
+from windtunnel.training.gradsync.policy.plan import make_plan
+
+HOOKED = Path(__file__).parent / "programs" / "hooked.py"
+SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
+
+
+@pytest.mark.slow
+def test_every_option_sends_what_backward_made() -> None:
+    """On four ranks of two hosts: alike on all ranks, nothing lost, states that go on; NaN; micro-batches."""
+    done = run_ranks([HOOKED, "options"], 4)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
+    done = run_ranks([HOOKED, "refused"], 4)
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = done.stdout.splitlines()
+    assert len(words) == 5
+    assert all(one.startswith("gradsync apply: ") for one in words)
+    for one, part in zip(
+        words,
+        (
+            "rank 2 has plan",
+            "the plan has no gradient",
+            "for 5 ranks",
+            "names a gradient twice",
+            "a communication hook",
+        ),
+        strict=True,
+    ):
+        assert part in one
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_steps_of_all_others() -> None:
+    """None waits for ever, and each says why; a later step does, too."""
+    done = run_ranks([HOOKED, "lost"], 4)
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = done.stdout.splitlines()
+    assert sorted({one[:7] for one in words}) == ["rank 0:", "rank 1:", "rank 2:"]
+    assert len(words) == 6
+    assert (
+        sum("HostError: g" in one for one in words) >= 2
+    )  # DDP's own calls meet the loss first on the others
+
+
+@pytest.mark.slow
+def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
+    """As it stands: its profile has what it trains, and with a plan it trains as it did."""
+    arguments = [str(SCRIPT), "--size", "debug", "--steps", "12"]
+    module = ["-m", "windtunnel.training.gradsync.live.script"]
+    file = tmp_path / "profile.json"
+    done = run_ranks([*module, "profile", str(file), "1", "fp16", *arguments], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = read(file, Profile)
+    assert (len(found.tensors), found.network.world, found.emulated) == (38, 2, "")
+    assert found.tensors[0].name.startswith("output.")
+    assert sum(one.backward for one in found.tensors) > 0 < found.forward
+    assert {one.kind for one in found.network.collectives} == {
+        "allreduce", "reduce_scatter", "allgather", "alltoall",
+    }  # fmt: skip
+    assert make_plan(found).world == 2
+    done = run_ranks([*module, "profile", str(file), "1", "", *arguments[:-1], "3"], 2)
+    assert done.returncode == 2
+    assert "it ended before 8 steps" in done.stderr
+
+
+def test_a_script_without_a_model_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "none.py"
+    script.write_text("pass")
+    init = torch.nn.parallel.DistributedDataParallel.__init__
+    try:
+        with pytest.raises(UserError, match="wraps no model in DistributedDataParallel"):
+            main(["profile", "p.json", "1", "", str(script)])
+    finally:
+        torch.nn.parallel.DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
