@@ -29,7 +29,7 @@ from windtunnel.training.gradsync.live import kernels
 
 SAMPLED = 4096, 1 << 16
 """Elements in the sample of a threshold: 1 % of the tensor between these, or what `EXPECTED` takes."""
-EXPECTED = 64
+EXPECTED = 32
 """Elements of the sample at least that should reach the threshold: their number varies by its root."""
 TABLE = 4
 """Places in the hash table for each in the code, as in DRAGONN's released code."""

@@ -1,0 +1,180 @@
+"""Whether training ends as well: small jobs to convergence with every codec, with feedback and without.
+
+Four ranks in this process, each with the gradient of its own part of the batch, through the codecs and
+their residuals as they would go over a network. *text*: the byte that follows sixteen others in the play
+that lies with the examples, tested on its last tenth. *images*: digits of five by seven dots at random
+places of a field, in random strength and noise, drawn here. Each job runs with several seeds; the noise of
+dense training is the deviation of its results. A codec loses nothing where its mean is no further from
+dense's than two deviations (of one run) and half a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor, nn
+
+from windtunnel.bench.rows import Row, left_out
+from windtunnel.training.gradsync.live.codecs import find, seed_of, warmed
+from windtunnel.training.gradsync.live.feedback import Feedback
+from windtunnel.training.gradsync.live.lowrank import LowRank
+
+RANKS = 4
+BATCH = 16
+CODECS = (
+    "fp16", "bf16", "int8", "fp8", "terngrad", "qsgd:7", "sign", "onebit", "topk:0.01", "threshold:0.01",
+    "dragonn:0.01", "dgc:0.01", "randomk:0.25", "powersgd:2",
+)  # fmt: skip
+CONTROLS = ("sign", "onebit", "topk:0.01", "dragonn:0.01")
+"""Also run without a residual: it is what keeps the others from losing."""
+TOLERATED = 0.005
+TEXT = Path(__file__).resolve().parents[5] / "examples" / "data" / "coriolanus.txt"
+CONTEXT, FIELD = 16, 9
+DIGITS = (
+    "0e11131519110e", "040c040404040e", "0e11010204081f", "1f02040201110e", "02060a121f0202",
+    "1f101e0101110e", "0608101e11110e", "1f010204080808", "0e11110e11110e", "0e11110f01020c",
+)  # fmt: skip
+"""Rows of five dots, two hexadecimal digits each."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """``batch``: inputs and labels of so many examples; ``test``: those that it is judged by."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    test: tuple[Tensor, Tensor]
+    steps: int
+    rate: float
+
+
+def accuracy_rows(quick: bool = False) -> Iterator[Row]:
+    """The share of the test that is right at the end, for each codec and job."""
+    seeds = range(2 if quick else 5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from _job_rows(_images(100 if quick else 1000), seeds, judged=not quick)
+        if quick:
+            yield left_out("accuracy", "text", "left out of a quick run")
+        elif TEXT.exists():
+            yield from _job_rows(_text(1500), seeds, judged=True)
+        else:
+            yield left_out("accuracy", "text", f"{TEXT} does not exist: the text lies with the examples")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _job_rows(job: Job, seeds: Sequence[int], judged: bool) -> Iterator[Row]:
+    """``judged``: training is long enough to have converged."""
+    dense = [trained(job, "none", seed) for seed in seeds]
+    noise = stdev(dense)
+    yield Row("accuracy", f"{job.name}: dense", "", fmean(dense), note=f"deviation {noise:.2%}")
+    least = fmean(dense) - 2 * noise - TOLERATED
+    for spec in CODECS:
+        found = [trained(job, spec, seed) for seed in seeds]
+        mean = fmean(found)
+        yield Row(
+            "accuracy", f"{job.name}: {spec}", "", mean, target="within noise of dense" if judged else "",
+            met=mean >= least if judged else None, note=f"deviation {stdev(found):.2%}",
+        )  # fmt: skip
+    for spec in CONTROLS:
+        found = [trained(job, spec, seed, feedback=False) for seed in seeds]
+        yield Row("accuracy", f"{job.name}: {spec} without feedback", "", fmean(found))
+
+
+def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
+    """The share of the test that is right after training with SGD and momentum 0.9 (with DGC's instead where
+    the codec is that, after its warm-up), the rate falling evenly to zero."""
+    torch.manual_seed(seed)
+    model, codec = job.model(), find(spec)
+    parameters = dict(model.named_parameters())
+    sizes = {name: one.numel() for name, one in parameters.items()}
+    ranks = [Feedback([sizes], momentum=0.9) for _ in range(RANKS)]
+    lows = [LowRank(codec.rank, {name: one.shape for name, one in parameters.items()}) for _ in range(RANKS)]
+    momentum = 0.0 if codec.family == "dgc" else 0.9
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=momentum)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    total = torch.zeros(sum(sizes.values()))
+    for step in range(job.steps):
+        optimizer.param_groups[0]["lr"] = job.rate * (1 - step / job.steps)
+        rows = []
+        for _ in range(RANKS):
+            optimizer.zero_grad()
+            inputs, labels = job.batch(BATCH, generator)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            rows.append(torch.cat([one.grad.view(-1) for one in parameters.values() if one.grad is not None]))
+        total.zero_()
+        if codec.rank:
+            _two_sums(lows, [ranks[at].corrected(0, row, codec) for at, row in enumerate(rows)], total)
+        else:
+            now = warmed(codec, step, job.steps // 10) if codec.family == "dgc" else codec
+            for at, row in enumerate(rows):
+                drawn = seed_of(seed, step, 0, 0 if codec.summable else at)
+                code = ranks[at].encode(0, row, now, drawn) if feedback else now.encode(row, drawn)
+                now.add(code, total, drawn, 1 / RANKS)
+        for one, part in zip(parameters.values(), total.split(list(sizes.values())), strict=True):
+            one.grad = part.view_as(one).clone()
+        optimizer.step()
+    with torch.no_grad():
+        inputs, labels = job.test
+        return float((model(inputs).argmax(1) == labels).float().mean())
+
+
+def _two_sums(lows: list[LowRank], rows: list[Tensor], total: Tensor) -> None:
+    """The mean of the ranks' rows by `LowRank`; what it lacks stays in them."""
+    first = torch.stack([low.first(row) for low, row in zip(lows, rows, strict=True)]).sum(0)
+    firsts = [first.clone() for _ in lows]
+    parts = zip(lows, rows, firsts, strict=True)
+    second = torch.stack([low.second(row, mine) for low, row, mine in parts]).sum(0)
+    lows[0].add(firsts[0], second, total, 1 / RANKS)
+    for low, row, mine in zip(lows, rows, firsts, strict=True):
+        low.add(mine, second, row, -1 / RANKS)
+
+
+def _images(steps: int) -> Job:
+    rows = [[int(digit[place : place + 2], 16) for place in range(0, 14, 2)] for digit in DIGITS]
+    dots = torch.tensor([[[row >> (4 - at) & 1 for at in range(5)] for row in digit] for digit in rows])
+    generator = torch.Generator().manual_seed(1)
+    count = 6000
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    images = 0.2 * torch.randn(count, 1, FIELD, FIELD, generator=generator)
+    places = torch.randint(0, FIELD - 6, (count, 2), generator=generator).tolist()
+    drawn = dots[labels] * (0.6 + 0.6 * torch.rand(count, 1, 1, generator=generator))
+    for image, (row, column), digit in zip(images, places, drawn, strict=True):
+        image[0, row : row + 7, column : column + 5] += digit
+
+    def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(2000, count, (size,), generator=generator)
+        return images[chosen], labels[chosen]
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 64), nn.ReLU(),
+            nn.Linear(64, 10),
+        )  # fmt: skip
+
+    return Job("images", model, batch, (images[:2000], labels[:2000]), steps, 0.05)
+
+
+def _text(steps: int) -> Job:
+    data = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long().clamp(max=127)
+    windows = data.unfold(0, CONTEXT + 1, 1)
+    learnt = len(windows) * 9 // 10
+
+    def batch(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = windows[torch.randint(0, learnt, (count,), generator=generator)]
+        return chosen[:, :-1], chosen[:, -1]
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(128, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 128), nn.ReLU(), nn.Linear(128, 128)
+        )
+
+    test = windows[learnt + CONTEXT :]
+    return Job("text", model, batch, (test[:, :-1], test[:, -1]), steps, 0.05)
