@@ -16,11 +16,13 @@ from windtunnel.training.gradsync.bench.sparse_rank import KINDS, indices, main
 from windtunnel.training.gradsync.policy.bytes import exactly, imbalance
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
-FABRICS = ((4, 100), (8, 20), (16, 5))
-"""Ranks, and Mbit/s of each one's link."""
-DENSITIES = (0.001, 0.01, 0.05, 0.2)
 ELEMENTS = 2**19
+FABRICS = ((4, 100, ELEMENTS), (8, 20, ELEMENTS), (16, 5, ELEMENTS // 2))
+"""Ranks, Mbit/s of each one's link, and elements of the gradients."""
+DENSITIES = (0.001, 0.01, 0.05, 0.2)
 LIMIT = 400.0
+SHORT = 0.1
+"""Seconds below which the turns of processes on few cores decide how long a sum takes."""
 OTHERS = tuple(name for name in SCHEMES if name not in ("zen", "dense"))
 BALANCED = (16, 2**22, 0.03)
 """Ranks, elements and density of the gradient whose balance is judged; the density is DeepFM's."""
@@ -39,11 +41,12 @@ def sparse_rows(quick: bool) -> Iterator[Row]:
 def _live(quick: bool) -> Iterator[Row]:
     fabrics = FABRICS[:1] if quick else FABRICS
     densities = DENSITIES[1:3] if quick else DENSITIES
-    worst, gains = (0.0, ""), []
+    worst: list[tuple[float, float, str]] = []
+    gains = []
     with ranks() as started:
-        for world, rate in fabrics:
+        for world, rate, elements in fabrics:
             given = {
-                "rate": rate * MBIT, "elements": ELEMENTS,
+                "rate": rate * MBIT, "elements": elements,
                 "cases": [(kind, density) for kind in KINDS for density in densities],
             }  # fmt: skip
             told = started.run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)
@@ -64,7 +67,7 @@ def _live(quick: bool) -> Iterator[Row]:
                     "sparse", f"{name}: best other sparse scheme / zen", "x", measured=rival / zen,
                     note=f"{words}; chosen: {case['chosen']}",
                 )  # fmt: skip
-                worst = max(worst, (schemes[case["chosen"]][0] / best, name))
+                worst.append((schemes[case["chosen"]][0] / best, best, name))
                 if world == FABRICS[-1][0] and case["kind"] == "elements" and case["density"] >= 0.01:
                     gains.append((rival / zen, schemes["dense"][0] / zen))
     if gains:
@@ -75,10 +78,15 @@ def _live(quick: bool) -> Iterator[Row]:
             target=">= 2 x", met=gain >= 2,
             note=f"of densities from 1 %, the largest; dense / zen there {over_dense:.2f} x",
         )  # fmt: skip
-    yield Row(
-        "sparse", "chosen scheme's time / best scheme's, worst case", "x", measured=worst[0],
-        target="<= 1.05 x", met=worst[0] <= 1.05, note=worst[1],
-    )  # fmt: skip
+    for least, words in ((0.0, ""), (SHORT, f", sums of {SHORT:g} s and more")):
+        judged = [one for one in worst if one[1] >= least]
+        if not judged:
+            continue
+        ratio, _, name = max(judged)
+        yield Row(
+            "sparse", f"chosen scheme's time / best scheme's, worst case{words}", "x", measured=ratio,
+            target="<= 1.05 x", met=ratio <= 1.05, note=name,
+        )  # fmt: skip
 
 
 def _emulated(quick: bool) -> Iterator[Row]:

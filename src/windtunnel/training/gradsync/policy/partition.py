@@ -19,8 +19,6 @@ from windtunnel.base.compiled import jit
 
 Ints = NDArray[np.int64]
 ROUNDS = 3
-MOST = 2**40
-"""Units of a gradient; products of two numbers of the permutation are taken modulo at most 2^64."""
 
 
 def slice_length(units: int, parts: int) -> int:

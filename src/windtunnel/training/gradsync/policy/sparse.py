@@ -111,8 +111,8 @@ class Sparsity:
 
 
 def sparsity(tensor: Tensor, itemsize: int = ELEMENT) -> Sparsity:
-    """What a profile knows of a gradient. How many blocks are not zero it does not tell: as many as if units
-    lay anywhere, but no more than fill the fullest slice first."""
+    """What a profile knows of a gradient. How many blocks are not zero it does not tell: as many as if its
+    units lay anywhere."""
     width = max(1, tensor.width)
     units = max(1, tensor.numel // width)
     touched = 1 - (1 - min(1.0, tensor.density)) ** max(1.0, BLOCK / width)
@@ -134,7 +134,8 @@ def traffic(design: Design, one: Sparsity, world: int) -> Traffic:
     if world == 1:
         return Traffic(0.0, 0.0, 0)
     levels = math.log2(world)
-    rounds = {"ring": world - 1, "hierarchy": math.ceil(levels), "point-to-point": world - 1}
+    # lengths go ahead: all at once before rounds with everyone, with each message of a hierarchy
+    rounds = {"ring": world, "hierarchy": 2 * math.ceil(levels), "point-to-point": world}
     turns = rounds[design.communication] * (1 if design.partition == "whole" else 2)
     if design.index == "none":
         nbytes = 2 * (world - 1) / world * one.units * one.width * one.itemsize
@@ -166,7 +167,7 @@ def traffic(design: Design, one: Sparsity, world: int) -> Traffic:
             folded = world & (world - 1) > 0
             nbytes = sum(size(2 ** (level + folded)) for level in range(int(levels)))
             nbytes += size(world) if folded else 0.0
-        return Traffic(nbytes, nbytes, turns + 2 * bool(world & (world - 1)))
+        return Traffic(nbytes, nbytes, turns + 4 * bool(world & (world - 1)))
     match design.communication, design.aggregation:
         case "point-to-point", _:
             pushed = size(1, (world - 1) / world)
