@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from made_up import CODECS, codec, profile
 
 from windtunnel.base.errors import UserError
+from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy import Drift, Keep, Wanted, decide
@@ -21,6 +22,7 @@ from windtunnel.training.gradsync.policy.options import Task
 from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
+from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 SECONDS = st.integers(1, 20).map(float)
 TASKS = st.lists(st.builds(Task, st.just("work"), st.integers(0, 3), SECONDS), max_size=6)
@@ -223,3 +225,15 @@ def test_a_plan_is_made_anew_when_all_of_the_last_times_differ(
 def test_deciding_is_planning() -> None:
     given_ = profile([1 << 20], 1e8, codecs=CODECS[:1])
     assert decide(Wanted(given_)) == make_plan(given_)
+
+
+def test_the_papers_jobs_have_their_published_sizes() -> None:
+    """MiB of gradients, as Espresso's table 1 and ZEN's give them (where they are known), and a plan each."""
+    cluster = load_cluster("v100:2x8,nic=ethernet-10,nics=1")
+    known = {"VGG-16": 528, "ResNet-101": 170, "BERT-base": 418, "GPT-2": 475, "LSTM": 328}
+    for name in JOBS:
+        found = paper_profile(name, cluster)
+        if name in known:
+            assert sum(one.numel for one in found.tensors) * 4 / 2**20 == pytest.approx(known[name], abs=1)
+        plan = make_plan(found)
+        assert len({one for group in plan.groups for one in group.tensors}) == len(found.tensors)
