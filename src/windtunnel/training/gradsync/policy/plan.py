@@ -9,6 +9,7 @@ as they are is the first of them, and it is taken unless the gain exceeds what t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -248,7 +249,16 @@ class _Job:
                 if costs.iteration(choice) <= most:
                     break
                 choice[group] = taken
-        return _Found(found.cuts, tuple(choice.tolist()), costs.iteration(choice))
+        gentle = _Found(found.cuts, tuple(choice.tolist()), costs.iteration(choice))
+        fewer = self._same_in(gentle, self._cut_anew(gentle))
+        return fewer if fewer.seconds <= most and len(fewer.cuts) < len(gentle.cuts) else gentle
+
+    def _same_in(self, found: _Found, cuts: Cuts) -> _Found:
+        """Each gradient's option in other groups, none of which crosses from one option to another."""
+        option = dict(zip(found.cuts, found.choice, strict=True))
+        ends = sorted(option)
+        choice = tuple(option[ends[bisect_left(ends, end)]] for end in cuts)
+        return _Found(cuts, choice, self._costs(cuts).iteration(np.array(choice, np.int64)))
 
     def _lost(self, found: _Found) -> tuple[float, int]:
         """Of all gradients, what is not kept; then the number of groups, each of which is a call more."""

@@ -43,12 +43,10 @@ CODECS = {
     "bf16": Kernels(0.5, 6, 6, 10, 1, summable=True),
     "int8": Kernels(0.25 * (1 + 4 / 256), 13, 5, 9, 2),
     "sign": Kernels(1 / 32, 12, 4.2, 8.2, 3),
-    # a radix selection reads everything some four times; the exact prefix sum of a threshold moves about
-    # seven times what it must (DRAGONN, section 2); the hash reads once, and once more for the residual
+    # a radix selection reads everything some four times; the hash (DRAGONN, section 2) reads once, and once
+    # more for the residual
     "topk:0.01": _sparse(0.01, 8, 12),
-    "threshold:0.01": _sparse(0.01, 7, 8),
     "dragonn:0.01": _sparse(0.01, 2, 5),
-    "randomk:0.01": Kernels(0.01, 4.4, 4.2, 0.2, 3, summable=True),
 }
 
 
