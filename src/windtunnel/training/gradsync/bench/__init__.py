@@ -8,7 +8,7 @@ from __future__ import annotations
 from windtunnel.bench.rows import runner
 
 SECTIONS = {
-    "jobs": "jobs.job_rows",
+    "strategy": "strategy.strategy_rows", "jobs": "jobs.job_rows",
     "encode": "codecs.encode_rows", "accuracy": "accuracy.accuracy_rows", "sparse": "sparse.sparse_rows",
 }  # fmt: skip
 

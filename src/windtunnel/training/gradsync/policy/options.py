@@ -8,6 +8,7 @@ nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -155,14 +156,16 @@ def hierarchical(network: Network) -> bool:
 
 
 def without_codec_cost(profile: Profile) -> Profile:
-    """The same, where encoding and decoding take no time: Espresso's upper bound of any plan."""
-    from dataclasses import replace
-
-    free = tuple(
-        replace(cost, points=tuple(replace(one, encode=0.0, decode=0.0, add=0.0) for one in cost.points))
+    """The same, where encoding and decoding take no time and wait for nothing: Espresso's upper bound of any
+    plan."""
+    free = {
+        cost.codec: replace(
+            cost, device="host",
+            points=tuple(replace(one, encode=0.0, decode=0.0, add=0.0) for one in cost.points),
+        )
         for cost in profile.codecs
-    )
-    return replace(profile, codecs=free)
+    }  # fmt: skip
+    return replace(profile, codecs=tuple(free.values()))
 
 
 __all__ = [

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,7 +183,11 @@ class _Job:
         return Costs.of(found, backward, self.profile.forward, self.profile.after)
 
     def numel(self, begin: int, end: int) -> int:
-        return sum(one.numel for one in self.tensors[begin:end])
+        return self._until[end] - self._until[begin]
+
+    @cached_property
+    def _until(self) -> list[int]:
+        return [*accumulate((one.numel for one in self.tensors), initial=0)]
 
     def numels(self, cuts: Cuts) -> list[int]:
         return [self.numel(begin, end) for begin, end in zip((0, *cuts[:-1]), cuts, strict=True)]
@@ -224,7 +228,10 @@ class _Job:
         ranked = sorted(self.cuts, key=lambda cuts: min(self.uniform(one, cuts).seconds for one in every))
         found = min((self._searched(cuts) for cuts in ranked[:TRIED]), key=lambda one: one.seconds)
         for _ in range(ROUNDS):
-            again = self._searched(self._cut_anew(found))
+            cuts = self._cut_anew(found)
+            if cuts == found.cuts:
+                break
+            again = self._searched(cuts)
             if again.seconds >= found.seconds * (1 - 1e-9):
                 break
             found = again

@@ -4,14 +4,14 @@ A choice pays only where the iteration waits for what it shortens, which depends
 greedy sweep (Espresso, EuroSys '23, algorithm 1) can end far from the optimum, so each uniform choice is a
 start, and from each the search goes on until no change helps. *Blocks* of groups change together: first all
 of one size, then the halves of these farther from or nearer to the output (Espresso's lemma on which of equal
-gradients to move), down to single groups; small jobs also try pairs.
+gradients to move), down to single groups; small jobs also try pairs, and what follows when one group is held
+at another option.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from windtunnel.training.gradsync.policy.timeline import NOT_KEPT, Costs, run
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-BUDGET = 4_000_000
+BUDGET = 1_000_000
 """Tasks that one search may schedule; about 10 ns each."""
 STARTS = 6
 """Starts that are gone on from, the best ones."""
@@ -89,7 +89,9 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
         return ended[0][1]
     apart = {choice.tobytes(): choice for _, choice in ended}
     paired = [(_pairs(*arguments, one, each, NOT_KEPT), one) for one in [*apart.values()][:FINISHED]]
-    return min(paired, key=lambda one: one[0])[1]
+    best = min(paired, key=lambda one: one[0])[1]
+    _held(*arguments, best, each, NOT_KEPT)
+    return best
 
 
 def exact(costs: Costs, most: int = 3_000_000) -> Ints:
@@ -101,12 +103,30 @@ def exact(costs: Costs, most: int = 3_000_000) -> Ints:
     total = int(np.prod(costs.options.astype(float)))
     if total > most:
         raise ValueError(f"{total} choices are too many to try")
-    best, found = np.inf, np.zeros(len(costs.options), np.int64)
-    for tried in product(*(range(int(one)) for one in costs.options)):
-        choice = np.array(tried, np.int64)
-        seconds = costs.iteration(choice)
-        if seconds < best:
-            best, found = seconds, choice
+    return _all(
+        costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, costs.options,
+        total, NOT_KEPT,
+    )  # fmt: skip
+
+
+@jit
+def _all(
+    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
+    allowed: Ints, total: int, none: Floats,
+) -> Ints:  # fmt: skip
+    """The best of all choices, counted up like the digits of a number."""
+    choice = np.zeros(len(allowed), np.int64)
+    found = choice.copy()
+    best = np.inf
+    for _ in range(total):
+        taken = run(seconds, resource, count, backward, forward, after, choice, none)
+        if taken < best:
+            best, found = taken, choice.copy()
+        for g in range(len(choice)):
+            choice[g] += 1
+            if choice[g] < allowed[g]:
+                break
+            choice[g] = 0
     return found
 
 
@@ -176,4 +196,43 @@ def _pairs(
                 choice[a], choice[b] = best_a, best_b
                 if tried > budget:
                     return best
+    return best
+
+
+@jit
+def _held(
+    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
+    allowed: Ints, choice: Ints, budget: int, none: Floats,
+) -> float:  # fmt: skip
+    """Hold one group at another option while the others, each in turn and twice, go to what is best for them
+    then; until no such turn helps."""
+    best = run(seconds, resource, count, backward, forward, after, choice, none)
+    tried = 0
+    better = True
+    while better and tried < budget:
+        better = False
+        for g in range(len(choice)):
+            for option in range(allowed[g]):
+                if option == choice[g] or tried >= budget:
+                    continue
+                kept = choice.copy()
+                choice[g] = option
+                for _ in range(2):
+                    now = run(seconds, resource, count, backward, forward, after, choice, none)
+                    for h in range(len(choice)):
+                        if h == g:
+                            continue
+                        winner = choice[h]
+                        for other in range(allowed[h]):
+                            choice[h] = other
+                            found = run(seconds, resource, count, backward, forward, after, choice, none)
+                            tried += 1
+                            if found < now * (1 - 1e-12):
+                                now, winner = found, other
+                        choice[h] = winner
+                if now < best * (1 - 1e-12):
+                    best = now
+                    better = True
+                else:
+                    choice[:] = kept
     return best

@@ -55,7 +55,12 @@ class Costs:
         seconds = np.zeros((len(groups), most, MOST))
         resource = np.zeros((len(groups), most, MOST), np.int64)
         count = np.zeros((len(groups), most), np.int64)
+        first: dict[int, int] = {}  # groups of one size share their options
         for g, given in enumerate(groups):
+            same = first.setdefault(id(given), g)
+            if same != g:
+                seconds[g], resource[g], count[g] = seconds[same], resource[same], count[same]
+                continue
             for o, found in enumerate(given):
                 count[g, o] = len(found)
                 for i, task in enumerate(found):
