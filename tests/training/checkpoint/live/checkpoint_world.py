@@ -117,7 +117,7 @@ class FakeMemory:
                 self.cluster.committed = max(self.cluster.committed, step)
             self.cluster.changed.notify_all()
 
-    def restored(self, step: int) -> int:
+    def restored(self, step: int, course: int) -> int:
         self.cluster.committed = step
         return 0
 

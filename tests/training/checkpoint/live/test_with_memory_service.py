@@ -124,6 +124,30 @@ def straight(rank: int, steps: int) -> torch.Tensor:
     return state["model"].weight.detach()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_going_back_again_within_a_generation_is_committed_again(make: Any, overlap: bool) -> None:
+    world = make(2)
+
+    def one(rank: int) -> torch.Tensor:
+        state = program(rank)
+        ck = PeerCheckpointer(Job(world, rank), rng=False, patience=5.0, overlap=overlap)
+        assert ck.restore(state) == 0
+        for steps in (2, 4):
+            for step in range(steps - 2, steps):
+                train(state, step)
+                ck.step(step, state)
+            for _ in range(2):
+                train(state, 99)  # what is left behind
+                assert ck.restore(state) == steps
+                assert ck.flush()  # it has its copies again, and is committed anew
+        ck._end()
+        return state["model"].weight.detach()
+
+    found = together(2, one)
+    assert all(torch.equal(weight, straight(rank, 4)) for rank, weight in enumerate(found))
+    assert not [note for note in world.notes() if "was not saved" in note or "not committed" in note]
+
+
 @pytest.mark.parametrize("mode", ["concurrent", "blocking", "idle"])
 def test_hosts_are_lost_one_after_the_other(make: Any, mode: str) -> None:
     world = make(3)

@@ -115,7 +115,9 @@ class Cluster:
         with self.lock:
             values = self.posts.setdefault(key, {})
             values[rank] = value
-            if len(values) < self.world or key in self.deaf or key.rpartition("/")[2] != str(self.generation):
+            if len(values) < self.world or key in self.deaf or key in self.decided[-9:]:  # decided once
+                return
+            if key.rpartition("/")[2].partition(".")[0] != str(self.generation):
                 return
             self.decided.append(key)
             services = list(self.services.values())
@@ -150,7 +152,7 @@ class Cluster:
         """``ranks`` go on from ``step`` as trainers do: its shards are here again, and saved once more."""
         chosen = range(self.world) if ranks is None else ranks
         for rank in chosen:
-            self.ranks[rank].restored(step)
+            self.ranks[rank].restored(step, 1)
         self.reserve(nbytes, list(chosen))
         for rank in chosen:
             shard, slots = f"rank{rank}", self.slots[rank, f"rank{rank}"]

@@ -39,8 +39,10 @@ def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..
         c.wait(step)
     assert [c.holders(f"rank{r}", 4) for r in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [m.committed() for m in c.ranks] == [4] * 4
-    assert c.decided == [f"checkpoint/{step}/1" for step in range(5)]
-    assert {tuple(value) for value in c.posts["checkpoint/4/1"].values()} == {("holders", "course", "alike")}
+    assert c.decided == [f"checkpoint/{step}/1.0" for step in range(5)]
+    assert {tuple(value) for value in c.posts["checkpoint/4/1.0"].values()} == {
+        ("holders", "course", "alike")
+    }
     health = c.ranks[3].health()
     assert (health.committed, health.replication, health.wanted) == (4, 2, 2)
     assert health.nbytes == 4 * (N + HEADER) and health.age is not None
@@ -91,7 +93,7 @@ def test_a_step_is_committed_only_when_every_rank_has_all_copies(cluster: Callab
     c.reserve()
     c.save(0, 0, ranks=[0])
     until(lambda: c.holders("rank0", 0) == [0, 1])
-    until(lambda: list(c.posts.get("checkpoint/0/1", ())) == [0])
+    until(lambda: list(c.posts.get("checkpoint/0/1.0", ())) == [0])
     assert [memory.committed() for memory in c.ranks] == [-1, -1]
     c.save(0, 0, ranks=[1])
     c.wait(0)
@@ -153,7 +155,7 @@ def test_a_new_owner_does_not_cost_the_last_copy_of_the_step_gone_back_to(
     c.stop(1)
     c.form([0, c.start()])
     for memory in c.ranks:
-        memory.restored(0)
+        memory.restored(0, 1)
     c.reserve()
     c.save(1, 0, ranks=[1])
     until(lambda: c.holders("rank1", 1) == [0, 1])
@@ -171,7 +173,7 @@ def test_slots_of_another_world_go_when_a_step_of_the_new_one_is_committed(
     c.stop(2)
     c.form([0, 1])
     for memory in c.ranks:
-        memory.restored(1)
+        memory.restored(1, 1)
     c.reserve()
     c.save(2, 0, ranks=[0])
     until(lambda: c.holders("rank0", 2) == [0, 1])
@@ -214,7 +216,7 @@ def test_what_a_stale_generation_says_is_refused(cluster: Callable[..., Cluster]
     for request in (
         lambda: old.saved("rank0", 0, 0),
         lambda: old.reserve(LAYOUT, {"rank0": N}),
-        lambda: old.restored(3),
+        lambda: old.restored(3, 1),
     ):
         with pytest.raises(StaleGeneration):
             request()

@@ -314,7 +314,7 @@ class Hosts:
 
     def _save(self, rank: int, copies: int, placement: dict[str, Any]) -> None:
         memory, shard = self._ranks[rank], f"rank{rank}"
-        memory.restored(self.step - 1)
+        memory.restored(self.step - 1, 1)
         slots = memory.reserve(LAYOUT, {shard: self._nbytes}, copies=copies, placement=placement)[shard]
         self._slots[rank] = slots
         index = self.step % len(slots)
@@ -327,7 +327,7 @@ class Hosts:
 
     def _posted(self, key: str, rank: int, value: Any) -> None:
         with self._lock:
-            if key.rpartition("/")[2] != str(self._generation):
+            if key.rpartition("/")[2] != f"{self._generation}.1":
                 return
             values = self._posts.setdefault(key, {})
             values[rank] = value

@@ -120,6 +120,7 @@ class PeerCheckpointer:
         if self._access is None and not (self.settings.persist or self.settings.start_from):
             return 0
         with self._current():
+            self._settle()  # the slots are about to be used otherwise
             found = restore(
                 self.job,
                 self._access or Stored(self.settings.persist, self.settings.start_from),
@@ -506,8 +507,10 @@ class PeerCheckpointer:
     def _begin(self, step: int) -> None:
         """All ranks go on from ``step``: what the agent holds after it is of an abandoned course."""
         self._begun = True
+        courses = self.job.keep("checkpoint", dict).setdefault("courses", {})
+        course = courses[self.job.generation] = courses.get(self.job.generation, 0) + 1
         if self._access is not None:
-            self._access.memory.restored(step)
+            self._access.memory.restored(step, course)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:

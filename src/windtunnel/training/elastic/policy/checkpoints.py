@@ -1,9 +1,10 @@
 """What the supervisor's log says of checkpoints: which steps are committed, and which are in storage.
 
-Memory services post ``checkpoint/{step}/{generation}`` for each rank whose copies are all complete, and
-``persist/{step}/{generation}`` for each whose shards are in storage. When all ranks have posted, the step is
-committed: that is in the log before anybody hears of it. A restore believes this record alone (see
-`training.checkpoint.policy.restore`); nobody but the supervisor writes it.
+Memory services post ``checkpoint/{step}/{term}`` for each rank whose copies are all complete, and
+``persist/{step}/{term}`` for each whose shards are in storage; the term is the generation, and how often all
+ranks went back to a checkpoint in it, since they may come to the same step again. When all ranks have posted,
+the step is committed: that is in the log before anybody hears of it. A restore believes this record alone
+(see `training.checkpoint.policy.restore`); nobody but the supervisor writes it.
 """
 
 from __future__ import annotations

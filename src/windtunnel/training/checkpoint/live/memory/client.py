@@ -130,10 +130,11 @@ class LocalMemory:
         }
         return int(self._ask("saved", **about)["committed"])
 
-    def restored(self, step: int) -> None:
-        """All ranks go on from ``step`` (-1: from the beginning). It counts as committed when it has been
-        `saved` again by all: whoever holds a copy already is sent nothing."""
-        self._ask("restored", step=step)
+    def restored(self, step: int, course: int) -> None:
+        """All ranks go on from ``step`` (-1: from the beginning), for the time ``course`` in this generation.
+        It counts as committed when it has been `saved` again by all: whoever holds a copy already is sent
+        nothing."""
+        self._ask("restored", step=step, course=course)
 
     def committed(self) -> int:
         """The newest step that is committed in this generation, -1 for none. Does not ask the service."""

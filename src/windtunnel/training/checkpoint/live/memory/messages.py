@@ -54,7 +54,7 @@ FROM_RANK: Table = {
     "reserve": fields(slots=count, copies=count, placement=fields(kind=maybe(text)), layout=text, **_RANK),
     "saved": fields(shard=text, slot=count, step=integer, replicate=flag, **_RANK),
     "wait": fields(step=integer, seconds=number, **_RANK),
-    "restored": fields(step=integer, **_RANK),
+    "restored": fields(step=integer, course=count, **_RANK),
     "window": fields(until=_until, **_RANK),
     "locate": fields(shard=text, step=integer, world=maybe(count), place=maybe(count), **_RANK),
     "health": anything,

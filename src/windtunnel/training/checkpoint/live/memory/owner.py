@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict
+from functools import partial
 
 from windtunnel.base import handshake, wire
 from windtunnel.training.checkpoint.live import slot as slots
 from windtunnel.training.checkpoint.live.memory import transfer
 from windtunnel.training.checkpoint.live.memory.folder import Shelf
 from windtunnel.training.checkpoint.live.memory.replicate import Delivery, Pace, Pacer, Sender
-from windtunnel.training.checkpoint.live.memory.state import Board, Spec, State
+from windtunnel.training.checkpoint.live.memory.state import Board, Ledger, Spec, State
 from windtunnel.training.checkpoint.live.memory.transfer import Handler, Message, Refused
 from windtunnel.training.checkpoint.live.slot import CopyError, Header, Slot
 from windtunnel.training.checkpoint.policy.placement import Kind, place
@@ -52,10 +53,13 @@ class Owner:
         with self._state.changed:
             self._pacer.forget()
             self._traffic.clear()
-            for sender in self._senders.values():
-                sender.cancel()
+            self._cancel()
             for gone in self._senders.keys() - {host.id for host in hosts}:
                 self._senders.pop(gone).end()
+
+    def _cancel(self) -> None:
+        for sender in self._senders.values():
+            sender.cancel()
 
     def close(self) -> None:
         """End all senders."""
@@ -220,7 +224,9 @@ class Owner:
         def keeps() -> list[int]:
             return [step for step in shelf.held() if step not in (EMPTY, header.step)]
 
-        return Delivery(slot, header, count, rank, self._state.generation, keeps, self._delivered)
+        ledger = self._state.ledger
+        done = partial(self._delivered, ledger)
+        return Delivery(slot, header, count, rank, self._state.generation, keeps, done)
 
     def _send(self, host: int, delivery: Delivery) -> None:
         state = self._state
@@ -238,21 +244,21 @@ class Owner:
             )
         self._senders[host].add(delivery)
 
-    def _delivered(self, delivery: Delivery, host: int, verdict: str) -> None:
+    def _delivered(self, ledger: Ledger, delivery: Delivery, host: int, verdict: str) -> None:
         state, header = self._state, delivery.header
         if verdict not in ("complete", "have"):
             text = f"{header.shard} of step {header.step} did not reach host {host}: {verdict}"
             state.context.event("note", text=text)
             return
         with state.changed:
-            if delivery.generation != state.generation:
+            if ledger is not state.ledger:  # of a generation, or a course, that is over
                 return
             sent = self._traffic.setdefault(header.step, [0, 0])
             sent[0] += delivery.sent
             sent[1] += delivery.inside
             while len(self._traffic) > TRAFFIC_KEPT:
                 del self._traffic[min(self._traffic)]
-            state.ledger.arrived(delivery.rank, header.step, header.shard, host)
+            ledger.arrived(delivery.rank, header.step, header.shard, host)
             if header.step == max(state.committed, state.base) and header.shard in state.holders:
                 state.holders[header.shard] |= {host}
             state.changed.notify_all()
@@ -263,10 +269,10 @@ class Owner:
         with state.changed:
             spec = state.specs.get(rank)
             holders = state.ledger.done(rank, step, spec.nbytes) if spec else None
-            generation = state.generation
+            term = state.term
             about = state.ledger.about(rank, step) if holders is not None else {}
         if holders is not None:
-            state.context.post(f"checkpoint/{step}/{generation}", rank, {"holders": holders, **about})
+            state.context.post(f"checkpoint/{step}/{term}", rank, {"holders": holders, **about})
 
     def _wait(self, message: Message) -> Message:
         state, step = self._state, message["step"]
@@ -282,7 +288,9 @@ class Owner:
     def _restored(self, message: Message) -> Message:
         """All ranks go on from a step, and save it again as it is, so that it gets its copies again."""
         self._state.require(message["generation"])
-        self._state.go_back(message["step"])
+        with self._state.changed:
+            if self._state.go_back(message["step"], message["course"]):
+                self._cancel()
         return {}
 
     def _window(self, message: Message) -> None:

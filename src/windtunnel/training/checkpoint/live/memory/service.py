@@ -117,8 +117,8 @@ class MemoryService:
         """All ranks have posted ``key``; keys of others, and of generations that are over, are no matter of
         ours. Does not wait."""
         kind, _, rest = key.partition("/")
-        step, _, generation = rest.partition("/")
-        if kind not in ("checkpoint", "persist") or generation != str(self._state.generation):
+        step, _, term = rest.partition("/")
+        if kind not in ("checkpoint", "persist") or term != self._state.term:
             return
         if kind == "persist":
             self._persister.decided(key, values)
@@ -156,7 +156,7 @@ class Persister:
     """One thread for each step of each rank that is being written.
 
     The slots are copied first, verified on the way: storage may take longer than they are left alone. For
-    each rank ``persist/{step}/{generation}`` is posted when its shards are there; then the service of place 0
+    each rank ``persist/{step}/{term}`` is posted when its shards are there; then the service of place 0
     completes the step.
     """
 
@@ -171,7 +171,7 @@ class Persister:
         They are copied before this answers: the rank does not overwrite the slots earlier, but may soon."""
         state, rank, step, url = self._state, message["rank"], message["step"], message["url"]
         state.require(message["generation"])
-        key = f"persist/{step}/{message['generation']}"
+        key = f"persist/{step}/{state.term}"
         try:
             copied = self._copied(rank, step)
         except (UserError, CopyError, OSError) as error:
@@ -211,7 +211,7 @@ class Persister:
     ) -> None:
         from windtunnel.training.checkpoint.live import storage  # only here: it is slow to import
 
-        if not self._committed(step, int(key.rpartition("/")[2])):
+        if not self._committed(step, key.rpartition("/")[2]):
             return
         try:
             for header, data in copied:
@@ -228,13 +228,13 @@ class Persister:
     def _not_written(self, step: int, url: str, error: Exception) -> None:
         self._state.context.event("note", text=f"step {step} is not written to {url}: {error}")
 
-    def _committed(self, step: int, generation: int) -> bool:
+    def _committed(self, step: int, term: str) -> bool:
         state = self._state
         end = time.monotonic() + COMMIT_PATIENCE
         with state.changed:
             while state.committed < step:
                 left = end - time.monotonic()
-                if left <= 0 or state.generation != generation or state.closed:
+                if left <= 0 or state.term != term or state.closed:
                     return False
                 state.changed.wait(left)
         return True

@@ -169,6 +169,7 @@ class State:
         self.place: int | None = None
         self.committed = -1
         self.base = -1  # the step that all went back to last
+        self.course = 0  # how often they did in this generation
         self.committed_at: float | None = None
         self.holders: dict[str, frozenset[int]] = {}
         self.specs: dict[int, Spec] = {}
@@ -220,7 +221,7 @@ class State:
         with self.changed:
             self.membership, self.place = membership, place
             self.specs = {}
-            self.base = -1
+            self.base, self.course = -1, 0
             self.ledger = Ledger()
             self.changed.notify_all()
 
@@ -236,17 +237,27 @@ class State:
             threading.Thread(target=dropped.clear, name="retired", daemon=True).start()
         return True
 
-    def go_back(self, step: int) -> None:
-        """All ranks go on from ``step``: whatever lies after it is of an abandoned course.
+    @property
+    def term(self) -> str:
+        """What is agreed on counts for: the generation, and how often all went back in it."""
+        return f"{self.generation}.{self.course}"
+
+    def go_back(self, step: int, course: int) -> bool:
+        """All ranks go on from ``step``: whatever lies after it is of an abandoned course. ``course``: how
+        often they have gone back in this generation; whether that is news.
 
         Nothing is committed until a step has all its copies in this generation, ``step`` itself first: it
         may have been complete without having been committed, and what held copies of it may be lost.
         """
         with self.changed:
-            self.base = step
+            news = course != self.course
+            if news:  # what was posted or under way is of what they left
+                self.ledger = Ledger()
+            self.base, self.course = step, course
             if step != self.committed:
                 self.holders = {}
             self._set(-1, None)
+            return news
 
     def health(self) -> Health:
         """How well the present state is kept, as far as it is known here."""
