@@ -16,7 +16,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
-from windtunnel.training.gradsync.policy import Drift, Keep, Wanted, decide
+from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts
 from windtunnel.training.gradsync.policy.options import Task
 from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan
@@ -220,6 +220,19 @@ def test_a_plan_is_made_anew_when_all_of_the_last_times_differ(
     found = decide(Drift(1.0, measured, since, pause=50))
     assert isinstance(found, Keep)
     assert found.keep == keep
+
+
+def test_a_plan_made_anew_without_need_waits_twice_as_long_for_the_next() -> None:
+    plan = make_plan(profile([1 << 20] * 4, 1e8))
+    other = replace(plan, groups=plan.groups[::-1])
+    takes = plan.forecasts[0].seconds
+    answers = [
+        decide(Renewed(plan, made, measured, pause=2 * PAUSE))
+        for made, measured in ((plan, 9.0 * takes), (other, 0.9 * takes), (other, 1.1 * takes))
+    ]
+    assert [(one.keep, one.pause) for one in answers if isinstance(one, Keep)] == [
+        (True, 4 * PAUSE), (True, 4 * PAUSE), (False, PAUSE),
+    ]  # fmt: skip
 
 
 def test_deciding_is_planning() -> None:

@@ -39,6 +39,28 @@ class Planned:
         }  # fmt: skip
 
 
+def plan(profile: Profile, cluster: str | None = None, *, codecs: Sequence[str] = (), seed: int = 0) -> Plan:
+    """What a profile calls for, on the network that was measured, or on that of ``cluster`` (its file, or its
+    name in the catalogue); ``codecs``: that are allowed, all of the profile's where none are named. The same
+    on all ranks.
+
+    Raises:
+        UserError: no such cluster or codec, or a profile without gradients.
+    """
+    if cluster is not None:
+        profile = _on(profile, cluster)
+    found = decide(Wanted(profile, tuple(codecs), seed))
+    assert isinstance(found, Plan)
+    return found
+
+
+def _on(profile: Profile, cluster: str) -> Profile:
+    from windtunnel.training.gradsync.twin.network import network_of
+
+    where = load_cluster(cluster)
+    return replace(profile, network=network_of(where), emulated=f"on {where.name}")
+
+
 def plan_run(
     program: str | None,
     arguments: Sequence[str] = (),
@@ -78,16 +100,14 @@ def plan_run(
             script = program_of(program, arguments)
             script.check()
             given = profile_of(simulate(script, where, Options(), progress))
-        elif where is not None:
-            from windtunnel.training.gradsync.twin.network import network_of
-
-            given = replace(given, network=network_of(where), emulated=f"on {where.name}")
+        elif cluster is not None:
+            given = _on(given, cluster)
         observation = Wanted(given, tuple(codecs), seed)
-        plan = decide(observation)
-        assert isinstance(plan, Plan)
-        log.decision(CAPABILITY, "search", observation, plan)
+        found = decide(observation)
+        assert isinstance(found, Plan)
+        log.decision(CAPABILITY, "search", observation, found)
         write(run.directory / PROFILE, given)
-        write(run.directory / PLAN, plan)
+        write(run.directory / PLAN, found)
     except (UserError, ScriptError) as error:
         run.fail(str(error))
         raise
@@ -96,8 +116,8 @@ def plan_run(
         raise
     finally:
         log.close()
-    made = Planned(run.id, run.directory, given, plan)
-    run.finish({"verdict": verdict(plan), "iteration_time_s": plan.forecasts[0].seconds})
+    made = Planned(run.id, run.directory, given, found)
+    run.finish({"verdict": verdict(found), "iteration_time_s": found.forecasts[0].seconds})
     return made
 
 

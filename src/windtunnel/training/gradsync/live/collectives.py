@@ -85,6 +85,11 @@ class Collectives:
             return found
         return torch.cat(Peers(one.group, self._deadline).swap_equal(codes))
 
+    def close(self) -> None:
+        """Give up the groups; nothing may be under way in them."""
+        for one in self.members.values():
+            dist.destroy_process_group(one.group)
+
     def _done(self, call: Callable[[], dist.Work | None]) -> None:
         try:
             if (work := call()) is not None:

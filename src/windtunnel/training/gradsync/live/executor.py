@@ -16,6 +16,7 @@ On CUDA each thread has a stream, and what is handed on waits for what the giver
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -38,6 +39,8 @@ from windtunnel.training.gradsync.model import Plan, Scope
 Call = Callable[[], Tensor]
 Steps = Generator[Call, Tensor, None]
 Outcome = torch.futures.Future[Tensor | Exception]
+ENDING = 5.0
+"""Seconds that threads have to end; one that waits for a peer that is gone takes until the deadline."""
 
 
 @dataclass
@@ -92,6 +95,7 @@ class Executor:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self._stop)
 
     def begin(self, group: int, row: Tensor, result: Tensor) -> Outcome:
         """Synchronise a group whose gradients are in ``row`` (1-D, contiguous; or COO for a sparse sum). The
@@ -114,24 +118,32 @@ class Executor:
         steps = {
             name: self.steps[place] for place, one in enumerate(self.plan.groups) for name in one.tensors
         }
-        return {"steps": steps, "factors": {place: one.state_dict() for place, one in self._low.items()}}
+        factors = {name: one for low in self._low.values() for name, one in low.state_dict().items()}
+        return {"steps": steps, "factors": factors}
 
     def load(self, state: Mapping[str, Any], waits: State) -> None:
         """The inverse of `state`, and of the feedback's."""
         for place, one in enumerate(self.plan.groups):
             self.steps[place] = max(state.get("steps", {}).get(name, 0) for name in one.tensors)
         self.feedback.load_state_dict(waits, self._device)
-        for place, low in self._low.items():
-            low.load_state_dict(state.get("factors", {}).get(place, {}))
+        for low in self._low.values():
+            low.load_state_dict(state.get("factors", {}))
 
     def close(self) -> None:
-        """End the threads; nothing may be under way."""
+        """End the threads and give up the groups; nothing may be under way."""
+        atexit.unregister(self._stop)
+        self._stop()
+        if self._failed is None and dist.is_initialized():
+            self._calls.close()
+
+    def _stop(self) -> None:
+        """A thread that is in the middle of a call when the interpreter ends would abort the process."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
         self._host.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(ENDING)
 
     # -- threads
 

@@ -1,8 +1,9 @@
 """A plan applied to a model: `apply` registers a communication hook with DistributedDataParallel.
 
     plan = decide(Wanted(profile))
-    handle = apply(ddp, plan)          # on all ranks
-    ...                                # train as before
+    handle = apply(ddp, plan, profile=profile)   # on all ranks
+    ...                                          # train as before
+    handle.check()                               # every some steps: another plan, where times have drifted
 
 DDP is told to make one bucket of each group of the plan (from its second step on, when it has seen the order
 of gradients), so nothing is copied. Whatever buckets it makes instead, a group begins when the last of its
@@ -10,7 +11,9 @@ gradients is there, and a bucket is done when all groups that it holds a part of
 
 Before the first step all ranks compare what they were given: ranks with other plans, models or settings are
 refused on every rank. A plan that leaves all gradients as they are leaves DDP its own way, but for the sizes
-of buckets where these gain.
+of buckets where these gain; what waits from a plan before it is added to the next gradients of this rank.
+
+An *iteration* is from one synchronised backward to the next, with all micro-batches that are accumulated.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +36,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
 from windtunnel.training.gradsync.live.executor import Executor, Outcome
 from windtunnel.training.gradsync.live.feedback import State, redistributed
-from windtunnel.training.gradsync.model import PLAIN, Plan
+from windtunnel.training.gradsync.model import PLAIN, Plan, Profile
+from windtunnel.training.gradsync.policy import PAUSE, Keep
 
 KEPT = 200
 """Times of iterations that are remembered."""
@@ -50,43 +55,81 @@ class _Bucket:
 class Handle:
     """A plan that runs. Part of a checkpoint by `state_dict`, one for each rank; `close` ends it.
 
-    ``seconds``: of the latest iterations.
+    ``seconds``: of the latest iterations, ``micro``: backward passes of the latest one. ``since``: iterations
+    since the plan was made, ``pause``: those before another may be. ``saved``: somebody asked for the state,
+    and what waits is not lost with this process.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, plan: Plan, deadline: float) -> None:
-        self.plan, self.seconds = plan, deque[float](maxlen=KEPT)
-        self._ddp = ddp
-        parameters = named(ddp)
-        self._name_of = {parameter: name for name, parameter in parameters.items()}
-        self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
-        shapes = [{name: tuple(parameters[name].shape) for name in one.tensors} for one in plan.groups]
-        device = next(iter(parameters.values())).device
-        self._executor = (
-            Executor(plan, shapes, device, ddp.process_group, deadline)
-            if any(one.option != PLAIN for one in plan.groups)
-            else None
-        )
+    def __init__(
+        self, ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE,
+        profile: Profile | None = None, codecs: Sequence[str] = (),
+        event: Callable[..., object] | None = None,
+    ) -> None:  # fmt: skip
+        self.ddp, self.plan, self.deadline = ddp, plan, deadline
+        self.profile, self.codecs, self.event = profile, tuple(codecs), event
+        self.seconds = deque[float](maxlen=KEPT)
+        self.micro, self.since, self.pause = 1, 0, PAUSE
+        self.saved = False
+        self._parameters = named(ddp)
+        self._name_of = {parameter: name for name, parameter in self._parameters.items()}
+        self._executor: Executor | None = None
         self._views: dict[int, dict[str, Tensor]] = {}
         self._buckets: list[_Bucket] = []
         self._lock = threading.Lock()
         self._begun: float | None = None
-        _lay_out(ddp, [sum(_nbytes(parameters[name]) for name in one.tensors) for one in plan.groups])
-        if self._executor is not None:
+        self._passes = 0
+        # what waits where no executor sends it, and the hooks that add it to the next gradients
+        self._rest: dict[str, Tensor] = {}
+        self._adding: dict[str, Any] = {}
+        first = self._parameters[plan.groups[0].tensors[0]]
+        self._timed = first.register_post_accumulate_grad_hook(self._passed)
+        self._install(plan)
+
+    def _install(self, plan: Plan) -> None:
+        self.plan = plan
+        self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
+        shapes = [{name: tuple(self._parameters[name].shape) for name in one.tensors} for one in plan.groups]
+        device = next(iter(self._parameters.values())).device
+        ddp = self.ddp
+        ddp._comm_hooks.clear()
+        _lay_out(ddp, [sum(_nbytes(self._parameters[name]) for name in one.tensors) for one in plan.groups])
+        if any(one.option != PLAIN for one in plan.groups):
+            self._executor = Executor(plan, shapes, device, ddp.process_group, self.deadline)
             ddp.register_comm_hook(self, _hook)
+
+    def replace(self, plan: Plan) -> None:
+        """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
+        between two steps, with the same plan, of the same model and ranks."""
+        state = self.state_dict()
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+        self._install(plan)
+        self.load_state_dict(state)
+        self.seconds.clear()
+        self.since, self._begun = 0, None
+
+    def check(self) -> Keep:
+        """Whether the plan stays, by the latest iterations of all ranks; if not, the network is measured
+        again, and a plan for what it is now goes on. All ranks call it at once, between two steps.
+
+        Raises:
+            UserError: `apply` was given no profile.
+        """
+        from windtunnel.training.gradsync.live.drift import check
+
+        return check(self)
 
     def state_dict(self) -> dict[str, Any]:
         """What waits to be sent on this rank, and how far random numbers are used up."""
+        self.saved = True
+        rank = dist.get_rank(self.ddp.process_group)
         if self._executor is None:
-            return {
-                "world": self.plan.world,
-                "rank": 0,
-                "steps": {},
-                "feedback": State(residuals={}, momenta={}),
-            }
-        return {
-            "world": self.plan.world, "rank": self._executor.rank, "steps": self._executor.state(),
-            "feedback": self._executor.feedback.state_dict(),
-        }  # fmt: skip
+            rest = {name: one.clone() for name, one in self._rest.items()}
+            waits, steps = State(residuals=rest, momenta={}), {}
+        else:
+            waits, steps = self._executor.feedback.state_dict(), self._executor.state()
+        return {"world": self.plan.world, "rank": rank, "steps": steps, "feedback": waits}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """A rank's own state; or, where the number of ranks has changed, those of all ranks that were: what
@@ -95,32 +138,57 @@ class Handle:
         Raises:
             UserError: it is of another number of ranks, or of another model.
         """
-        states = [state] if isinstance(state, Mapping) else [*state]
+        states = [state] if isinstance(state, Mapping) else sorted(state, key=lambda one: int(one["rank"]))
         if isinstance(state, Mapping) and state["world"] != self.plan.world:
             raise UserError(
                 f"gradsync: the state is one of {state['world']} ranks, the plan is for {self.plan.world}; "
                 "the states of all former ranks are accepted"
             )
-        if self._executor is None:
-            return
-        parts = [one["feedback"] for one in sorted(states, key=lambda one: int(one["rank"]))]
+        waits: State = states[0]["feedback"]
         if not isinstance(state, Mapping):
-            parts = [redistributed(parts, self._executor.rank, self.plan.world)]
-        self._executor.load(states[0]["steps"], parts[0])
+            rank = dist.get_rank(self.ddp.process_group)
+            parts = [one["feedback"] for one in states]
+            waits = redistributed(parts, rank, self.plan.world)
+        self._wait(waits["residuals"] if self._executor is None else {})
+        if self._executor is not None:
+            self._executor.load(states[0]["steps"], waits)
 
     def close(self) -> None:
         """End the threads; the model must not be trained with this hook any more."""
+        self._timed.remove()
+        self._wait({})
         if self._executor is not None:
             self._executor.close()
+
+    def _wait(self, rest: Mapping[str, Tensor]) -> None:
+        """``rest`` is added to the next gradients of this rank, in place of what was to be."""
+        for handle in self._adding.values():
+            handle.remove()
+        self._rest = dict(rest)
+        self._adding = {
+            name: self._parameters[name].register_hook(partial(self._added, name)) for name in rest
+        }
+
+    def _added(self, name: str, gradient: Tensor) -> Tensor:
+        if not bool(gradient.isfinite().all()):
+            return gradient  # of a step that a loss scaler skips
+        self._adding.pop(name).remove()
+        return gradient + self._rest.pop(name).to(gradient.device, gradient.dtype).view_as(gradient)
+
+    def _passed(self, _: Tensor) -> None:
+        """A backward has begun."""
+        self._passes += 1
+        if not self.ddp.require_backward_grad_sync:
+            return
+        now = time.perf_counter()
+        if self._begun is not None:
+            self.seconds.append(now - self._begun)
+        self.micro, self._passes, self._begun = self._passes, 0, now
+        self.since += 1
 
     def _came(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """A bucket's gradients are there."""
         assert self._executor is not None
-        now = time.perf_counter()
-        if bucket.index() == 0:
-            if self._begun is not None:
-                self.seconds.append(now - self._begun)
-            self._begun = now
         buffer = bucket.buffer()
         names = [self._name_of[parameter] for parameter in bucket.parameters()]
         group = self._group_of[names[0]]
@@ -163,9 +231,15 @@ class Handle:
             one.future.set_result(one.buffer if error is None else error)
 
 
-def apply(ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE) -> Handle:
+def apply(
+    ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE, *, profile: Profile | None = None,
+    codecs: Sequence[str] = (), event: Callable[..., object] | None = None,
+) -> Handle:  # fmt: skip
     """Have ``plan`` synchronise the gradients of ``ddp`` from its next step on. All ranks call it at once.
-    ``deadline``: seconds that a collective may take before the step ends with `HostError`.
+    ``deadline``: seconds that a collective may take before the step ends with `HostError`. ``profile``, and
+    the ``codecs`` that are allowed (none named: all of it): what the plan was made for, so that
+    `Handle.check` can make another. ``event``: gets what is decided, as ``job.event`` or
+    ``EventLog(path).append`` take it.
 
     Raises:
         UserError: the plan is of another model or number of ranks, ranks have different plans, or the model
@@ -177,7 +251,7 @@ def apply(ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE) 
     peers.agree(wrong or f"plan {plan.digest()}", "gradsync apply")
     if wrong:
         raise UserError(f"gradsync apply: {wrong}")
-    return Handle(ddp, plan, deadline)
+    return Handle(ddp, plan, deadline, profile, codecs, event)
 
 
 def named(ddp: DistributedDataParallel) -> dict[str, Tensor]:
@@ -197,6 +271,8 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
         return f"the plan is for {plan.world} ranks, there are {world}"
     if ddp._comm_hooks:
         return "the model has a communication hook already"
+    if uncoded := _sparse_as_dense(ddp, plan):
+        return f"the gradient {uncoded!r} is sparse; by itself in a group of scheme 'sparse' it is accepted"
     mine = set(named(ddp))
     theirs = [name for group in plan.groups for name in group.tensors]
     if len(set(theirs)) != len(theirs):
@@ -205,6 +281,18 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
         where = "plan" if odd[0] in mine else "model"
         return f"the {where} has no gradient {odd[0]!r}; a plan that was made for this model is accepted"
     return ""
+
+
+def _sparse_as_dense(ddp: DistributedDataParallel, plan: Plan) -> str:
+    """A gradient that comes as rows, for which the plan has what dense ones take; "" where there is none.
+    A plan that is DDP's own way takes all."""
+    if all(one.option == PLAIN for one in plan.groups):
+        return ""
+    parameters, sparse = ddp._build_params_for_reducer()
+    names = {parameter: name for name, parameter in named(ddp).items()}
+    rows = {names[one] for one, is_sparse in zip(parameters, sparse, strict=True) if is_sparse}
+    fit = {one.tensors for one in plan.groups if one.option.scheme == "sparse"}
+    return min((one for one in rows if (one,) not in fit), default="")
 
 
 def _lay_out(ddp: DistributedDataParallel, sizes: Sequence[int]) -> None:

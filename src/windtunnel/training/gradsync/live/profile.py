@@ -185,6 +185,7 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
         for kind in get_args(Kind)
         if calls.members[scope].size > 1
     ]
+    calls.close()
     # ranks that are each a host of their own, or all on one, have one kind of link
     return Network(hosts, places, tuple(found))
 

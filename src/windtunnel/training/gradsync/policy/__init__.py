@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy.plan import make_plan
 
-__all__ = ["POLICIES", "Decision", "Drift", "Keep", "Observation", "Wanted", "decide"]
+__all__ = ["POLICIES", "Decision", "Drift", "Keep", "Observation", "Renewed", "Wanted", "decide"]
 
 TOLERATED = 0.15
 """Of the predicted time, by which the measured one may differ before a plan is made anew."""
 PATIENCE = 5
 """Consecutive iterations that must differ: one slow step is no change of the network."""
+PAUSE = 4 * PATIENCE
+"""Iterations that a plan runs at least."""
 
 
 @dataclass(frozen=True)
@@ -38,34 +41,53 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Renewed:
+    """``made`` is the plan for costs as they are now, ``plan`` the one that runs, in ``measured`` seconds an
+    iteration; ``pause`` as in `Drift`."""
+
+    plan: Plan
+    made: Plan
+    measured: float
+    pause: int
+
+
+@dataclass(frozen=True)
 class Keep:
-    """Whether the plan stays, and why."""
+    """Whether the plan stays, and why; ``pause``: iterations that must run before this is asked for again."""
 
     keep: bool
     reason: str
+    pause: int = PAUSE
 
 
-Observation = Wanted | Drift
+Observation = Wanted | Drift | Renewed
 Decision = Plan | Keep
 
 
 def decide(observation: Observation) -> Decision:
     """The plan, or whether it stays. Time that is measured longer or shorter than predicted by more than
-    `TOLERATED` in each of the last `PATIENCE` iterations calls for another profile and plan."""
+    `TOLERATED` in each of the last `PATIENCE` iterations calls for another profile and plan; which replaces
+    the one that runs if it does anything else, and is predicted to take less than that does."""
     match observation:
         case Wanted(profile, codecs, seed):
             return make_plan(profile, codecs, seed)
         case Drift(predicted, measured, since, pause):
             if since < pause:
-                return Keep(True, f"made {since} iterations ago, {pause} is the least")
+                return Keep(True, f"made {since} iterations ago, {pause} is the least", pause)
             last = measured[-PATIENCE:]
             if len(last) < PATIENCE:
-                return Keep(True, f"{len(last)} iterations are measured, {PATIENCE} are needed")
-            ratios = [one / predicted for one in last]
+                return Keep(True, f"{len(last)} iterations are measured, {PATIENCE} are needed", pause)
+            ratios = [one / predicted if predicted else math.inf for one in last]
             low, high = min(ratios), max(ratios)
-            if low > 1 + TOLERATED or high < 1 - TOLERATED:
-                return Keep(False, f"iterations take {low:.2f} to {high:.2f} of the predicted time")
-            return Keep(True, f"iterations take {low:.2f} to {high:.2f} of the predicted time")
+            keep = low <= 1 + TOLERATED and high >= 1 - TOLERATED
+            return Keep(keep, f"iterations take {low:.2f} to {high:.2f} of the predicted time", pause)
+        case Renewed(plan, made, seconds, pause):
+            predicted = made.forecasts[0].seconds
+            if plan.digest() == made.digest():
+                return Keep(True, "costs as they are now call for the same plan", 2 * pause)
+            words = f"another plan is predicted to take {predicted:.4g} s, this one takes {seconds:.4g}"
+            useful = predicted < seconds
+            return Keep(not useful, words, PAUSE if useful else 2 * pause)
 
 
 def _nothing(observation: Observation) -> Decision:

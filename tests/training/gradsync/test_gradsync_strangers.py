@@ -1,0 +1,65 @@
+"""Models and loops that others wrote, under plans: real processes over gloo."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from support.quick import windtunnel
+from support.ranks import run_ranks
+
+PROGRAMS = Path(__file__).parent / "programs"
+PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "part",
+    [
+        "models", "drift",
+        pytest.param(
+            "transformers",
+            marks=pytest.mark.skipif(
+                not (find_spec("transformers") and find_spec("accelerate")),
+                reason="needs transformers and accelerate: pip install windtunnel[strangers]",
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_strangers_train_under_a_plan_as_without(part: str) -> None:
+    """BatchNorm, unused and tied and frozen parameters, mixed types, micro-batches, clipping, sparse
+    gradients, a compiled model; Transformers' Trainer and Accelerate, which wrap the model themselves; and a
+    plan that is made anew under way."""
+    done = run_ranks([PROGRAMS / "strangers.py", part], 2)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_what_waits_survives_a_lost_host(tmp_path: Path) -> None:
+    """Parameters and residuals of all ranks end with the bits of a run that nothing happened to."""
+    program, plain, struck = PROGRAMS / "survivor.py", tmp_path / "plain", tmp_path / "struck"
+    for folder in (plain, struck):
+        folder.mkdir()
+    done = run_ranks([program, plain], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = windtunnel(
+        "train", "--hosts", "2", "--inject", "kill:host=1,step=6", "--out", tmp_path / "run", program, struck
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "is not saved" not in told.stderr + told.stdout
+    for rank in ("0", "1"):
+        assert (struck / rank).read_text() == (plain / rank).read_text()
+    assert (plain / "0").read_text() != (plain / "1").read_text()  # each rank has residuals of its own
+
+
+@pytest.mark.slow
+def test_the_example_in_the_documentation_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python title=\"train.py\"\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program = tmp_path / "train.py"
+    program.write_text(block)
+    done = run_ranks([program], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("kept")
