@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 from host_helpers import STAYS, alive, environment, kinds, script
+from typer.testing import CliRunner
 
 from support.waiting import until
 from windtunnel.base import handshake, wire
 from windtunnel.base.errors import UserError
 from windtunnel.base.handshake import Client
-from windtunnel.base.keys import Keys
+from windtunnel.base.keys import VARIABLE, Keys
+from windtunnel.cli.main import app
 from windtunnel.linux import network
 from windtunnel.training import cleanup
 from windtunnel.training.deadlines import WAITS
@@ -346,17 +349,46 @@ def strike(address: str, service: str) -> None:
         handshake.connect(address, 10.0, Keys(b"some other secret"), service)
 
 
+SLOW = """
+import os, pathlib, time
+first = pathlib.Path(os.environ["SLOW"])
+if first.exists(): time.sleep(4.0)
+first.touch()
+"""
+
+
+def test_ranks_are_not_late_while_the_fork_server_that_is_to_start_one_still_imports(
+    go: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = {"PYTHONPATH": str(tmp_path), "SLOW": str(tmp_path / "imported")}
+    groups = STAYS.replace(
+        'kind="here", generation', 'kind="grouped", rank=int(os.environ["RANK"]), generation'
+    )
+    assert groups != STAYS
+    launched = go(groups, preload=("slow_to_import",), env=env, deadlines={"form": 0.8})
+
+    def grouped(generation: int) -> list[dict[str, Any]]:
+        return [e for e in kinds(launched.events(), "grouped") if e["generation"] >= generation]
+
+    until(lambda: len({event["rank"] for event in grouped(1)}) == 2)
+    os.kill(launched.site.forkserver.process.pid, signal.SIGSTOP)
+    launched.kill_worker(1)
+    until(lambda: launched.outcome or len({event["rank"] for event in grouped(2)}) == 2)
+    assert launched.outcome is None
+    assert not [event for event in kinds(launched.events(), "lost") if "joined no group" in event["error"]]
+    finish(launched, tmp_path)
+
+
 def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> None:
     launched = go(hosts=2, listen="127.0.0.1:0")
-    command = [str(Path(sys.executable).with_name("windtunnel")), "host", launched._offer.address]
-    wrong = {"WINDTUNNEL_SECRET": "some other secret"}
     for given, sentence in (
-        ({}, "the secret of that job is needed"),
-        (wrong, "does not know the job's secret"),
+        (None, "the secret of that job is needed"),
+        ("some other secret", "does not know the job's secret"),
     ):
-        env = {**environment(), **given}
-        refused = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 2 and sentence in refused.stderr and "Traceback" not in refused.stderr
+        told = CliRunner().invoke(app, ["host", launched._offer.address], env={VARIABLE: given})
+        assert isinstance(told.exception, UserError) and sentence in str(told.exception)
     code = "import sys; from windtunnel.training.session import lend; lend(sys.argv[1], '', '')"
     lent = [
         subprocess.Popen([sys.executable, "-c", code, launched._offer.address], env=knowing(launched))

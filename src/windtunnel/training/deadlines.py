@@ -40,7 +40,15 @@ WAITS = (
     Wait("reach", "supervisor", Deadlines.reach, "an answer of one host to another, then"),
     Wait("hello", "supervisor", Deadlines.hello, "the first hosts"),
     Wait("hosts", "supervisor", Deadlines.hosts, "hosts that were ordered"),
-    Wait("form", "supervisor", Deadlines.form, "the ranks of a generation to group (else `--timeout`)"),
+    Wait(
+        "form",
+        "supervisor",
+        Deadlines.form,
+        "the ranks of a generation to group, once all have a process (else `--timeout`)",
+    ),
+    Wait(
+        "process", "supervisor", Deadlines.process, "the fork server to start a rank's process, before that"
+    ),
     Wait("store", "supervisor", Deadlines.store, "a store to meet at"),
     Wait("end", "supervisor", Deadlines.end, "the agents to go when the run is over"),
     Wait("stuck", "agent", agent.AgentConfig.stuck_after, "a sign of life of a process that is not stopped"),

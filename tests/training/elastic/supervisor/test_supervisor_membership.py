@@ -337,7 +337,7 @@ def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.1, end=1.0)) as run:
+    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.1, process=0.1, end=1.0)) as run:
         (one,) = run.add()
         (two,) = run.add(groups=False)
         reason = run.outcome().reason

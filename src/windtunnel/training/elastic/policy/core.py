@@ -79,7 +79,7 @@ class Core:
         # the present generation
         self.agreements = Agreements(dict(before.durable))
         self.checkpoints = before.checkpoints
-        self._formed = now
+        self._formed = self._started = now  # and when its last process was
         self.grouped = set(before.grouped)
         self.done: dict[int, Any] = dict(before.done)
         self.lost: dict[int, int | None] = dict.fromkeys(before.lost)
@@ -258,10 +258,13 @@ class Core:
             Late(
                 ranks=tuple(sorted(late)),
                 speaks=self.cooperative,
-                waited=now - self._formed,
+                waited=now - max(self._formed, self._started),
                 allowed=deadline,
                 times=self.formings + 1,
                 most=self.settings.most_formings,
+                unstarted=tuple(sorted(rank for rank in late if not self._has_process(rank))),
+                lived=now - self._formed,
+                start=self.settings.deadlines.process,
             )
         )
         if isinstance(decision, Keep):
@@ -391,6 +394,11 @@ class Core:
             restart_all=decision.restart_all,
             own_failures=decision.own_failures,
         )
+        per_host = self.settings.per_host
+        for place, id in enumerate(decision.places):  # its processes go on under other ranks
+            before, found = self.place_of(live[id]), live[id].workers
+            shift = 0 if before is None else (place - before) * per_host
+            live[id].workers = {} if decision.restart_all else {r + shift: p for r, p in found.items()}
         self.membership, self.plain = membership, plain
         self.agreements.begin(self.generation, membership.world)
         self._formed, self.waiting_since, self.suspected = now, None, None
@@ -525,6 +533,15 @@ class Core:
 
     def ranks(self, place: int) -> range:
         return range(place * self.settings.per_host, (place + 1) * self.settings.per_host)
+
+    def _has_process(self, rank: int) -> bool:
+        host = self._host(rank)
+        return host is not None and host.workers.get(rank) is not None
+
+    def started(self, host: LiveHost, rank: int, pid: int | None, now: float) -> None:
+        """A rank has a process in this generation."""
+        host.workers[rank] = pid
+        self._started = now
 
     def _host(self, rank: int) -> LiveHost | None:
         hosts = self.membership.hosts if self.membership is not None else ()

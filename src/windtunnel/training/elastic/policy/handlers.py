@@ -125,7 +125,7 @@ def _worker(core: Core, host: LiveHost, message: Message, now: float) -> None:
         return
     host.unseen.pop(rank, None)
     if what == "started":
-        host.workers[rank] = pid
+        core.started(host, rank, pid, now)
         return
     if what == "frozen":
         error = message.get("error") or "it does not move"

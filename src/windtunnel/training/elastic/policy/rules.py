@@ -135,8 +135,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Late:
-    """``ranks`` have not joined their group ``waited`` seconds after it was formed. ``speaks``: the workers
-    say when they have; plain scripts never do. ``times``: as in `Doubt`."""
+    """``ranks`` have not joined their group ``waited`` seconds after it was formed, or its last process was
+    started. ``speaks``: the workers say when they have; plain scripts never do. ``times``: as in `Doubt`.
+    ``unstarted``: ranks that have no process yet, since ``lived`` seconds, of ``start`` that it may take;
+    nobody can join without these."""
 
     ranks: tuple[int, ...]
     speaks: bool
@@ -144,6 +146,9 @@ class Late:
     allowed: float
     times: int
     most: int
+    unstarted: tuple[int, ...] = ()
+    lived: float = 0.0
+    start: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -361,6 +366,8 @@ def _reached(now: Reached) -> Keep | Fence:
 
 def _late(now: Late) -> Keep | Fence | Fail:
     if not now.speaks or not now.ranks or now.waited < now.allowed:
+        return Keep()
+    if now.unstarted and now.lived < now.start:
         return Keep()
     if now.times > now.most:
         names = ", ".join(map(str, now.ranks))

@@ -25,7 +25,8 @@ class Deadlines:
     started again. ``suspect``: for evidence, when all that is known is that a rank suspects its peers.
     ``reach``: for a host's answer to another one, when that brought none.
     ``hello``: for the first hosts. ``hosts``: for hosts that were ordered. ``form``: for the ranks
-    of a generation to group. ``store``: for a store. ``end``: for the agents to go when the run is over.
+    of a generation to group, once all have a process, and ``process``: for these. ``store``: for a store.
+    ``end``: for the agents to go when the run is over.
     """
 
     grace: float = 0.15
@@ -35,6 +36,7 @@ class Deadlines:
     hello: float = 120.0
     hosts: float = 600.0
     form: float = 60.0
+    process: float = 120.0
     store: float = 60.0
     end: float = 5.0
 
