@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from made_up import profile
 
+from windtunnel.training.gradsync.bench.live import CODECS, rows_of
+from windtunnel.training.gradsync.bench.live_rank import FUSED, HOOK
 from windtunnel.training.gradsync.bench.strategy import small_job, sweep
+from windtunnel.training.gradsync.model import NONE, Option
+from windtunnel.training.gradsync.policy.plan import uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 
 
@@ -20,3 +25,43 @@ def test_the_search_is_held_against_the_best_of_all_choices() -> None:
         drawn = costs.iteration(random.integers(0, costs.options))
         assert best <= min(found, swept, drawn) * (1 + 1e-12)
         assert found <= min(map(costs.iteration, starts))
+
+
+def test_a_plan_is_judged_by_the_slowest_rank_against_the_best_choice() -> None:
+    names = ("plan", NONE, *CODECS, HOOK, f"{FUSED} by layers", f"{FUSED} in its best groups")
+
+    def arm(place: int, slower: float, name: str) -> dict[str, object]:
+        predicted = 2.0 if name == "plan" else 1.0 + place
+        seconds = [predicted, predicted, 2.2 if name == "plan" else predicted]
+        return {
+            "seconds": [slower * one for one in seconds], "nbytes": 2**20 * slower, "groups": 1,
+            "used": [name], "predicted": predicted,
+        }  # fmt: skip
+
+    told = [
+        {"error": 0.1, "arms": {name: arm(place, slower, name) for place, name in enumerate(names)}}
+        for slower in (0.5, 1.0)
+    ]
+    rows = {row.name.removeprefix("there: "): row for row in rows_of("there", told)}
+    assert rows["plan"].measured == rows["plan"].emulated == 2000
+    assert "2000 to 2200 ms, 1.00 MiB" in rows["plan"].note
+    assert rows["plan / best single choice (none)"].met is True
+    assert rows["plan / none"].measured == 1
+    assert rows["mean error of predictions"].measured == 0
+    assert rows["Spearman, predicted and measured"].met is True
+    told[1]["arms"]["plan"]["seconds"] = [2.1] * 3  # type: ignore[index]
+    rows = {row.name.removeprefix("there: "): row for row in rows_of("there", told)}
+    assert rows["plan / best single choice (none)"].met is False
+    assert rows["plan / none"].met is False
+    assert 0 < rows["mean error of predictions"].measured < 1  # type: ignore[operator]
+
+
+def test_a_uniform_plan_has_one_option_in_the_groups_that_are_asked_for() -> None:
+    given = profile([1 << 10, 1 << 20, 1 << 20, 1 << 12], 1e8)
+    one = Option("topk:0.01", "allgather")
+    alone, pairs, fused = (uniform_plan(given, one, most) for most in (1, 1 << 21, None))
+    assert [len(group.tensors) for group in alone.groups] == [1] * 4
+    assert [len(group.tensors) for group in pairs.groups] == [2, 2]
+    for plan in (alone, pairs, fused):
+        assert {group.option for group in plan.groups} == {one}
+        assert fused.forecasts[0].seconds <= plan.forecasts[0].seconds * 1.01

@@ -2,7 +2,7 @@
 
 Gradients are timed in steps whose all-reduces wait until backward is over, so that communication is not taken
 for computing. Codecs are timed by all ranks at the same time, since they share processors as they will when
-they train. Collectives are called back to back, each as large as the last one's burst would hide.
+they train. Collectives are called back to back, in sizes up to that of all gradients.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any, get_args
 
@@ -33,8 +34,9 @@ from windtunnel.training.gradsync.model import Tensor as Gradient
 CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
 """Those that train as without (`windtunnel bench training.gradsync --only accuracy`), the cheapest of each
 kind; random k of so few diverges, and exact top k is dearer."""
-SIZES = (1 << 14, 1 << 17, 1 << 19, 1 << 20)
-CALLS = 3
+SIZES = (1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
+"""Of collectives, up to that of all gradients; the first three in any case."""
+CALLS = 4
 STEPS = 5
 
 
@@ -178,9 +180,11 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     hierarchical = hosts > 1 and places > 1
     calls = Collectives(hosts, ddp.process_group, deadline, hierarchical=hierarchical)
     device = next(ddp.module.parameters()).device
+    total = sum(one.numel() * one.element_size() for one in named(ddp).values())
+    sizes = [size for size in SIZES if size <= max(total, SIZES[2])]
     scopes: tuple[Scope, ...] = ("flat", "inside", "between") if hierarchical else ("flat",)
     found = [
-        _line(calls, scope, kind, device)
+        _line(calls, scope, kind, sizes, device)
         for scope in scopes
         for kind in get_args(Kind)
         if calls.members[scope].size > 1
@@ -190,10 +194,12 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     return Network(hosts, places, tuple(found))
 
 
-def _line(calls: Collectives, scope: Scope, kind: Kind, device: torch.device) -> CollectiveCost:
+def _line(
+    calls: Collectives, scope: Scope, kind: Kind, nbytes: Sequence[int], device: torch.device
+) -> CollectiveCost:
     members = calls.members[scope].size
     times = []
-    for size in SIZES:
+    for size in nbytes:
         part = torch.zeros(-(-size // 4 // members), device=device)
         whole = torch.zeros(part.numel() * members, device=device)
         call: dict[Kind, Callable[[], Tensor]] = {
@@ -202,19 +208,17 @@ def _line(calls: Collectives, scope: Scope, kind: Kind, device: torch.device) ->
             "allgather": partial(calls.all_gather, scope, part),
             "alltoall": partial(calls.all_to_all, scope, whole.split(part.numel())),
         }
-        call[kind]()
-        taken = []
+        # without pauses: a link that saves up a burst while it idles has none left after the first call
+        marks = []
         for _ in range(CALLS):
-            calls.all_reduce(scope, torch.zeros(1, device=device))
-            begin = time.perf_counter()
             call[kind]()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            taken.append(time.perf_counter() - begin)
-        times.append(median(taken))
+            marks.append(time.perf_counter())
+        times.append(median(after - before for before, after in pairwise(marks)))
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=calls.members[scope].group)
-    sizes, seconds = np.array(SIZES, float), slowest.cpu().numpy()
+    sizes, seconds = np.array(nbytes, float), slowest.cpu().numpy()
     fixed, per_byte = least_squares([np.ones_like(sizes), sizes], seconds)
     error = float(np.mean(np.abs(fixed + per_byte * sizes - seconds) / seconds))
     return CollectiveCost(scope, kind, fixed, per_byte, error)

@@ -81,6 +81,19 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
     )  # fmt: skip
 
 
+def uniform_plan(profile: Profile, option: Option, most: float | None = None) -> Plan:
+    """Every dense gradient with one option, in groups of at most ``most`` elements or one gradient; None: in
+    those that are best for it. What other plans are held against."""
+    job = _Job(profile, [option])
+    tried = job.cuts if most is None else [job._cut_runs(lambda numels, _: even_cuts(numels, most))]
+    found = min((job.uniform(0, cuts) for cuts in tried), key=lambda one: one.seconds)
+    return Plan(
+        groups=tuple(job.groups(found)), order=job.order(found), forecasts=(job.forecast("plan", found),),
+        bound=found.seconds, world=profile.network.world, hosts=profile.network.hosts,
+        emulated=profile.emulated,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Found:
     """A way to cut (where groups end), the number of each group's option, and what it takes."""
@@ -93,10 +106,10 @@ class _Found:
 class _Job:
     """A profile with what its options cost, worked out once for each size."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, allowed: Sequence[Option] = ()) -> None:
         self.profile = profile
         self.tensors = profile.tensors
-        self._every = list(options(profile))
+        self._every = list(allowed) or list(options(profile))
         self._by_size: dict[int, list[list[Task]]] = {}
         self._sparse = {
             place: choices(one, profile) for place, one in enumerate(self.tensors) if one.width > 0
