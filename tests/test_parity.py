@@ -20,9 +20,11 @@ import pytest
 
 import windtunnel as wt
 from support import quick
+from support.ranks import run_ranks
 from windtunnel.capabilities import CAPABILITIES, Capability
 from windtunnel.replay import replay
 from windtunnel.store import eventlog
+from windtunnel.training.gradsync.run import plan_run
 
 ROOT = Path(__file__).parent.parent
 SANDBOX = ROOT / "tests" / "agents" / "sandbox"
@@ -82,6 +84,17 @@ def shrunk(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return trained(folder, "--hosts", "5", *killed, "examples/train_pipeline.py", "--steps", "4")
 
 
+def synchronised(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """A script is measured by its ranks, and planned for."""
+    profile, script = folder / "profile.json", ROOT / "examples" / "train_resnet.py"
+    words = ["-m", "windtunnel.training.gradsync.live.script", "profile", profile, "1", "fp16,sign", script]
+    done = run_ranks([*words, "--size", "debug", "--steps", "12"], 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(folder))
+        return [plan_run(None, profile=profile).directory / eventlog.NAME]
+
+
 def sandboxed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     home = request.getfixturevalue("sandbox_home")
     with pytest.MonkeyPatch.context() as patch:
@@ -95,6 +108,7 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.elastic": kept,
     "training.checkpoint": kept,
     "training.pipelines": shrunk,
+    "training.gradsync": synchronised,
     "agents.sandbox": sandboxed,
 }
 MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
@@ -102,6 +116,7 @@ MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
     "training.elastic": ("policy/rules.py", "if missing <= 0:", "if missing < 0:"),
     "training.checkpoint": ("policy/slots.py", "return min(range(slots),", "return max(range(slots),"),
     "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
+    "training.gradsync": ("policy/plan.py", "in sorted(calls)", "in sorted(calls)[::-1]"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 
