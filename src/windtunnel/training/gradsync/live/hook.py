@@ -106,6 +106,10 @@ class Handle:
             self._executor = None
         self._install(plan)
         self.load_state_dict(state)
+        self.forget()
+
+    def forget(self) -> None:
+        """Times so far are not of what runs from now on."""
         self.seconds.clear()
         self.since, self._begun = 0, None
 
