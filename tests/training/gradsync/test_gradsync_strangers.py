@@ -22,7 +22,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
 @pytest.mark.parametrize(
     "part",
     [
-        "models", "drift",
+        "models",
+        "alone", "drift",
         pytest.param(
             "transformers",
             marks=pytest.mark.skipif(
@@ -35,8 +36,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "gradsync.md"
 def test_strangers_train_under_a_plan_as_without(part: str) -> None:
     """BatchNorm, unused and tied and frozen parameters, mixed types, micro-batches, clipping, sparse
     gradients, a compiled model; Transformers' Trainer and Accelerate, which wrap the model themselves; and a
-    plan that is made anew under way."""
-    done = run_ranks([PROGRAMS / "strangers.py", part], 2)
+    plan that is made anew under way; a rank that is alone."""
+    done = run_ranks([PROGRAMS / "strangers.py", part], 1 if part == "alone" else 2)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 

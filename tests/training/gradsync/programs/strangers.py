@@ -3,6 +3,7 @@
 strangers.py models        each trains as under plain DDP with a lossless plan, and learns with a lossy one
 strangers.py transformers  Transformers' Trainer and Accelerate, which wrap the model themselves
 strangers.py drift         a plan is made anew
+strangers.py alone         the only rank there is
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
+from windtunnel.training import gradsync
 from windtunnel.training.gradsync.live import drift as drifted
 from windtunnel.training.gradsync.live import script
 from windtunnel.training.gradsync.live.hook import Handle, apply, named
 from windtunnel.training.gradsync.model import (
+    PLAIN,
     CodecCost,
     CodecPoint,
     CollectiveCost,
@@ -343,6 +346,21 @@ def drift() -> None:
     handle.close()
 
 
+def alone() -> None:
+    """Nothing is sent, so nothing is lost, whatever the plan says."""
+    plain = trained(ResNet, images, None, find_unused_parameters=True)
+    for option in (LOSSLESS, *LOSSY, Option("powersgd:2"), Option("topk:0.1", "alltoall", "plain")):
+        assert trained(ResNet, images, option, find_unused_parameters=True) == plain, option
+    assert trained(Clicks, clicks, LOSSLESS) == trained(Clicks, clicks, None)
+    ddp = DistributedDataParallel(ResNet(), find_unused_parameters=True)
+    profile = gradsync.profile(ddp, lambda: ddp(*images()).backward(), codecs=("fp16",))
+    plan = gradsync.plan(profile)
+    assert (plan.world, {one.option for one in plan.groups}) == (1, {PLAIN})
+    handle = gradsync.apply(ddp, plan, profile=profile)
+    assert handle.check().keep
+    handle.close()
+
+
 if __name__ == "__main__":
-    {"models": models, "transformers": transformers, "drift": drift}[sys.argv[1]]()
+    {"models": models, "transformers": transformers, "drift": drift, "alone": alone}[sys.argv[1]]()
     dist.destroy_process_group()
