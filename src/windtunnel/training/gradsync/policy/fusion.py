@@ -73,11 +73,13 @@ def _programme(
         now = np.full(n + 1, np.inf)
         for i in range(groups, n + 1):
             device = computed[i] + groups * encode + encode_rate * elements[i]
-            for j in range(groups - 1, i):
+            for j in range(i - 1, groups - 2, -1):
                 end = max(before[j], device) + send + send_rate * (elements[i] - elements[j])
                 if end < now[i]:
                     now[i] = end
                     last[groups, i] = j
+                if before[j] <= device:  # an earlier cut begins no sooner and has more to send
+                    break
         device = computed[n] + groups * encode + encode_rate * elements[n]
         if max(now[n], device) < best:
             best, best_groups = max(now[n], device), groups

@@ -208,16 +208,23 @@ class _Job:
     def _start(self, costs: Costs, cuts: Cuts, option: int) -> Ints:
         """Every dense group has ``option``, every sparse one what takes least by itself."""
         chosen = np.full(len(cuts), option, np.int64)
-        for place, begin in enumerate((0, *cuts[:-1])):
+        for place, begin in enumerate((0, *cuts[:-1]) if self._sparse else ()):
             if begin in self._sparse:
                 alone = costs.seconds[place, : costs.options[place]].sum(axis=1)
                 chosen[place] = int(np.argmin(alone))
         return chosen
 
     def uniform(self, option: int, cuts: Cuts) -> _Found:
-        costs = self._costs(cuts)
-        choice = self._start(costs, cuts, option)
-        return _Found(cuts, tuple(choice.tolist()), costs.iteration(choice))
+        if (found := self._uniform.get((option, cuts))) is None:
+            costs = self._costs(cuts)
+            choice = self._start(costs, cuts, option)
+            found = _Found(cuts, tuple(choice.tolist()), costs.iteration(choice))
+            self._uniform[option, cuts] = found
+        return found
+
+    @cached_property
+    def _uniform(self) -> dict[tuple[int, Cuts], _Found]:
+        return {}
 
     def _costs(self, cuts: Cuts) -> Costs:
         if cuts not in self._known:
