@@ -192,9 +192,24 @@ def test_criu_killed_in_the_middle_of_a_dump(
     box = make()
     turn(box, f"{COUNTER}; X=1")
     good = box.tip
-    misbehaving('setsid sleep 0.02 & $real "$@" & c=$!; sleep 0.005; kill -9 $c; kill -9 $$')
-    with pytest.raises(LessError, match=r"count\.sh"):
-        turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
+    for _ in range(30):
+        events.clear()
+        misbehaving('setsid sleep 0.02 & $real "$@" & c=$!; sleep 0.005; kill -9 $c; kill -9 $$')
+        try:
+            turn(box, f"X=2; echo 2 > /workspace/f; {COUNT}")
+        except LessError as error:
+            assert "count.sh" in str(error)
+            break
+        except SandboxError as error:
+            # it was in the midst of changing the first process, with which the sandbox ends: that is told,
+            # too, and what was good is not lost
+            assert "the sandbox died meanwhile" in str(error)
+            object.__setattr__(
+                host.context, "criu", type(host.context.criu)(_real(), host.context.criu.version)
+            )
+            box.rollback(good)
+    else:
+        pytest.fail("no dump was struck beside the first process")
     manifest = host.context.manifests.load(box.tip)
     assert manifest.files is not None and manifest.image is None
     assert manifest.kept == ("files", "state of shell main")

@@ -10,9 +10,9 @@ as they are is the first of them, and it is taken unless the gain exceeds what t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -44,6 +44,7 @@ TRIED = 3
 """Ways to cut that options are searched on."""
 ROUNDS = 3
 HARDLY = 1e-3
+"""Of an iteration: for less than that nothing is compressed."""
 FUSED = 6
 """Options whose own best way to cut is tried, those that take least in DDP's buckets or alone."""
 
@@ -143,12 +144,10 @@ class _Job:
             range(len(self.options)), key=lambda one: min(self.uniform(one, cuts).seconds for cuts in found)
         )
         for option in dict.fromkeys([0, *ranked[:FUSED]]):
-            found.append(
-                self._cut_runs(lambda numels, backward, option=option: self._fused(numels, backward, option))
-            )
+            found.append(self._cut_runs(partial(self._fused, option)))
         return list(dict.fromkeys(found))
 
-    def _cut_runs(self, cut) -> Cuts:  # type: ignore[no-untyped-def]
+    def _cut_runs(self, cut: Callable[[list[int], list[float]], list[int]]) -> Cuts:
         """Cut each run of dense gradients by itself; a sparse one is a group of its own."""
         ends: list[int] = []
         begin = 0
@@ -165,7 +164,7 @@ class _Job:
             begin = run[-1] + 1
         return tuple(ends)
 
-    def _fused(self, numels: list[int], backward: list[float], option: int) -> list[int]:
+    def _fused(self, option: int, numels: list[int], backward: list[float]) -> list[int]:
         return best_cuts(
             backward, numels, self._affine(option, (COMPUTE,)), self._affine(option, (INSIDE, BETWEEN))
         )[1]  # fmt: skip
@@ -319,7 +318,7 @@ class _Job:
                 ends += [end for _, end in spans]
                 continue
             run = self.tensors[first:last]
-            cut = self._fused([one.numel for one in run], [one.backward for one in run], option)
+            cut = self._fused(option, [one.numel for one in run], [one.backward for one in run])
             ends += [first + end for end in cut]
         return tuple(ends)
 
