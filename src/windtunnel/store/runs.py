@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, delete, select, update
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.base.paths import home
 from windtunnel.store import alive
 from windtunnel.store.database import (
@@ -66,6 +67,19 @@ class Run:
     def fail(self, message: str) -> None:
         """The run ended without a result, for the reason given."""
         self._complete(status="failed", error=message, wall_time_s=self._age())
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """What is raised within is what the run failed with: a sentence for the user, or the kind of error
+        and its words."""
+        try:
+            yield
+        except (UserError, ScriptError) as error:
+            self.fail(str(error))
+            raise
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
 
     def _age(self) -> float:
         return (datetime.now(UTC) - self.created_at).total_seconds()

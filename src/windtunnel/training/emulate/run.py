@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.base import atomic
-from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.cluster.model import Cluster
 from windtunnel.store.eventlog import NAME, EventLog
@@ -84,7 +84,7 @@ def emulate(
     compared = fail_on.baseline(baseline, inputs, store)
     run = store.begin(CAPABILITY, inputs, options.seed)
     log = EventLog(run.directory / NAME)
-    try:
+    with run.failing(), closing(log):
         result = simulate(program, cluster, options, progress, log, take)
         progress("write the report", 0.0)
         summary = summarise(result, run.id, run.directory)
@@ -94,14 +94,6 @@ def emulate(
             write_pictures(run.directory, result, content, timeline_ranks)
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         atomic.replace(run.directory / "summary.json", text)
-    except (UserError, ScriptError) as error:
-        run.fail(str(error))
-        raise
-    except BaseException as error:
-        run.fail(f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        log.close()
     run.finish(content)
     return Emulation(summary, run.directory, result)
 

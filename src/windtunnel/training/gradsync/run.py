@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.base.errors import ScriptError, UserError
+from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
@@ -90,7 +91,7 @@ def plan_run(
     given = read(profile, Profile) if profile is not None else None
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
-    try:
+    with run.failing(), closing(log):
         if given is None:
             from windtunnel.training.emulate.emulation import Options, simulate
             from windtunnel.training.emulate.run import program_of
@@ -108,14 +109,6 @@ def plan_run(
         log.decision(CAPABILITY, "search", observation, found)
         write(run.directory / PROFILE, given)
         write(run.directory / PLAN, found)
-    except (UserError, ScriptError) as error:
-        run.fail(str(error))
-        raise
-    except BaseException as error:
-        run.fail(f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        log.close()
     made = Planned(run.id, run.directory, given, found)
     run.finish({"verdict": verdict(found), "iteration_time_s": found.forecasts[0].seconds})
     return made
