@@ -145,6 +145,11 @@ class Network:
     def world(self) -> int:
         return self.hosts * self.ranks_per_host
 
+    @property
+    def hierarchical(self) -> bool:
+        """Whether slices may be added up inside hosts before they go between them."""
+        return self.hosts > 1 and self.ranks_per_host > 1
+
     def members(self, scope: Scope) -> int:
         if scope == "flat":
             return self.world

@@ -74,11 +74,9 @@ class Times:
         event.record()
         self._steps[-1][name] = event
 
-    def end(self) -> tuple[float, dict[str, float], float]:
+    def end(self) -> tuple[float, dict[str, float]]:
         """Take the hooks away. Medians over steps but the first: seconds before backward (a step less its
-        backward), until each gradient since the end of forward, and from the last gradient to the end of the
-        step, which is in the first as well."""
-        self._mark("end") if self._cuda else None
+        backward), and until each gradient since the end of forward."""
         for handle in self._handles:
             handle.remove()
         if self._cuda:
@@ -93,7 +91,7 @@ class Times:
         lasted = median(
             self._between(one, "begin", after, "begin") for one, after in zip(whole, followed, strict=True)
         )
-        return lasted - max(until.values()), until, 0.0
+        return lasted - max(until.values(), default=0.0), until
 
     def _between(self, one: dict[str, Any], begin: str, other: dict[str, Any], end: str) -> float:
         if self._cuda:
@@ -129,7 +127,7 @@ def measured(
     world = dist.get_world_size(ddp.process_group)
     if hosts < 1 or world % hosts:
         raise UserError(f"gradsync profile: {hosts} hosts for {world} ranks; a divisor is accepted")
-    before, until, after = times.end()
+    before, until = times.end()
     if not until:
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
     told: list[Any] = [None] * world
@@ -157,7 +155,7 @@ def measured(
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
     found = Profile(
         tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline),
-        sum(one[0] for one in told) / world, after, host={"torch": torch.__version__},
+        sum(one[0] for one in told) / world, host={"torch": torch.__version__},
     )  # fmt: skip
     shared = [found]
     dist.broadcast_object_list(shared, dist.get_global_rank(ddp.process_group, 0), group=ddp.process_group)
@@ -190,7 +188,6 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
         if calls.members[scope].size > 1
     ]
     calls.close()
-    # ranks that are each a host of their own, or all on one, have one kind of link
     return Network(hosts, places, tuple(found))
 
 

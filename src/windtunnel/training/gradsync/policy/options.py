@@ -16,10 +16,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.model import (
     NONE,
     CodecCost,
-    Device,
     Inside,
     Kind,
-    Network,
     Option,
     Profile,
     Scheme,
@@ -140,7 +138,7 @@ def options(profile: Profile) -> Iterator[Option]:
     """Every option that the codecs of the profile and the shape of its network allow, plain first."""
     network = profile.network
     inside: tuple[Inside, ...] = ("flat",)
-    if network.hosts > 1 and network.ranks_per_host > 1:
+    if network.hierarchical:
         inside = ("flat", "plain", "coded")
     for where in inside[:2]:
         yield Option(inside=where)
@@ -148,11 +146,6 @@ def options(profile: Profile) -> Iterator[Option]:
         schemes: tuple[Scheme, ...] = ("allreduce",) if cost.summable else ("allgather", "alltoall")
         for scheme, where in product(schemes, inside):
             yield Option(cost.codec, scheme, where, cost.device)
-
-
-def hierarchical(network: Network) -> bool:
-    """Whether slices may be added up inside hosts before they go between them."""
-    return network.hosts > 1 and network.ranks_per_host > 1
 
 
 def without_codec_cost(profile: Profile) -> Profile:
@@ -166,9 +159,3 @@ def without_codec_cost(profile: Profile) -> Profile:
         for cost in profile.codecs
     }  # fmt: skip
     return replace(profile, codecs=tuple(free.values()))
-
-
-__all__ = [
-    "BETWEEN", "COMPUTE", "ELEMENT", "HOST", "INSIDE", "RESOURCES", "Device", "Task", "hierarchical",
-    "options", "sent_by_each", "tasks", "without_codec_cost",
-]  # fmt: skip
