@@ -116,7 +116,7 @@ MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
     "training.elastic": ("policy/rules.py", "if missing <= 0:", "if missing < 0:"),
     "training.checkpoint": ("policy/slots.py", "return min(range(slots),", "return max(range(slots),"),
     "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
-    "training.gradsync": ("policy/plan.py", "in sorted(calls)", "in sorted(calls)[::-1]"),
+    "training.gradsync": ("policy/plan.py", "backward, self.profile.forward,", "backward, 0.0,"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 
