@@ -12,7 +12,7 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import quantised, sparsified
-from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of, warmed
+from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
 from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.lowrank import LowRank, nbytes, square
 
@@ -271,13 +271,6 @@ def test_what_torch_does_on_other_devices_keeps_the_same_formats() -> None:
     bits, above = quantised.signs_by_torch(gradient)
     assert torch.equal(bits, quantised.encode_signs(gradient, 0, False)[8:])
     assert above == int((~gradient.signbit()).sum())
-
-
-def test_ratio_falls_through_the_warm_up() -> None:
-    codec = find("dgc:0.001")
-    ratios = [float(warmed(codec, step, 100).spec.split(":")[1]) for step in (0, 20, 40, 60, 80, 100)]
-    assert ratios == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001, 0.001], rel=1e-2)
-    assert warmed(find("dgc:0.5"), 0, 10).spec == "dgc:0.5" and warmed(find("int8"), 0, 10).spec == "int8"
 
 
 def test_a_wrong_spec_is_told_with_what_is_accepted() -> None:

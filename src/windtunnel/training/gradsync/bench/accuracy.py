@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.training.gradsync.live.codecs import find, seed_of, warmed
+from windtunnel.training.gradsync.live.codecs import find, seed_of
 from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.live.lowrank import LowRank
 
@@ -89,8 +89,8 @@ def _job_rows(job: Job, seeds: Sequence[int], judged: bool) -> Iterator[Row]:
 
 
 def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
-    """The share of the test that is right after training with SGD and momentum 0.9 (with DGC's instead where
-    the codec is that, after its warm-up), the rate falling evenly to zero."""
+    """The share of the test that is right after training with SGD and momentum 0.9 (DGC's own instead where
+    the codec is that), the rate falling evenly to zero."""
     torch.manual_seed(seed)
     model, codec = job.model(), find(spec)
     parameters = dict(model.named_parameters())
@@ -113,11 +113,10 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
         if codec.rank:
             _two_sums(lows, [ranks[at].corrected(0, row, codec) for at, row in enumerate(rows)], total)
         else:
-            now = warmed(codec, step, job.steps // 10) if codec.family == "dgc" else codec
             for at, row in enumerate(rows):
                 drawn = seed_of(seed, step, 0, 0 if codec.summable else at)
-                code = ranks[at].encode(0, row, now, drawn) if feedback else now.encode(row, drawn)
-                now.add(code, total, drawn, 1 / RANKS)
+                code = ranks[at].encode(0, row, codec, drawn) if feedback else codec.encode(row, drawn)
+                codec.add(code, total, drawn, 1 / RANKS)
         for one, part in zip(parameters.values(), total.split(list(sizes.values())), strict=True):
             one.grad = part.view_as(one).clone()
         optimizer.step()

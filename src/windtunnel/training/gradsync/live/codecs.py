@@ -47,9 +47,6 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import lowrank, quantised, sparsified
 from windtunnel.training.gradsync.model import NONE
 
-RATIO_OF_WARM_UP, STAGES = 0.25, 5
-"""Deep Gradient Compression begins at a quarter and reaches its ratio in five stages, even in logarithms."""
-
 
 @dataclass(frozen=True)
 class Codec:
@@ -108,17 +105,6 @@ def find(spec: str) -> Codec:
         return FAMILIES[family].build(spec, argument)
     except ValueError:
         raise UserError(f"codec {spec!r}: {argument!r} is not {TAKEN[FAMILIES[family].takes]}") from None
-
-
-def warmed(codec: Codec, step: int, steps: int) -> Codec:
-    """The codec at ``step`` of a warm-up of ``steps`` in which its ratio falls to its own: Deep Gradient
-    Compression's. It is the same on all ranks, as it must be."""
-    if step >= steps or codec.indices is None:
-        return codec
-    ratio = _ratio(codec.spec.partition(":")[2])
-    stage = STAGES * step // steps
-    grown = RATIO_OF_WARM_UP * (ratio / RATIO_OF_WARM_UP) ** (stage / (STAGES - 1))
-    return find(f"{codec.family}:{max(grown, ratio):.6g}")
 
 
 def _plain(
