@@ -42,6 +42,15 @@ def test_strangers_train_under_a_plan_as_without(part: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["hooks", "closed", "types"])
+def test_what_users_do_beside_a_plan(part: str) -> None:
+    """Hooks of others before and after, plans that are closed twice and trained on, states in the midst of
+    micro-batches, two models in one backward, parameters of many types."""
+    done = run_ranks([PROGRAMS / "neighbours.py", part], 2)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
 def test_what_waits_survives_a_lost_host(tmp_path: Path) -> None:
     """Parameters and residuals of all ranks end with the bits of a run that nothing happened to."""
     program, plain, struck = PROGRAMS / "survivor.py", tmp_path / "plain", tmp_path / "struck"

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
@@ -57,7 +58,7 @@ class Handle:
 
     ``seconds``: of the latest iterations, ``micro``: backward passes of the latest one. ``since``: iterations
     since the plan was made, ``pause``: those before another may be. ``saved``: somebody asked for the state,
-    and what waits is not lost with this process.
+    and what waits is not lost with this process. ``closed``: DDP goes its own way again.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Handle:
         self.profile, self.codecs, self.event = profile, tuple(codecs), event
         self.seconds = deque[float](maxlen=KEPT)
         self.micro, self.since, self.pause = 1, 0, PAUSE
-        self.saved = False
+        self.saved = self.closed = False
         self._parameters = named(ddp)
         self._name_of = {parameter: name for name, parameter in self._parameters.items()}
         self._executor: Executor | None = None
@@ -99,7 +100,13 @@ class Handle:
 
     def replace(self, plan: Plan) -> None:
         """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
-        between two steps, with the same plan, of the same model and ranks."""
+        between two steps, with the same plan, of the same model and ranks.
+
+        Raises:
+            UserError: the plan was closed, or the model has got another hook since.
+        """
+        if why := "it is closed" if self.closed else _other_hook(self.ddp, self):
+            raise UserError(f"gradsync: no other plan can go on: {why}")
         state = self.state_dict()
         if self._executor is not None:
             self._executor.close()
@@ -158,7 +165,12 @@ class Handle:
             self._executor.load(states[0]["steps"], waits)
 
     def close(self) -> None:
-        """End the threads; the model must not be trained with this hook any more."""
+        """End the plan and its threads, between two steps: the model trains on as under plain DDP, and may
+        get another plan by `apply`. What waits is sent no more; the state still has it. To close again does
+        nothing."""
+        if self.closed:
+            return
+        self.closed = True
         self._timed.remove()
         self._wait({})
         if self._executor is not None:
@@ -273,8 +285,8 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
     world = dist.get_world_size(ddp.process_group)
     if plan.world != world:
         return f"the plan is for {plan.world} ranks, there are {world}"
-    if ddp._comm_hooks:
-        return "the model has a communication hook already"
+    if other := _other_hook(ddp):
+        return f"the model has a communication hook already ({other}); a model without one is accepted"
     if uncoded := _sparse_as_dense(ddp, plan):
         return f"the gradient {uncoded!r} is sparse; by itself in a group of scheme 'sparse' it is accepted"
     mine = set(named(ddp))
@@ -285,6 +297,16 @@ def _unfit(ddp: DistributedDataParallel, plan: Plan) -> str:
         where = "plan" if odd[0] in mine else "model"
         return f"the {where} has no gradient {odd[0]!r}; a plan that was made for this model is accepted"
     return ""
+
+
+def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str:
+    """The name of a hook that is registered and is neither ``mine`` nor of a plan that was closed."""
+    for hook, state in ddp._comm_hooks:
+        if hook is not _hook or not (isinstance(state, Handle) and (state is mine or state.closed)):
+            return "of another plan" if hook is _hook else str(getattr(hook, "__qualname__", hook))
+    # those that PyTorch has in C++ are in no list
+    told = "" if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook", "")
+    return "" if told == _hook.__qualname__ else str(told)
 
 
 def _sparse_as_dense(ddp: DistributedDataParallel, plan: Plan) -> str:
@@ -314,6 +336,8 @@ def _lay_out(ddp: DistributedDataParallel, sizes: Sequence[int]) -> None:
 
 
 def _hook(handle: Handle, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    if handle.closed:
+        return allreduce_hook(handle.ddp.process_group, bucket)
     return handle._came(bucket)
 
 
