@@ -16,7 +16,7 @@ are.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -24,8 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import HostError, UserError
+from windtunnel.training.gradsync.model import Scope
 from windtunnel.training.gradsync.policy.bytes import LENGTH
 
+# PyTorch 2.13 gave them other names
+_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 DEADLINE = 120.0
 WORDS = 192
 """Bytes in which a rank says what it brings (`agree`)."""
@@ -60,17 +64,6 @@ class Peers:
             self._move([(to, mine[to])], [(source, found[source])])
         return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
 
-    def swap_equal(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        """As `swap`, where all messages of all ranks have one shape and type: no lengths go ahead."""
-        rank, size = self.rank, self.size
-        mine = [one.to(self.device) for one in messages]
-        found = [torch.empty_like(one) for one in mine]
-        found[rank] = mine[rank]
-        for turn in range(1, size):
-            to, source = (rank + turn) % size, (rank - turn) % size
-            self._move([(to, mine[to])], [(source, found[source])])
-        return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
-
     def gather(self, message: Tensor) -> list[Tensor]:
         """The message of every rank, of any length each."""
         return self.swap([message] * self.size)
@@ -92,15 +85,44 @@ class Peers:
         return theirs.to(message.device)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """The sum over all ranks, in place, by the backend's own all-reduce."""
+        """The sum over all ranks, in place; this and what follows is the backend's own, of one size and type
+        on all ranks."""
         if self.size == 1:
             return
         staged = tensor.to(self.device)
         self.sent += 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
-        work = dist.all_reduce(staged, group=self.group, async_op=True)
-        self._wait(work, "one")
+        self._call(lambda: dist.all_reduce(staged, group=self.group, async_op=True))
         if staged is not tensor:
             tensor.copy_(staged)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Those of all ranks, one behind the other."""
+        mine = tensor.to(self.device)
+        found = mine.new_empty(self.size * mine.numel())
+        self._call(lambda: _GATHER(found, mine, group=self.group, async_op=True))
+        return found.to(tensor.device)
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """This rank's part of the sum; ``tensor`` has as many equal parts as there are ranks."""
+        mine = tensor.to(self.device)
+        found = mine.new_empty(mine.numel() // self.size)
+        self._call(lambda: _SCATTER(found, mine, group=self.group, async_op=True))
+        return found.to(tensor.device)
+
+    def all_to_all(self, tensors: Sequence[Tensor]) -> Tensor:
+        """What all ranks have for this one, one behind the other, for ``tensors[i]`` to rank i; over gloo in
+        pairwise rounds."""
+        mine = torch.cat([*tensors]).to(self.device)
+        found = torch.empty_like(mine)
+        if dist.get_backend(self.group) == "nccl":
+            self._call(lambda: dist.all_to_all_single(found, mine, group=self.group, async_op=True))
+            return found
+        parts, theirs = mine.split(len(tensors[0])), found.split(len(tensors[0]))
+        theirs[self.rank].copy_(parts[self.rank])
+        for turn in range(1, self.size):
+            to, source = (self.rank + turn) % self.size, (self.rank - turn) % self.size
+            self._move([(to, parts[to])], [(source, theirs[source])])
+        return found.to(tensors[0].device)
 
     def agree(self, words: str, who: str = "gradient exchange") -> None:
         """That every rank says the same; ``who`` asks, for the message.
@@ -144,6 +166,13 @@ class Peers:
         for name, one in zip(names, work, strict=True):
             self._wait(one, name)
 
+    def _call(self, call: Callable[[], dist.Work]) -> None:
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self._lost("one", error) from error
+        self._wait(work, "one")
+
     def _wait(self, work: dist.Work, name: str) -> None:
         left = max(0.001, self._until - time.monotonic())
         try:
@@ -158,3 +187,19 @@ class Peers:
             f"gradient exchange: of {self.size} ranks {name} {why}; the group cannot go on",
             details=str(error),
         )
+
+
+def scopes(
+    hosts: int, group: dist.ProcessGroup | None, *, hierarchical: bool
+) -> dict[Scope, dist.ProcessGroup]:
+    """Groups of their own over the ranks of ``group`` (None: all), which lie on ``hosts`` one host after the
+    other; with ``hierarchical`` also inside hosts and between them. All ranks call it at once."""
+    ranks, me = dist.get_process_group_ranks(group), dist.get_rank()
+    places = len(ranks) // hosts
+    every: dict[Scope, list[list[int]]] = {"flat": [ranks]}
+    if hierarchical:
+        every["inside"] = [ranks[host * places : (host + 1) * places] for host in range(hosts)]
+        every["between"] = [ranks[place::places] for place in range(places)]
+    # all ranks make all groups, also those that they are not in
+    made = {scope: [(dist.new_group(one), me in one) for one in lists] for scope, lists in every.items()}
+    return {scope: group for scope, groups in made.items() for group, mine in groups if mine}

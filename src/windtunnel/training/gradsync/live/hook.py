@@ -18,6 +18,7 @@ An *iteration* is from one synchronised backward to the next, with all micro-bat
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -34,22 +35,24 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.live.codecs import find
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
-from windtunnel.training.gradsync.live.executor import Executor, Outcome
-from windtunnel.training.gradsync.live.feedback import State, redistributed
-from windtunnel.training.gradsync.model import PLAIN, Plan, Profile
+from windtunnel.training.gradsync.live.executor import Executor
+from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
+from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Keep
 
 KEPT = 200
 """Times of iterations that are remembered."""
+_Future = torch.futures.Future[Tensor | Exception]
 
 
 @dataclass
 class _Bucket:
-    """A bucket of DDP that is under way: groups that it holds a part of and that are not done."""
+    """A bucket of DDP that is under way, and the groups that it holds a part of and that are not done."""
 
-    future: Outcome
     buffer: Tensor
+    future: _Future
     groups: set[int]
 
 
@@ -79,24 +82,31 @@ class Handle:
         self._lock = threading.Lock()
         self._begun: float | None = None
         self._passes = 0
-        # what waits where no executor sends it, and the hooks that add it to the next gradients
-        self._rest: dict[str, Tensor] = {}
-        self._adding: dict[str, Any] = {}
+        self._adding: list[Any] = []
         first = self._parameters[plan.groups[0].tensors[0]]
         self._timed = first.register_post_accumulate_grad_hook(self._passed)
         self._install(plan)
 
     def _install(self, plan: Plan) -> None:
-        self.plan = plan
+        """Have the plan run, with nothing that waits."""
+        self._stop()
+        self.plan, ddp = plan, self.ddp
         self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
         shapes = [{name: tuple(self._parameters[name].shape) for name in one.tensors} for one in plan.groups]
-        device = next(iter(self._parameters.values())).device
-        ddp = self.ddp
         ddp._comm_hooks.clear()
-        _lay_out(ddp, [sum(_nbytes(self._parameters[name]) for name in one.tensors) for one in plan.groups])
+        _lay_out(ddp, [sum(self._parameters[name].nbytes for name in one.tensors) for one in plan.groups])
         if any(one.option != PLAIN for one in plan.groups):
-            self._executor = Executor(plan, shapes, device, ddp.process_group, self.deadline)
+            self._feedback = Feedback([{name: math.prod(one[name]) for name in one} for one in shapes])
+            self._executor = Executor(
+                plan, shapes, self._device, self._feedback, ddp.process_group, self.deadline
+            )
             ddp.register_comm_hook(self, _hook)
+        else:
+            self._feedback = Feedback([{name: one.numel()} for name, one in self._parameters.items()])
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
 
     def replace(self, plan: Plan) -> None:
         """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
@@ -108,9 +118,6 @@ class Handle:
         if why := "it is closed" if self.closed else _other_hook(self.ddp, self):
             raise UserError(f"gradsync: no other plan can go on: {why}")
         state = self.state_dict()
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
         self._install(plan)
         self.load_state_dict(state)
         self.forget()
@@ -134,13 +141,11 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """What waits to be sent on this rank, and how far random numbers are used up."""
         self.saved = True
-        rank = dist.get_rank(self.ddp.process_group)
-        if self._executor is None:
-            rest = {name: one.clone() for name, one in self._rest.items()}
-            waits, steps = State(residuals=rest, momenta={}), {}
-        else:
-            waits, steps = self._executor.feedback.state_dict(), self._executor.state()
-        return {"world": self.plan.world, "rank": rank, "steps": steps, "feedback": waits}
+        return {
+            "world": self.plan.world, "rank": dist.get_rank(self.ddp.process_group),
+            "steps": self._executor.state() if self._executor is not None else {},
+            "feedback": self._feedback.state_dict(),
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """A rank's own state; or, where the number of ranks has changed, those of all ranks that were: what
@@ -149,20 +154,32 @@ class Handle:
         Raises:
             UserError: it is of another number of ranks, or of another model.
         """
-        states = [state] if isinstance(state, Mapping) else sorted(state, key=lambda one: int(one["rank"]))
-        if isinstance(state, Mapping) and state["world"] != self.plan.world:
-            raise UserError(
-                f"gradsync: the state is one of {state['world']} ranks, the plan is for {self.plan.world}; "
-                "the states of all former ranks are accepted"
-            )
-        waits: State = states[0]["feedback"]
-        if not isinstance(state, Mapping):
+        if isinstance(state, Mapping):
+            if state["world"] != self.plan.world:
+                raise UserError(
+                    f"gradsync: the state is one of {state['world']} ranks, the plan is for "
+                    f"{self.plan.world}; the states of all former ranks are accepted"
+                )
+            steps, waits = state["steps"], state["feedback"]
+        else:
+            states = sorted(state, key=lambda one: int(one["rank"]))
             rank = dist.get_rank(self.ddp.process_group)
-            parts = [one["feedback"] for one in states]
-            waits = redistributed(parts, rank, self.plan.world)
-        self._wait(waits["residuals"] if self._executor is None else {})
+            steps = states[0]["steps"]
+            waits = redistributed([one["feedback"] for one in states], rank, self.plan.world)
+        self._feedback.load_state_dict(waits, self._device)
         if self._executor is not None:
-            self._executor.load(states[0]["steps"], waits)
+            self._executor.load(steps)
+            return
+        # no executor sends what waits: it is added to the next gradients of this rank
+        self._stop()
+        self._adding = [
+            one.register_hook(partial(self._added, place))
+            for place, (name, one) in enumerate(self._parameters.items())
+            if name in waits["residuals"]
+        ]
+
+    def _added(self, place: int, gradient: Tensor) -> Tensor:
+        return self._feedback.corrected(place, gradient, find(NONE)).view_as(gradient)
 
     def close(self) -> None:
         """End the plan and its threads, between two steps: the model trains on as under plain DDP, and may
@@ -172,24 +189,14 @@ class Handle:
             return
         self.closed = True
         self._timed.remove()
-        self._wait({})
+        self._stop()
+
+    def _stop(self) -> None:
+        while self._adding:
+            self._adding.pop().remove()
         if self._executor is not None:
             self._executor.close()
-
-    def _wait(self, rest: Mapping[str, Tensor]) -> None:
-        """``rest`` is added to the next gradients of this rank, in place of what was to be."""
-        for handle in self._adding.values():
-            handle.remove()
-        self._rest = dict(rest)
-        self._adding = {
-            name: self._parameters[name].register_hook(partial(self._added, name)) for name in rest
-        }
-
-    def _added(self, name: str, gradient: Tensor) -> Tensor:
-        if not bool(gradient.isfinite().all()):
-            return gradient  # of a step that a loss scaler skips
-        self._adding.pop(name).remove()
-        return gradient + self._rest.pop(name).to(gradient.device, gradient.dtype).view_as(gradient)
+            self._executor = None
 
     def _passed(self, _: Tensor) -> None:
         """A backward has begun."""
@@ -203,48 +210,41 @@ class Handle:
         self.since += 1
 
     def _came(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """A bucket's gradients are there."""
+        """A bucket's gradients are there. Groups that begin with it do so, in place where one is all of it;
+        others are put together from the buckets that hold a part."""
         assert self._executor is not None
         buffer = bucket.buffer()
-        names = [self._name_of[parameter] for parameter in bucket.parameters()]
+        names = tuple(self._name_of[parameter] for parameter in bucket.parameters())
+        future: _Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         group = self._group_of[names[0]]
-        if tuple(names) == self.plan.groups[group].tensors:
-            return _told(self._executor.begin(group, buffer, buffer))
-        mine = _Bucket(_future(buffer), buffer, {self._group_of[name] for name in names})
         with self._lock:
-            self._buckets.append(mine)
-        for name, view in zip(names, bucket.gradients(), strict=True):
-            group = self._group_of[name]
-            views = self._views.setdefault(group, {})
-            views[name] = view
-            if len(views) == len(self.plan.groups[group].tensors):
-                self._begin(group, self._views.pop(group))
-        return _told(mine.future)
+            self._buckets.append(_Bucket(buffer, future, {self._group_of[name] for name in names}))
+        if names == self.plan.groups[group].tensors:
+            self._executor.begin(group, buffer, partial(self._settle, group, buffer, [buffer]))
+        else:
+            for name, view in zip(names, bucket.gradients(), strict=True):
+                group = self._group_of[name]
+                views = self._views.setdefault(group, {})
+                views[name] = view
+                if len(views) == len(self.plan.groups[group].tensors):
+                    del self._views[group]
+                    ordered = [views[one] for one in self.plan.groups[group].tensors]
+                    row = torch.cat([one.reshape(-1) for one in ordered])
+                    self._executor.begin(group, row, partial(self._settle, group, row, ordered))
+        return future.then(_unwrapped)
 
-    def _begin(self, group: int, views: dict[str, Tensor]) -> None:
-        """A group whose gradients lie in several places, or in another order."""
-        assert self._executor is not None
-        ordered = [views[name] for name in self.plan.groups[group].tensors]
-        row = torch.cat([one.reshape(-1) for one in ordered])
-
-        def done(future: Outcome) -> None:
-            found = future.value()
-            if not isinstance(found, Exception):
-                for one, part in zip(ordered, row.split([view.numel() for view in ordered]), strict=True):
-                    one.copy_(part.view_as(one))
-            self._settle(group, found if isinstance(found, Exception) else None)
-
-        self._executor.begin(group, row, row).add_done_callback(done)
-
-    def _settle(self, group: int, error: Exception | None) -> None:
-        """Buckets whose last group this was are done."""
+    def _settle(self, group: int, row: Tensor, parts: Sequence[Tensor], error: Exception | None) -> None:
+        """``row`` is what becomes of ``parts``; buckets whose last group this was are done."""
+        if error is None and parts[0] is not row:
+            for one, part in zip(parts, row.split([view.numel() for view in parts]), strict=True):
+                one.copy_(part.view_as(one))
         with self._lock:
-            for one in self._buckets:
-                one.groups.discard(group)
+            for bucket in self._buckets:
+                bucket.groups.discard(group)
             ended = [one for one in self._buckets if not one.groups or error]
             self._buckets = [one for one in self._buckets if one.groups and not error]
-        for one in ended:
-            one.future.set_result(one.buffer if error is None else error)
+        for bucket in ended:
+            bucket.future.set_result(bucket.buffer if error is None else error)
 
 
 def apply(
@@ -341,24 +341,12 @@ def _hook(handle: Handle, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     return handle._came(bucket)
 
 
-def _told(outcome: Outcome) -> torch.futures.Future[Tensor]:
+def _unwrapped(future: _Future) -> Tensor:
     """As DDP takes it: an exception that a callback raises is one that backward ends with."""
-
-    def unwrap(future: Outcome) -> Tensor:
-        found = future.value()
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return outcome.then(unwrap)
-
-
-def _future(buffer: Tensor) -> Outcome:
-    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-
-
-def _nbytes(parameter: Tensor) -> int:
-    return parameter.numel() * parameter.element_size()
+    found = future.value()
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 # DDP compares annotations with types, and these are text here

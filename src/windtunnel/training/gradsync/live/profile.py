@@ -23,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares
 from windtunnel.training.gradsync.live import sparsity
-from windtunnel.training.gradsync.live.collectives import Collectives
 from windtunnel.training.gradsync.live.costs import measure
-from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
+from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
 from windtunnel.training.gradsync.live.hook import named
 from windtunnel.training.gradsync.live.units import units_of
 from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope
@@ -176,34 +175,35 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     world = dist.get_world_size(ddp.process_group)
     places = world // hosts
     hierarchical = hosts > 1 and places > 1
-    calls = Collectives(hosts, ddp.process_group, deadline, hierarchical=hierarchical)
+    groups = scopes(hosts, ddp.process_group, hierarchical=hierarchical)
     device = next(ddp.module.parameters()).device
     total = sum(one.numel() * one.element_size() for one in named(ddp).values())
     sizes = [size for size in SIZES if size <= max(total, SIZES[2])]
-    scopes: tuple[Scope, ...] = ("flat", "inside", "between") if hierarchical else ("flat",)
     found = [
-        _line(calls, scope, kind, sizes, device)
-        for scope in scopes
+        _line(group, deadline, scope, kind, sizes, device)
+        for scope, group in groups.items()
         for kind in get_args(Kind)
-        if calls.members[scope].size > 1
+        if group.size() > 1
     ]
-    calls.close()
+    for group in groups.values():
+        dist.destroy_process_group(group)
     return Network(hosts, places, tuple(found))
 
 
 def _line(
-    calls: Collectives, scope: Scope, kind: Kind, nbytes: Sequence[int], device: torch.device
-) -> CollectiveCost:
-    members = calls.members[scope].size
-    times = []
+    group: dist.ProcessGroup, deadline: float, scope: Scope, kind: Kind, nbytes: Sequence[int],
+    device: torch.device,
+) -> CollectiveCost:  # fmt: skip
+    members, times = group.size(), []
     for size in nbytes:
         part = torch.zeros(-(-size // 4 // members), device=device)
         whole = torch.zeros(part.numel() * members, device=device)
-        call: dict[Kind, Callable[[], Tensor]] = {
-            "allreduce": partial(calls.all_reduce, scope, whole),
-            "reduce_scatter": partial(calls.reduce_scatter, scope, part, whole),
-            "allgather": partial(calls.all_gather, scope, part),
-            "alltoall": partial(calls.all_to_all, scope, whole.split(part.numel())),
+        peers = Peers(group, deadline)
+        call: dict[Kind, Callable[[], Tensor | None]] = {
+            "allreduce": partial(peers.all_reduce, whole),
+            "reduce_scatter": partial(peers.reduce_scatter, whole),
+            "allgather": partial(peers.all_gather, part),
+            "alltoall": partial(peers.all_to_all, whole.split(part.numel())),
         }
         # without pauses: a link that saves up a burst while it idles has none left after the first call
         marks = []
@@ -214,7 +214,7 @@ def _line(
             marks.append(time.perf_counter())
         times.append(median(after - before for before, after in pairwise(marks)))
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=calls.members[scope].group)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     sizes, seconds = np.array(nbytes, float), slowest.cpu().numpy()
     fixed, per_byte = least_squares([np.ones_like(sizes), sizes], seconds)
     error = float(np.mean(np.abs(fixed + per_byte * sizes - seconds) / seconds))
