@@ -39,7 +39,11 @@ def test_a_plan_is_judged_by_the_slowest_rank_against_the_best_choice() -> None:
         }  # fmt: skip
 
     told = [
-        {"error": 0.1, "arms": {name: arm(place, slower, name) for place, name in enumerate(names)}}
+        {
+            "error": 0.1,
+            "handing": 1e-3,
+            "arms": {name: arm(place, slower, name) for place, name in enumerate(names)},
+        }
         for slower in (0.5, 1.0)
     ]
     rows = {row.name.removeprefix("there: "): row for row in rows_of("there", told)}

@@ -15,11 +15,11 @@ from made_up import CODECS, codec, profile
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.files import read, write
-from windtunnel.training.gradsync.model import NONE, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, PLAIN, Option, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts
 from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan
+from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
 from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
@@ -168,6 +168,35 @@ def test_a_gain_within_the_doubt_of_the_profile_is_left() -> None:
     plan = make_plan(replace(sure, network=replace(sure.network, collectives=calls)))
     assert {group.option.codec for group in plan.groups} == {NONE}
     assert "nothing is compressed" in plan.notes[0]
+
+
+def test_groups_are_handed_over_for_a_price_that_ddp_itself_does_not_take() -> None:
+    swift = profile([1 << 16] * 12, 1e10)
+    slow = replace(swift, handing=1e-3)
+    for option, most, more in ((Option("fp16"), 1, 12), (Option("fp16"), 1 << 17, 6), (PLAIN, 1, 0)):
+        without, taken = (uniform_plan(one, option, most).forecasts[0].seconds for one in (swift, slow))
+        assert taken - without == pytest.approx(more * 1e-3, abs=1e-3)
+    dear = replace(profile([1 << 18] * 12, 1e8), handing=1e-2)
+    assert len(make_plan(dear).groups) < len(make_plan(replace(dear, handing=0.0)).groups)
+
+
+def test_the_network_is_not_filled_to_the_brim_that_a_profile_cannot_tell() -> None:
+    """Where it is known exactly, what is hidden is compressed less than where it may be a fifth slower."""
+    sure = profile([1 << 20] * 12, 1.6e9, per_element=3e-9)
+    calls = tuple(replace(one, error=0.2) for one in sure.network.collectives)
+    sent = [
+        make_plan(one).forecasts[0].nbytes
+        for one in (sure, replace(sure, network=replace(sure.network, collectives=calls)))
+    ]
+    assert sent[1] < sent[0]
+
+
+def test_a_gain_that_a_faster_network_would_have_too_is_taken() -> None:
+    """However little is known of its speed: a plan would be slower than the best single choice else."""
+    calls = profile([1 << 20] * 12, 2e9, per_element=3e-9)
+    unsure = tuple(replace(one, error=0.2) for one in calls.network.collectives)
+    plan = make_plan(replace(calls, network=replace(calls.network, collectives=unsure)))
+    assert plan.forecasts[0].seconds <= min(one.seconds for one in plan.forecasts) * 1.01
 
 
 def test_what_is_lossless_is_no_compression_to_leave() -> None:

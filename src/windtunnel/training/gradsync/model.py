@@ -123,7 +123,7 @@ def _scaled(nbytes: int, numel: int, of: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """``fixed`` + ``per_byte`` x size, and the fit's mean relative error where it was measured."""
+    """``fixed`` + ``per_byte`` x size, and by what share of the times these differ from those measured."""
 
     scope: Scope
     kind: Kind
@@ -177,13 +177,15 @@ class Network:
 class Profile:
     """A job, its codecs and its network. ``tensors``: in the order in which backward makes them.
     ``forward``: seconds of computing before backward begins, ``after``: after its last gradient, before the
-    optimizer could begin. ``emulated``: what of this was not measured, in words; "" where all was."""
+    optimizer could begin. ``handing``: for which backward stands still for each group, beside encoding, where
+    not all are left as they are. ``emulated``: what of this was not measured, in words; "" where all was."""
 
     tensors: tuple[Tensor, ...]
     codecs: tuple[CodecCost, ...]
     network: Network
     forward: float = 0.0
     after: float = 0.0
+    handing: float = 0.0
     emulated: str = ""
     host: dict[str, str] = field(default_factory=dict)
     version: int = VERSION

@@ -58,11 +58,11 @@ def rows_of(fabric: str, told: list[dict[str, Any]]) -> Iterator[Row]:
             f"{max(one['nbytes'] for one in arms) / 2**20:.2f} MiB, {arm['groups']} groups"
             + (f": {'; '.join(arm['used'])}" if name == "plan" else ""),
         )  # fmt: skip
-    yield from _judged(fabric, seconds, predicted, told[0]["error"])
+    yield from _judged(fabric, seconds, predicted, told[0])
 
 
 def _judged(
-    fabric: str, seconds: Mapping[str, float], predicted: Mapping[str, float], error: float
+    fabric: str, seconds: Mapping[str, float], predicted: Mapping[str, float], told: Mapping[str, Any]
 ) -> Iterator[Row]:
     single = [name for name in seconds if name in (NONE, HOOK, *CODECS)]
     best = min(single, key=lambda name: seconds[name])
@@ -78,7 +78,8 @@ def _judged(
     yield Row(
         "live", f"{fabric}: mean error of predictions", "%", measured=100 * fmean(errors.values()),
         target="<= 10 %", met=fmean(errors.values()) <= 0.1,
-        note=f"largest {errors[worst]:.1%} ({worst}); lines of collectives fit to {error:.1%}",
+        note=f"largest {errors[worst]:.1%} ({worst}); lines of collectives fit to {told['error']:.1%}, "
+        f"handing a group over takes {told['handing'] * 1e3:.2f} ms",
     )  # fmt: skip
     order = float(spearmanr([*seconds.values()], [predicted[name] for name in seconds]).statistic)
     yield Row(

@@ -1,8 +1,7 @@
 """One rank of the bench of plans: DDP trains a job by one choice after the other.
 
-*Replayed compute*: the job's layers sleep in forward and in backward for as long as its trace says, and give
-gradients that were drawn once. All else is real: DDP and its hooks, codecs with error feedback, gloo, the
-links with their limited rate, and the profile that the plan is made on.
+*Replayed compute*: the job's layers sleep (`replay`). All else is real: DDP and its hooks, codecs with error
+feedback, gloo, the links with their limited rate, and the profile that the plan is made on.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +20,7 @@ from windtunnel.bench.measure import in_turn
 from windtunnel.training.gradsync.bench.ranks import interface_bytes
 from windtunnel.training.gradsync.live.hook import Handle, apply
 from windtunnel.training.gradsync.live.profile import profile
+from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy.options import options
 from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
@@ -38,48 +37,24 @@ WARM = 2
 """Iterations before those that count; DDP has its final buckets in the second."""
 
 
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Tensor, seconds: float) -> Tensor:
-        ctx.gradient, ctx.seconds = gradient, seconds
-        return x + 0.0
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> Any:
-        time.sleep(ctx.seconds)
-        return given[0], ctx.gradient.clone(), None, None
-
-
-class Job(nn.Module):
-    """The trace as a model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        numels = [1 << one for one in SIZES]
-        drawn = torch.Generator().manual_seed(dist.get_rank())
-        self.layers = nn.ParameterList(nn.Parameter(torch.zeros(one)) for one in numels)
-        self._gradients = [torch.randn(one, generator=drawn) for one in numels]
-        whole = sum(one**0.5 for one in numels)
-        self._seconds = [BACKWARD * one**0.5 / whole for one in numels]
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(FORWARD)
-        for one, gradient, seconds in zip(self.layers, self._gradients, self._seconds, strict=True):
-            x = _Layer.apply(x, one, gradient, seconds)
-        return x
+def job() -> DistributedDataParallel:
+    numels = [1 << one for one in SIZES]
+    whole = sum(one**0.5 for one in numels)
+    backward = [BACKWARD * one**0.5 / whole for one in numels]
+    return DistributedDataParallel(Replay(numels, backward, FORWARD, torch.device("cpu")))
 
 
 def main(arguments: dict[str, Any]) -> dict[str, Any]:
     """Of each choice the seconds of its iterations here, bytes sent in one, and the prediction."""
-    ddp = DistributedDataParallel(Job())
-    measured = profile(ddp, partial(_step, ddp), codecs=arguments["codecs"])
+    ddp = job()
+    measured = profile(ddp, partial(replay, ddp), codecs=arguments["codecs"])
     made: list[Any] = [choices(measured, arguments["codecs"]) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     plans: dict[str, Plan] = made[0]
     handles: list[Handle] = []
     arms: dict[str, Callable[[], tuple[float, int]]] = {}
     for name, plan in plans.items():
-        model = DistributedDataParallel(Job())
+        model = job()
         handles.append(apply(model, plan))
         if name == HOOK:
             model.register_comm_hook(None, fp16_compress_hook)
@@ -90,7 +65,7 @@ def main(arguments: dict[str, Any]) -> dict[str, Any]:
     for handle in handles:
         handle.close()
     return {
-        "error": max(one.error for one in measured.network.collectives),
+        "error": max(one.error for one in measured.network.collectives), "handing": measured.handing,
         "arms": {
             name: {
                 "seconds": [seconds for seconds, _ in found[name]],
@@ -126,13 +101,8 @@ def _priced_as(name: str) -> str:
     return "fp16" if name == HOOK else name
 
 
-def _step(ddp: nn.Module) -> None:
-    ddp(torch.zeros(1, requires_grad=True)).sum().backward()
-
-
-def _timed(ddp: nn.Module) -> tuple[float, int]:
-    ddp.zero_grad(set_to_none=True)
+def _timed(ddp: DistributedDataParallel) -> tuple[float, int]:
     dist.barrier()
     before, begin = interface_bytes(), time.perf_counter()
-    _step(ddp)
+    replay(ddp)
     return time.perf_counter() - begin, interface_bytes() - before

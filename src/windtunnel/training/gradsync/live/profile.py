@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -25,18 +26,23 @@ from windtunnel.calibration.fit import least_squares
 from windtunnel.training.gradsync.live import sparsity
 from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
-from windtunnel.training.gradsync.live.hook import named
+from windtunnel.training.gradsync.live.hook import apply, named
+from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.live.units import units_of
-from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope
+from windtunnel.training.gradsync.model import NONE, CollectiveCost, Kind, Network, Profile, Scope
 from windtunnel.training.gradsync.model import Tensor as Gradient
+from windtunnel.training.gradsync.policy.options import options
+from windtunnel.training.gradsync.policy.plan import uniform_plan
 
 CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
 """Those that train as without (`windtunnel bench training.gradsync --only accuracy`), the cheapest of each
 kind; random k of so few diverges, and exact top k is dearer."""
-SIZES = (1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
-"""Of collectives, up to that of all gradients; the first three in any case."""
+SIZES = (1 << 6, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 22)
+"""Of collectives, up to that of all gradients; the first four in any case. The first is what a call takes."""
 CALLS = 4
 STEPS = 5
+HANDED, LARGE, PAUSE = 16, 1 << 16, 0.01
+"""Gradients whose handing over is timed, their elements and seconds of backward at most."""
 
 
 class Times:
@@ -156,9 +162,54 @@ def measured(
         tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline),
         sum(one[0] for one in told) / world, host={"torch": torch.__version__},
     )  # fmt: skip
+    first = dist.get_global_rank(ddp.process_group, 0)
     shared = [found]
-    dist.broadcast_object_list(shared, dist.get_global_rank(ddp.process_group, 0), group=ddp.process_group)
+    dist.broadcast_object_list(shared, first, group=ddp.process_group)
+    shared = [replace(shared[0], handing=handing(ddp, shared[0], deadline))]
+    dist.broadcast_object_list(shared, first, group=ddp.process_group)
     return shared[0]
+
+
+def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> float:
+    """Seconds that backward stands still for each group beside what encoding takes: the hook is called, and
+    the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
+    its last gradient, with one group for each and without synchronisation."""
+    dense = [one for one in found.tensors if one.numel and not one.width]
+    every = [one for one in options(found) if one.codec != NONE]
+    if not dense or not every:
+        return 0.0
+    numels = [min(one.numel, LARGE) for one in (dense * HANDED)[-HANDED:]]
+    pause = min(PAUSE, sum(one.backward for one in dense) / len(dense))
+    device = next(iter(named(ddp).values())).device
+    model = DistributedDataParallel(
+        Replay(numels, [pause] * HANDED, 0.0, device), process_group=ddp.process_group
+    )
+    rows = tuple(Gradient(name, one.numel(), pause) for name, one in named(model).items())[::-1]
+    job = replace(found, tensors=rows)
+    plan = min(
+        (uniform_plan(job, one, 1) for one in every if one.device == "device"),
+        key=lambda one: one.forecasts[0].nbytes,
+    )
+
+    def until_last() -> float:
+        times = Times(model)
+        for _ in range(STEPS + 2):
+            times.begin()
+            replay(model)
+        return max(times.end()[1].values())
+
+    with model.no_sync():
+        alone = until_last()
+    handle = apply(model, plan, deadline)
+    for _ in range(2):  # DDP has its final buckets in the second
+        replay(model)
+    taken = until_last()
+    handle.close()
+    used = plan.groups[0].option
+    cost = found.cost(used.codec, used.device)
+    assert cost is not None
+    # the last gradient is made before it is handed over
+    return max(0.0, (taken - alone - sum(cost.at(one).encode for one in numels[1:])) / (HANDED - 1))
 
 
 def _sparsity(ddp: DistributedDataParallel, gradient: Tensor, deadline: float) -> dict[str, Any]:
@@ -178,7 +229,7 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     groups = scopes(hosts, ddp.process_group, hierarchical=hierarchical)
     device = next(ddp.module.parameters()).device
     total = sum(one.numel() * one.element_size() for one in named(ddp).values())
-    sizes = [size for size in SIZES if size <= max(total, SIZES[2])]
+    sizes = [size for size in SIZES if size <= max(total, SIZES[3])]
     found = [
         _line(group, deadline, scope, kind, sizes, device)
         for scope, group in groups.items()
@@ -216,6 +267,7 @@ def _line(
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     sizes, seconds = np.array(nbytes, float), slowest.cpu().numpy()
-    fixed, per_byte = least_squares([np.ones_like(sizes), sizes], seconds)
-    error = float(np.mean(np.abs(fixed + per_byte * sizes - seconds) / seconds))
+    fixed = float(seconds[0])
+    (per_byte,) = least_squares([sizes[1:]], np.maximum(0.0, seconds[1:] - fixed))
+    error = float(np.sum(np.abs(fixed + per_byte * sizes - seconds)) / np.sum(seconds))
     return CollectiveCost(scope, kind, fixed, per_byte, error)

@@ -159,3 +159,10 @@ def without_codec_cost(profile: Profile) -> Profile:
         for cost in profile.codecs
     }  # fmt: skip
     return replace(profile, codecs=tuple(free.values()))
+
+
+def paced(profile: Profile, times: float) -> Profile:
+    """The same on a network whose collectives take so many times as long."""
+    known = profile.network.collectives
+    calls = (replace(one, fixed=one.fixed * times, per_byte=one.per_byte * times) for one in known)
+    return replace(profile, network=replace(profile.network, collectives=tuple(calls)))

@@ -10,16 +10,16 @@ as they are is the first of them, and it is taken unless the gain exceeds what t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import accumulate, groupby
+from functools import cache, cached_property
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import NONE, Forecast, Group, Option, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, PLAIN, Forecast, Group, Option, Plan, Profile
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import (
     BETWEEN,
@@ -29,6 +29,7 @@ from windtunnel.training.gradsync.policy.options import (
     RESOURCES,
     Task,
     options,
+    paced,
     tasks,
     without_codec_cost,
 )
@@ -38,6 +39,8 @@ from windtunnel.training.gradsync.policy.timeline import Costs
 
 Ints = NDArray[np.int64]
 Cuts = tuple[int, ...]
+Way = Callable[[int, list[float], list[int]], list[int]]
+"""How to cut neighbours of one option: where groups end, by their backward and elements."""
 BUCKETS = 25 * 2**20 // ELEMENT
 """Elements of DDP's buckets (``bucket_cap_mb=25``)."""
 TRIED = 3
@@ -63,36 +66,76 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
             raise UserError(f"--codec {name}: the profile has no cost of it; it has {', '.join(known)}")
     if codecs:
         profile = replace(profile, codecs=tuple(one for one in profile.codecs if one.codec in codecs))
-    job = _Job(profile)
-    found, notes = job.gentlest(job.best()), []
-    plain = min((job.uniform(0, cuts) for cuts in job.cuts), key=lambda one: one.seconds)
-    doubt = max((one.error for one in profile.network.collectives), default=0.0)
-    gain = plain.seconds / found.seconds - 1
-    if gain <= doubt and job.lossy(found):
-        notes.append(
-            f"nothing is compressed: that is predicted to gain {gain:.1%}, and the times of the network are "
-            f"known to {doubt:.1%} only"
-        )
-        found = plain
-    return Plan(
-        groups=tuple(job.groups(found)), order=job.order(found),
-        forecasts=(job.forecast("plan", found), *job.compared()),
-        bound=min(found.seconds, job.bound(found)), world=profile.network.world,
-        hosts=profile.network.hosts, seed=seed, emulated=profile.emulated, notes=tuple(notes),
-    )  # fmt: skip
+    job = _Job(profile, _worth(profile))
+    notes: tuple[str, ...] = ()
+    doubt = 1 + max((one.error for one in profile.network.collectives), default=0.0)
+    found = _gentlest(job, _Job(paced(profile, doubt), job.options) if doubt > 1 else job)
+    if job.lossy(found) and doubt > 1:
+        fast = _Job(paced(profile, 1 / doubt), job.options)
+        if fast.fastest(0).seconds <= fast.priced(found.cuts, found.choice).seconds * (1 + HARDLY):
+            notes = (
+                f"nothing is compressed: the network may be {doubt - 1:.1%} faster than it is known to be, "
+                "and then that would gain nothing",
+            )
+            found = job.fastest(0)
+    free = without_codec_cost(profile)
+    bound = min(_Job(free, _worth(free)).searched(cuts).seconds for cuts in (found.cuts, job.alone))
+    compared = []
+    for option, one in enumerate(job.options):
+        compared.append(job.forecast(f"{one.words()} in DDP's buckets", job.uniform(option, job.buckets)))
+        compared.append(job.forecast(f"{one.words()} in its best groups", job.fastest(option)))
+    plan = job.plan(found, compared)
+    return replace(plan, bound=min(found.seconds, bound), seed=seed, notes=notes)
 
 
 def uniform_plan(profile: Profile, option: Option, most: float | None = None) -> Plan:
     """Every dense gradient with one option, in groups of at most ``most`` elements or one gradient; None: in
     those that are best for it. What other plans are held against."""
     job = _Job(profile, [option])
-    tried = job.cuts if most is None else [job._cut_runs(lambda numels, _: even_cuts(numels, most))]
-    found = min((job.uniform(0, cuts) for cuts in tried), key=lambda one: one.seconds)
-    return Plan(
-        groups=tuple(job.groups(found)), order=job.order(found), forecasts=(job.forecast("plan", found),),
-        bound=found.seconds, world=profile.network.world, hosts=profile.network.hosts,
-        emulated=profile.emulated,
-    )  # fmt: skip
+    return job.plan(job.fastest(0) if most is None else job.uniform(0, job.evenly(most)), ())
+
+
+def _worth(profile: Profile) -> list[Option]:
+    """The options, without those that no size of this job would choose; plain first."""
+    every = list(options(profile))
+    total = sum(one.numel for one in profile.tensors if one.width == 0)
+    kept = {0}
+    for size in {max(1, total >> shift) for shift in (0, 2, 4, 7, 10, 14)}:
+        kept.update(undominated([tasks(one, size, profile) for one in every]))
+    return [every[place] for place in sorted(kept)]
+
+
+def _gentlest(job: _Job, slow: _Job) -> _Found:
+    """The best choice, with less compression wherever that makes the iteration hardly longer even where the
+    network is as slow as it may be (``slow``): an error in the gradients that buys nothing is left out."""
+    best = job.best()
+    alike = [slow.uniform(one, cuts) for one in range(len(slow.options)) for cuts in slow.cuts]
+    alike.insert(0, slow.priced(best.cuts, best.choice))
+    most = min(map(_seconds, alike)) * (1 + HARDLY)
+    found = min((one for one in alike if one.seconds <= most), key=slow.lost)
+    choice = np.array(found.choice, np.int64)
+    ranked = sorted(range(len(slow.options)), key=slow.loss)
+    for group, (begin, _) in enumerate(spans(found.cuts)):
+        if begin in slow.sparse:
+            continue
+        taken = choice[group]
+        for option in ranked[: ranked.index(int(taken))]:
+            choice[group] = option
+            if slow.of(found.cuts, choice).iteration(choice) <= most:
+                break
+            choice[group] = taken
+    gentle = slow.priced(found.cuts, choice)
+    # each gradient's option in other groups, none of which crosses from one option to another
+    cuts = slow.cut(slow.fused, gentle)
+    fewer = slow.priced(cuts, [gentle.choice[bisect_left(gentle.cuts, end)] for end in cuts])
+    if fewer.seconds <= most and len(cuts) < len(gentle.cuts):
+        gentle = fewer
+    return job.priced(gentle.cuts, gentle.choice)
+
+
+def spans(cuts: Cuts) -> list[tuple[int, int]]:
+    """First gradient and end of each group."""
+    return [*pairwise((0, *cuts))]
 
 
 @dataclass(frozen=True)
@@ -105,296 +148,219 @@ class _Found:
 
 
 class _Job:
-    """A profile with what its options cost, worked out once for each size."""
+    """A profile with what its ``options`` cost, worked out once for each size."""
 
-    def __init__(self, profile: Profile, allowed: Sequence[Option] = ()) -> None:
-        self.profile = profile
-        self.tensors = profile.tensors
-        self._every = list(allowed) or list(options(profile))
-        self._by_size: dict[int, list[list[Task]]] = {}
-        self._sparse = {
-            place: choices(one, profile) for place, one in enumerate(self.tensors) if one.width > 0
+    def __init__(self, profile: Profile, allowed: Sequence[Option]) -> None:
+        self.profile, self.tensors, self.options = profile, profile.tensors, list(allowed)
+        self.sparse = {
+            # what takes least by itself first
+            place: sorted(choices(one, profile), key=lambda way: sum(task.seconds for task in way[1]))
+            for place, one in enumerate(self.tensors)
+            if one.width > 0
         }
-        total = sum(one.numel for place, one in enumerate(self.tensors) if place not in self._sparse)
-        # what no size of this job would choose is not tried at any
-        sizes = {max(1, total), *(max(1, total >> shift) for shift in (2, 4, 7, 10, 14))}
-        kept = {0}
-        for size in sizes:
-            kept.update(undominated([tasks(one, size, profile) for one in self._every]))
-        self.options = [self._every[place] for place in sorted(kept)]
+        self._sums = {place: [work for _, work in ways] for place, ways in self.sparse.items()}
+        self._until = [*accumulate((one.numel for one in self.tensors), initial=0)]
+        self._of_size = cache(lambda numel: [tasks(one, numel, profile) for one in self.options])
+        self.costs, self.uniform = cache(self._costs), cache(self._uniform)
 
-    def of_size(self, numel: int) -> list[list[Task]]:
-        """The tasks of each option for so many elements."""
-        if numel not in self._by_size:
-            self._by_size[numel] = [tasks(one, numel, self.profile) for one in self.options]
-        return self._by_size[numel]
-
-    @property
-    def alone(self) -> Cuts:
-        return tuple(range(1, len(self.tensors) + 1))
-
-    @cached_property
-    def cuts(self) -> list[Cuts]:
-        """Ways to cut: every gradient by itself, DDP's buckets, and the best for each option."""
-        found = [
-            self.alone,
-            self._cut_runs(lambda numels, _: even_cuts(numels, BUCKETS)),
-        ]
-        ranked = sorted(
-            range(len(self.options)), key=lambda one: min(self.uniform(one, cuts).seconds for cuts in found)
-        )
-        for option in dict.fromkeys([0, *ranked[:FUSED]]):
-            found.append(self._cut_runs(partial(self._fused, option)))
-        return list(dict.fromkeys(found))
-
-    def _cut_runs(self, cut: Callable[[list[int], list[float]], list[int]]) -> Cuts:
-        """Cut each run of dense gradients by itself; a sparse one is a group of its own."""
-        ends: list[int] = []
-        begin = 0
-        for sparse, places in groupby(range(len(self.tensors)), key=lambda place: place in self._sparse):
-            run = list(places)
-            if sparse:
-                ends += [place + 1 for place in run]
-            else:
-                backward = [self.tensors[place].backward for place in run]
-                # what sparse gradients before it take is backward of the run, too
-                backward[0] += sum(self.tensors[place].backward for place in range(begin, run[0]))
-                numels = [self.tensors[place].numel for place in run]
-                ends += [run[0] + end for end in cut(numels, backward)]
-            begin = run[-1] + 1
-        return tuple(ends)
-
-    def _fused(self, option: int, numels: list[int], backward: list[float]) -> list[int]:
-        return best_cuts(
-            backward, numels, self._affine(option, (COMPUTE,)), self._affine(option, (INSIDE, BETWEEN))
-        )[1]  # fmt: skip
-
-    def _affine(self, option: int, resources: tuple[int, ...]) -> Affine:
-        """What an option takes of resources, as a line through a small and a large group."""
-        total = sum(one.numel for one in self.tensors)
-        small, large = max(1, total // 2000), max(2, total // 4)
-
-        def taken(numel: int) -> float:
-            found = tasks(self.options[option], numel, self.profile)
-            return sum(task.seconds for task in found if task.resource in resources)
-
-        rate = max(0.0, (taken(large) - taken(small)) / max(1, large - small))
-        return Affine(max(0.0, taken(small) - rate * small), rate)
-
-    def costs(self, cuts: Cuts) -> Costs:
-        """Of all options of the groups."""
-        found, backward, begin = [], [], 0
-        for end in cuts:
-            found.append(
-                [one for _, one in self._sparse[begin]]
-                if begin in self._sparse
-                else self.of_size(self.numel(begin, end))
-            )
-            backward.append(sum(one.backward for one in self.tensors[begin:end]))
-            begin = end
-        return Costs.of(found, backward, self.profile.forward, self.profile.after)
+    # -- what a group may do
 
     def numel(self, begin: int, end: int) -> int:
         return self._until[end] - self._until[begin]
 
-    @cached_property
-    def _until(self) -> list[int]:
-        return [*accumulate((one.numel for one in self.tensors), initial=0)]
+    def work(self, begin: int, end: int) -> list[list[Task]]:
+        """The tasks of each option of a group."""
+        return self._sums[begin] if begin in self.sparse else self._of_size(self.numel(begin, end))
 
-    def numels(self, cuts: Cuts) -> list[int]:
-        return [self.numel(begin, end) for begin, end in zip((0, *cuts[:-1]), cuts, strict=True)]
+    def option(self, begin: int, place: int) -> Option:
+        return self.sparse[begin][place][0] if begin in self.sparse else self.options[place]
 
-    def _start(self, costs: Costs, cuts: Cuts, option: int) -> Ints:
+    def chosen(self, found: _Found) -> list[tuple[Option, list[Task]]]:
+        """Of each group."""
+        rows = zip(spans(found.cuts), found.choice, strict=True)
+        return [(self.option(begin, one), self.work(begin, end)[one]) for (begin, end), one in rows]
+
+    def lossy(self, found: _Found) -> bool:
+        lossless = {cost.codec for cost in self.profile.codecs if cost.lossless} | {NONE}
+        return any(one.scheme != "sparse" and one.codec not in lossless for one, _ in self.chosen(found))
+
+    def loss(self, option: int) -> tuple[float, int]:
+        """By how little of a gradient is kept; of equal ones the simpler option."""
+        cost = self.profile.cost(self.options[option].codec, self.options[option].device)
+        kept = 1.0 if cost is None or cost.lossless else cost.at(1 << 20).nbytes / (ELEMENT << 20)
+        return -kept, option
+
+    def lost(self, found: _Found) -> tuple[float, int]:
+        """Of all gradients, what is not kept; then the number of groups, each of which is a call more."""
+        rows = zip(spans(found.cuts), found.choice, strict=True)
+        kept = (self.loss(one)[0] * self.numel(*span) for span, one in rows if span[0] not in self.sparse)
+        return sum(kept), len(found.cuts)
+
+    # -- what choices take
+
+    def _costs(self, cuts: Cuts, own: bool) -> Costs:
+        """Of all options of the groups. ``own``: DDP sums gradients as they are itself, nothing is handed
+        over."""
+        handing = 0.0 if own else self.profile.handing
+        backward = [
+            sum(one.backward for one in self.tensors[first:end]) + handing for first, end in spans(cuts)
+        ]
+        found = [self.work(*span) for span in spans(cuts)]
+        return Costs.of(found, backward, self.profile.forward, self.profile.after)
+
+    def of(self, cuts: Cuts, choice: Ints) -> Costs:
+        """The costs that ``choice`` is priced by."""
+        return self.costs(cuts, not self.sparse and self.options[0] == PLAIN and not choice.any())
+
+    def priced(self, cuts: Cuts, choice: Sequence[int] | Ints) -> _Found:
+        chosen = np.array(choice, np.int64)
+        return _Found(cuts, tuple(chosen.tolist()), self.of(cuts, chosen).iteration(chosen))
+
+    def _uniform(self, option: int, cuts: Cuts) -> _Found:
         """Every dense group has ``option``, every sparse one what takes least by itself."""
-        chosen = np.full(len(cuts), option, np.int64)
-        for place, begin in enumerate((0, *cuts[:-1]) if self._sparse else ()):
-            if begin in self._sparse:
-                alone = costs.seconds[place, : costs.options[place]].sum(axis=1)
-                chosen[place] = int(np.argmin(alone))
-        return chosen
+        return self.priced(cuts, [0 if begin in self.sparse else option for begin in (0, *cuts[:-1])])
 
-    def uniform(self, option: int, cuts: Cuts) -> _Found:
-        if (found := self._uniform.get((option, cuts))) is None:
-            costs = self._costs(cuts)
-            choice = self._start(costs, cuts, option)
-            found = _Found(cuts, tuple(choice.tolist()), costs.iteration(choice))
-            self._uniform[option, cuts] = found
-        return found
+    def fastest(self, option: int) -> _Found:
+        return min((self.uniform(option, cuts) for cuts in self.cuts), key=_seconds)
 
-    @cached_property
-    def _uniform(self) -> dict[tuple[int, Cuts], _Found]:
-        return {}
-
-    def _costs(self, cuts: Cuts) -> Costs:
-        if cuts not in self._known:
-            self._known[cuts] = self.costs(cuts)
-        return self._known[cuts]
-
-    @cached_property
-    def _known(self) -> dict[Cuts, Costs]:
-        return {}
-
-    def _searched(self, cuts: Cuts) -> _Found:
-        costs = self._costs(cuts)
-        starts = [self._start(costs, cuts, option) for option in range(len(self.options))]
-        choice = search(costs, self.numels(cuts), starts)
-        return _Found(cuts, tuple(choice.tolist()), costs.iteration(choice))
+    def searched(self, cuts: Cuts) -> _Found:
+        starts = [np.array(self.uniform(one, cuts).choice) for one in range(len(self.options))]
+        return self.priced(
+            cuts, search(self.costs(cuts, False), [self.numel(*one) for one in spans(cuts)], starts)
+        )
 
     def best(self) -> _Found:
         """Searched on the ways to cut whose best uniform option takes least, and cut anew until that helps no
         more."""
         every = range(len(self.options))
         ranked = sorted(self.cuts, key=lambda cuts: min(self.uniform(one, cuts).seconds for one in every))
-        found = min((self._searched(cuts) for cuts in ranked[:TRIED]), key=lambda one: one.seconds)
+        found = min((self.searched(cuts) for cuts in ranked[:TRIED]), key=_seconds)
         for _ in range(ROUNDS):
-            cuts = self._cut_anew(found)
-            if cuts == found.cuts:
-                break
-            again = self._searched(cuts)
-            if again.seconds >= found.seconds * (1 - 1e-9):
+            cuts = self.cut(self.fused, found)
+            if cuts == found.cuts or (again := self.searched(cuts)).seconds >= found.seconds * (1 - 1e-9):
                 break
             found = again
         return found
 
-    def gentlest(self, found: _Found) -> _Found:
-        """The same with less compression wherever that makes the iteration hardly longer: an error in the
-        gradients that buys nothing is left out."""
-        most = found.seconds * (1 + HARDLY)
-        alike = [self.uniform(one, cuts) for one in range(len(self.options)) for cuts in self.cuts]
-        found = min([found, *(one for one in alike if one.seconds <= most)], key=self._lost)
-        costs = self._costs(found.cuts)
-        choice = np.array(found.choice, np.int64)
-        begins = (0, *found.cuts[:-1])
-        ranked = sorted(range(len(self.options)), key=self._loss)
-        for group, begin in enumerate(begins):
-            if begin in self._sparse:
-                continue
-            taken = choice[group]
-            for option in ranked[: ranked.index(int(taken))]:
-                choice[group] = option
-                if costs.iteration(choice) <= most:
-                    break
-                choice[group] = taken
-        gentle = _Found(found.cuts, tuple(choice.tolist()), costs.iteration(choice))
-        fewer = self._same_in(gentle, self._cut_anew(gentle))
-        return fewer if fewer.seconds <= most and len(fewer.cuts) < len(gentle.cuts) else gentle
+    # -- ways to cut
 
-    def _same_in(self, found: _Found, cuts: Cuts) -> _Found:
-        """Each gradient's option in other groups, none of which crosses from one option to another."""
-        option = dict(zip(found.cuts, found.choice, strict=True))
-        ends = sorted(option)
-        choice = tuple(option[ends[bisect_left(ends, end)]] for end in cuts)
-        return _Found(cuts, choice, self._costs(cuts).iteration(np.array(choice, np.int64)))
+    @property
+    def alone(self) -> Cuts:
+        return tuple(range(1, len(self.tensors) + 1))
 
-    def _lost(self, found: _Found) -> tuple[float, int]:
-        """Of all gradients, what is not kept; then the number of groups, each of which is a call more."""
-        numels = self.numels(found.cuts)
-        kept = [
-            0.0 if begin in self._sparse else self._loss(option)[0]
-            for begin, option in zip((0, *found.cuts[:-1]), found.choice, strict=True)
+    @cached_property
+    def buckets(self) -> Cuts:
+        return self.evenly(BUCKETS)
+
+    def evenly(self, most: float) -> Cuts:
+        return self.cut(lambda _, backward, numels: even_cuts(numels, most))
+
+    @cached_property
+    def cuts(self) -> list[Cuts]:
+        """Every gradient by itself, DDP's buckets, and the best for each of some options."""
+        simple = (self.alone, self.buckets)
+        every = range(len(self.options))
+        ranked = sorted(every, key=lambda one: min(self.uniform(one, cuts).seconds for cuts in simple))
+        fused = [
+            self.cut(self.fused, self.uniform(one, self.alone)) for one in dict.fromkeys((0, *ranked[:FUSED]))
         ]
-        return sum(one * numel for one, numel in zip(kept, numels, strict=True)), len(found.cuts)
+        return list(dict.fromkeys((*simple, *fused)))
 
-    def _loss(self, option: int) -> tuple[float, int]:
-        """By how little of a gradient is kept; of equal ones the simpler option."""
-        cost = self.profile.cost(self.options[option].codec, self.options[option].device)
-        kept = 1.0 if cost is None or cost.lossless else cost.at(1 << 20).nbytes / (ELEMENT << 20)
-        return -kept, option
-
-    def bound(self, found: _Found) -> float:
-        """Seconds where codecs took none, cut as ``found`` and by single gradients."""
-        free = _Job(without_codec_cost(self.profile))
-        return min(free._searched(cuts).seconds for cuts in (found.cuts, self.alone))
-
-    def _cut_anew(self, found: _Found) -> Cuts:
-        """Each run of neighbours with one option is cut as is best for it."""
+    def cut(self, way: Way, found: _Found | None = None) -> Cuts:
+        """Each run of neighbours that have one option in ``found`` (None: all of them) is cut by itself; a
+        sparse gradient is a group of its own."""
+        found = found or self.uniform(0, self.alone)
         ends: list[int] = []
-        begins = (0, *found.cuts[:-1])
-        rows = zip(begins, found.cuts, found.choice, strict=True)
-        for (sparse, option), members in groupby(rows, key=lambda row: (row[0] in self._sparse, row[2])):
-            spans = [(begin, end) for begin, end, _ in members]
-            first, last = spans[0][0], spans[-1][1]
+        done = 0
+        rows = zip((0, *found.cuts), found.cuts, found.choice, strict=False)
+        for (sparse, option), members in groupby(rows, key=lambda row: (row[0] in self.sparse, row[2])):
+            groups = [*members]
+            first, last = groups[0][0], groups[-1][1]
             if sparse:
-                ends += [end for _, end in spans]
+                ends += [end for _, end, _ in groups]
                 continue
-            run = self.tensors[first:last]
-            cut = self._fused(option, [one.numel for one in run], [one.backward for one in run])
-            ends += [first + end for end in cut]
+            backward = [one.backward for one in self.tensors[first:last]]
+            # what sparse gradients before it take is backward of the run, too
+            backward[0] += sum(one.backward for one in self.tensors[done:first])
+            ends += [
+                first + end for end in way(option, backward, [one.numel for one in self.tensors[first:last]])
+            ]
+            done = last
         return tuple(ends)
 
-    def option(self, found: _Found, group: int) -> Option:
-        begin = (0, *found.cuts)[group]
-        place = found.choice[group]
-        return self._sparse[begin][place][0] if begin in self._sparse else self.options[place]
+    def fused(self, option: int, backward: list[float], numels: list[int]) -> list[int]:
+        """The best way for one option."""
+        encode = self._affine(option, (COMPUTE,))
+        if self.options[option] != PLAIN:
+            encode = encode._replace(fixed=encode.fixed + self.profile.handing)
+        return best_cuts(backward, numels, encode, self._affine(option, (INSIDE, BETWEEN)))[1]
 
-    def lossy(self, found: _Found) -> bool:
-        lossless = {cost.codec for cost in self.profile.codecs if cost.lossless} | {NONE}
-        used = (self.option(found, group) for group in range(len(found.cuts)))
-        return any(one.scheme != "sparse" and one.codec not in lossless for one in used)
+    def _affine(self, option: int, resources: tuple[int, ...]) -> Affine:
+        """What an option takes of resources, as a line through a small and a large group."""
+        total = self._until[-1]
+        small, large = max(1, total // 2000), max(2, total // 4)
 
-    def compared(self) -> list[Forecast]:
-        """Every option alone, in the buckets of DDP and in the groups that are best for it."""
-        forecasts = []
-        buckets = self.cuts[1] if len(self.cuts) > 1 else self.cuts[0]
-        for option, one in enumerate(self.options):
-            forecasts.append(self.forecast(f"{one.words()} in DDP's buckets", self.uniform(option, buckets)))
-            fused = min((self.uniform(option, cuts) for cuts in self.cuts), key=lambda found: found.seconds)
-            forecasts.append(self.forecast(f"{one.words()} in its best groups", fused))
-        return forecasts
+        def taken(numel: int) -> float:
+            return sum(task.seconds for task in self._of_size(numel)[option] if task.resource in resources)
+
+        rate = max(0.0, (taken(large) - taken(small)) / max(1, large - small))
+        return Affine(max(0.0, taken(small) - rate * small), rate)
+
+    # -- what is told of a choice
+
+    def plan(self, found: _Found, compared: Sequence[Forecast]) -> Plan:
+        network = self.profile.network
+        return Plan(
+            groups=tuple(self._groups(found)), order=self._order(found),
+            forecasts=(self.forecast("plan", found), *compared), bound=found.seconds,
+            world=network.world, hosts=network.hosts, emulated=self.profile.emulated,
+        )  # fmt: skip
 
     def forecast(self, name: str, found: _Found) -> Forecast:
-        sent = sum(task.sent for group in range(len(found.cuts)) for task in self._tasks(found, group))
-        return Forecast(name, found.seconds, round(sent))
-
-    def _tasks(self, found: _Found, group: int) -> list[Task]:
-        begin, end, place = (0, *found.cuts)[group], found.cuts[group], found.choice[group]
-        return (
-            self._sparse[begin][place][1]
-            if begin in self._sparse
-            else self.of_size(self.numel(begin, end))[place]
+        return Forecast(
+            name, found.seconds, round(sum(task.sent for _, work in self.chosen(found) for task in work))
         )
 
-    def order(self, found: _Found) -> tuple[tuple[int, int], ...]:
+    def _order(self, found: _Found) -> tuple[tuple[int, int], ...]:
         """The collectives by when the timeline begins them."""
-        _, times = self._costs(found.cuts).schedule(np.array(found.choice, np.int64))
+        choice = np.array(found.choice, np.int64)
+        _, times = self.of(found.cuts, choice).schedule(choice)
         calls = [
             (times[group, step + 1, 0], group, step)
-            for group in range(len(found.cuts))
-            for step, task in enumerate(self._tasks(found, group))
+            for group, (_, work) in enumerate(self.chosen(found))
+            for step, task in enumerate(work)
             if task.resource in (INSIDE, BETWEEN)
         ]
         return tuple((group, step) for _, group, step in sorted(calls))
 
-    def groups(self, found: _Found) -> list[Group]:
+    def _groups(self, found: _Found) -> Iterator[Group]:
         """With the reason of each: what the iteration would take with its next best option."""
-        costs = self._costs(found.cuts)
-        made, begin = [], 0
-        for group, end in enumerate(found.cuts):
+        rows = zip(spans(found.cuts), self.chosen(found), strict=True)
+        for group, ((begin, end), (option, work)) in enumerate(rows):
             names = tuple(one.name for one in self.tensors[begin:end])
-            made.append(Group(names, self.option(found, group), self._reason(found, costs, group)))
-            begin = end
-        return made
+            yield Group(names, option, self._reason(found, group, begin, work))
 
-    def _reason(self, found: _Found, costs: Costs, group: int) -> str:
+    def _reason(self, found: _Found, group: int, begin: int, work: list[Task]) -> str:
         choice = np.array(found.choice, np.int64)
         others: list[tuple[float, int]] = []
-        for option in range(int(costs.options[group])):
+        for option in range(len(self.sparse.get(begin, self.options))):
             if option != found.choice[group]:
                 choice[group] = option
-                others.append((costs.iteration(choice), option))
+                others.append((self.of(found.cuts, choice).iteration(choice), option))
         if not others:
             return "the only option"
         seconds, place = min(others)
-        other = self.option(
-            replace(found, choice=(*found.choice[:group], place, *found.choice[group + 1 :])), group
-        )
+        words = self.option(begin, place).words()
         mine = [0.0] * len(RESOURCES)
-        for task in self._tasks(found, group):
+        for task in work:
             mine[task.resource] += task.seconds
         spent = ", ".join(
             f"{one * 1e3:.3g} ms {name}" for one, name in zip(mine, RESOURCES, strict=True) if one
         )
-        longer = (seconds - found.seconds) * 1e3
-        if longer <= 1e-6 * found.seconds * 1e3:
-            return f"hidden behind other work ({spent}); {other.words()} would take as long"
-        return f"{spent}; the iteration would be {longer:.3g} ms longer with {other.words()}"
+        if seconds <= found.seconds * (1 + 1e-6):
+            return f"hidden behind other work ({spent}); {words} would take as long"
+        return f"{spent}; the iteration would be {(seconds - found.seconds) * 1e3:.3g} ms longer with {words}"
+
+
+def _seconds(found: _Found) -> float:
+    return found.seconds

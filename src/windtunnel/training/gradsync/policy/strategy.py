@@ -4,8 +4,8 @@ A choice pays only where the iteration waits for what it shortens, which depends
 greedy sweep (Espresso, EuroSys '23, algorithm 1) can end far from the optimum, so each uniform choice is a
 start, and from each the search goes on until no change helps. *Blocks* of groups change together: first all
 of one size, then the halves of these farther from or nearer to the output (Espresso's lemma on which of equal
-gradients to move), down to single groups; small jobs also try pairs, and what follows when one group is held
-at another option.
+gradients to move), down to single groups; small jobs also try what follows when one group is held at another
+option.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BUDGET = 1_000_000
 STARTS = 6
 """Starts that are gone on from, the best ones."""
 SMALL = 16
-"""Groups up to which pairs are tried."""
+"""Groups up to which each is held at other options."""
 FINISHED = 3
-"""Ends of different starts that pairs are tried on, the best ones."""
+"""Ends of different starts that this is done to, the best ones."""
 
 
 def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
@@ -74,24 +74,18 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     sets = blocks(numels)
     flat = np.array([one for members in sets for one in members], np.int64)
     ends = np.cumsum([len(members) for members in sets])
-    tasks = max(1, int(costs.count.max(axis=1).sum()) + groups)
-    allowed = costs.options
-    each = max(1, budget // tasks // max(1, min(STARTS, len(starts))))
+    tasks = max(1, int(costs.length.max(axis=1).sum()) + groups)
+    tries = max(1, budget // tasks // max(1, min(STARTS, len(starts))))
     ended: list[tuple[float, Ints]] = []
-    arguments = (
-        costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, allowed,
-    )  # fmt: skip
     for start in sorted(starts, key=costs.iteration)[:STARTS]:
         choice = start.copy()
-        ended.append((_descend(*arguments, choice, flat, ends, each, NOT_KEPT), choice))
+        ended.append((_descend(costs, choice, flat, ends, -1, tries, NOT_KEPT)[0], choice))
     ended.sort(key=lambda one: one[0])
     if groups > SMALL:
         return ended[0][1]
     apart = {choice.tobytes(): choice for _, choice in ended}
-    paired = [(_pairs(*arguments, one, each, NOT_KEPT), one) for one in [*apart.values()][:FINISHED]]
-    best = min(paired, key=lambda one: one[0])[1]
-    _held(*arguments, best, each, NOT_KEPT)
-    return best
+    held = [(_held(costs, one, tries, NOT_KEPT), one) for one in [*apart.values()][:FINISHED]]
+    return min(held, key=lambda one: one[0])[1]
 
 
 def exact(costs: Costs, most: int = 3_000_000) -> Ints:
@@ -103,28 +97,22 @@ def exact(costs: Costs, most: int = 3_000_000) -> Ints:
     total = int(np.prod(costs.options.astype(float)))
     if total > most:
         raise ValueError(f"{total} choices are too many to try")
-    return _all(
-        costs.seconds, costs.resource, costs.count, costs.backward, costs.forward, costs.after, costs.options,
-        total, NOT_KEPT,
-    )  # fmt: skip
+    return _all(costs, total, NOT_KEPT)
 
 
 @jit
-def _all(
-    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
-    allowed: Ints, total: int, none: Floats,
-) -> Ints:  # fmt: skip
+def _all(costs: Costs, total: int, none: Floats) -> Ints:
     """The best of all choices, counted up like the digits of a number."""
-    choice = np.zeros(len(allowed), np.int64)
+    choice = np.zeros(len(costs.options), np.int64)
     found = choice.copy()
     best = np.inf
     for _ in range(total):
-        taken = run(seconds, resource, count, backward, forward, after, choice, none)
+        taken = run(costs, choice, none)
         if taken < best:
             best, found = taken, choice.copy()
         for g in range(len(choice)):
             choice[g] += 1
-            if choice[g] < allowed[g]:
+            if choice[g] < costs.options[g]:
                 break
             choice[g] = 0
     return found
@@ -132,104 +120,58 @@ def _all(
 
 @jit
 def _descend(
-    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
-    allowed: Ints, choice: Ints, flat: Ints, ends: Ints, budget: int, none: Floats,
-) -> float:  # fmt: skip
-    """Change block after block to the option that helps most until none does; ``choice`` in place."""
-    best = run(seconds, resource, count, backward, forward, after, choice, none)
+    costs: Costs, choice: Ints, flat: Ints, ends: Ints, held: int, tries: int, none: Floats
+) -> tuple[float, int]:
+    """Change block after block, but the group ``held``, to the option that helps most until none does;
+    ``choice`` in place. Seconds of the end, and how many choices were tried."""
+    best = run(costs, choice, none)
     tried = 0
     kept = choice.copy()
     better = True
-    while better:
+    while better and tried <= tries:
         better = False
         begin = 0
         for end in ends:
             members = flat[begin:end]
             begin = end
-            options = allowed[members[0]]
+            if members[0] == held or tried > tries:
+                continue
             winner = -1
-            for option in range(options):
-                same = True
-                for g in members:
-                    kept[g] = choice[g]
-                    same = same and choice[g] == option
-                    choice[g] = option
-                if not same:
-                    found = run(seconds, resource, count, backward, forward, after, choice, none)
-                    tried += 1
-                    if found < best * (1 - 1e-12):
-                        best, winner = found, option
-                for g in members:
-                    choice[g] = kept[g]
+            kept[members] = choice[members]
+            for option in range(costs.options[members[0]]):
+                if (kept[members] == option).all():
+                    continue
+                choice[members] = option
+                found = run(costs, choice, none)
+                tried += 1
+                if found < best * (1 - 1e-12):
+                    best, winner = found, option
             if winner >= 0:
                 better = True
-                for g in members:
-                    choice[g] = winner
-            if tried > budget:
-                return best
-    return best
+                choice[members] = winner
+            else:
+                choice[members] = kept[members]
+    return best, tried
 
 
 @jit
-def _pairs(
-    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
-    allowed: Ints, choice: Ints, budget: int, none: Floats,
-) -> float:  # fmt: skip
-    """Change two groups at once until no such change helps."""
-    best = run(seconds, resource, count, backward, forward, after, choice, none)
+def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> float:
+    """Hold one group at another option while the others go to what is best for them then; until no such turn
+    helps."""
+    best = run(costs, choice, none)
+    single = np.arange(len(choice))
     tried = 0
     better = True
-    while better:
-        better = False
-        for a in range(len(choice)):
-            for b in range(a + 1, len(choice)):
-                old_a, old_b = choice[a], choice[b]
-                best_a, best_b = old_a, old_b
-                for first in range(allowed[a]):
-                    for second in range(allowed[b]):
-                        choice[a], choice[b] = first, second
-                        found = run(seconds, resource, count, backward, forward, after, choice, none)
-                        tried += 1
-                        if found < best * (1 - 1e-12):
-                            best, best_a, best_b = found, first, second
-                            better = True
-                choice[a], choice[b] = best_a, best_b
-                if tried > budget:
-                    return best
-    return best
-
-
-@jit
-def _held(
-    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
-    allowed: Ints, choice: Ints, budget: int, none: Floats,
-) -> float:  # fmt: skip
-    """Hold one group at another option while the others, each in turn and twice, go to what is best for them
-    then; until no such turn helps."""
-    best = run(seconds, resource, count, backward, forward, after, choice, none)
-    tried = 0
-    better = True
-    while better and tried < budget:
+    while better and tried < tries:
         better = False
         for g in range(len(choice)):
-            for option in range(allowed[g]):
-                if option == choice[g] or tried >= budget:
+            for option in range(costs.options[g]):
+                if option == choice[g] or tried >= tries:
                     continue
                 kept = choice.copy()
                 choice[g] = option
-                for _ in range(2):
-                    now = run(seconds, resource, count, backward, forward, after, choice, none)
-                    for h in range(len(choice)):
-                        if h == g:
-                            continue
-                        winner = choice[h]
-                        for other in range(allowed[h]):
-                            choice[h] = other
-                            found = run(seconds, resource, count, backward, forward, after, choice, none)
-                            tried += 1
-                            if found < now * (1 - 1e-12):
-                                now, winner = found, other
-                        choice[h] = winner
+                now, more = _descend(costs, choice, single, single + 1, g, tries - tried, none)
+                tried += more
                 if now < best * (1 - 1e-12):
                     best = now
                     better = True

@@ -14,7 +14,7 @@ one call of compiled code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,28 +28,24 @@ MOST = 12
 """Tasks of one option."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """``seconds[g, o, i]``, ``resource[g, o, i]``: task i of group g under its option o; ``count[g, o]`` of
+class Costs(NamedTuple):
+    """``seconds[g, o, i]``, ``resource[g, o, i]``: task i of group g under its option o; ``length[g, o]`` of
     them, and ``options[g]`` options. ``backward[g]``: of computing before the group is ready. ``forward``,
     ``after``: as in `Profile`."""
 
     seconds: Floats
     resource: Ints
-    count: Ints
+    length: Ints
     options: Ints
     backward: Floats
-    forward: float = 0.0
-    after: float = 0.0
+    forward: float
+    after: float
 
     @classmethod
     def of(
-        cls,
-        groups: Sequence[Sequence[Sequence[Task]]],
-        backward: Sequence[float],
-        forward: float,
+        cls, groups: Sequence[Sequence[Sequence[Task]]], backward: Sequence[float], forward: float,
         after: float,
-    ) -> Costs:
+    ) -> Costs:  # fmt: skip
         """``groups[g][o]`` are the tasks of an option of a group; groups may have different numbers."""
         most = max((len(one) for one in groups), default=1)
         seconds = np.zeros((len(groups), most, MOST))
@@ -66,43 +62,29 @@ class Costs:
                 for i, task in enumerate(found):
                     seconds[g, o, i], resource[g, o, i] = task.seconds, task.resource
         options = np.array([len(given) for given in groups], np.int64)
-        return cls(seconds, resource, count, options, np.asarray(backward, float), forward, after)
+        return cls(
+            seconds, resource, count, options, np.asarray(backward, float), float(forward), float(after)
+        )
 
     def iteration(self, choice: Ints) -> float:
         """Seconds of an iteration where group g has option ``choice[g]``."""
-        return float(
-            run(
-                self.seconds,
-                self.resource,
-                self.count,
-                self.backward,
-                self.forward,
-                self.after,
-                choice,
-                NOT_KEPT,
-            )
-        )
+        return float(run(self, choice, NOT_KEPT))
 
     def schedule(self, choice: Ints) -> tuple[float, Floats]:
         """The seconds, and when each task begins and ends, [groups, tasks, 2]; nan where there is none.
         Task 0 is the group's backward; the option's follow."""
         times = np.full((len(choice), MOST + 1, 2), np.nan)
-        seconds = run(
-            self.seconds, self.resource, self.count, self.backward, self.forward, self.after, choice, times
-        )
-        return float(seconds), times
+        return float(run(self, choice, times)), times
 
 
 NOT_KEPT = np.empty((0, 0, 2))
 
 
 @jit
-def run(
-    seconds: Floats, resource: Ints, count: Ints, backward: Floats, forward: float, after: float,
-    choice: Ints, times: Floats,
-) -> float:  # fmt: skip
+def run(costs: Costs, choice: Ints, times: Floats) -> float:
     """List scheduling: at each turn the task that can begin first does. ``queue[r]`` has the groups whose
     next task is for resource r, by when they were ready, in a ring: those from ``head`` to ``tail``."""
+    seconds, resource, count, _, backward, forward, after = costs
     groups = len(choice)
     keep = len(times) > 0
     free = np.zeros(4)
