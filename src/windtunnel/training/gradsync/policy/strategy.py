@@ -48,13 +48,14 @@ def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
     return kept
 
 
-def blocks(numels: Sequence[int]) -> list[list[int]]:
-    """Groups that are tried together, large ones first, each set before its parts."""
-    alike: dict[int, list[int]] = defaultdict(list)
-    for place, numel in enumerate(numels):
-        alike[numel].append(place)
+def blocks(numels: Sequence[int], options: Sequence[int]) -> list[list[int]]:
+    """Groups that are tried together, large ones first, each set before its parts: those of one size and as
+    many options, since a table of rows has others than a dense gradient of its size."""
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, kind in enumerate(zip(numels, options, strict=True)):
+        alike[kind].append(place)
     found: list[list[int]] = []
-    level = [members for _, members in sorted(alike.items(), key=lambda one: -one[0] * len(one[1]))]
+    level = [members for _, members in sorted(alike.items(), key=lambda one: -one[0][0] * len(one[1]))]
     while level:
         found += level
         level = [
@@ -71,7 +72,7 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     groups = len(numels)
     if groups == 0:
         return np.zeros(0, np.int64)
-    sets = blocks(numels)
+    sets = blocks(numels, costs.options.tolist())
     flat = np.array([one for members in sets for one in members], np.int64)
     ends = np.cumsum([len(members) for members in sets])
     tasks = max(1, int(costs.length.max(axis=1).sum()) + groups)
