@@ -199,14 +199,11 @@ def _sparse(spec: str, argument: str) -> Codec:
             raise UserError(f"codec {spec}: {numel} elements at once; fewer than 2^31 are accepted")
         return 8 * sparsified.kept(numel, ratio)
 
-    def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        sparsified.add_chosen(code, out, alpha)
-
     encode = partial(sparsified.encode_reached, ratio=ratio, hashed=family == "dragonn")
     if family == "topk":
         encode = partial(sparsified.encode_largest, ratio=ratio)
     return Codec(
-        spec, False, False, True, nbytes, _plain(encode), _added(add),
+        spec, False, False, True, nbytes, _plain(encode), _added(sparsified.add_chosen),
         indices=lambda code: sparsified.parts(code)[0],
     )  # fmt: skip
 

@@ -17,7 +17,6 @@ from windtunnel.base.compiled import jit, jit_inline
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
-Ints = NDArray[np.int32]
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
@@ -31,56 +30,6 @@ def mix(value: Any) -> Any:
     value = np.uint32(value ^ (value >> np.uint32(13)))
     value = np.uint32(value * np.uint32(0xC2B2AE35))
     return np.uint32(value ^ (value >> np.uint32(16)))
-
-
-@jit
-def sample(bits: Words, seed: int, found: Words) -> None:
-    """Magnitudes of as many elements, drawn with replacement, as ``found`` has places."""
-    size = np.uint64(len(bits))
-    for place in range(len(found)):
-        drawn = mix(np.uint32(place) ^ np.uint32(seed))
-        found[place] = bits[np.int64((np.uint64(drawn) * size) >> np.uint64(32))] & MAGNITUDE
-
-
-@jit_inline
-def _append(bits: Words, enough: Any, first: int, found: Ints, count: int) -> int:
-    """Of a part of an array that begins at its element ``first``."""
-    room = len(found)
-    for i in range(len(bits)):
-        found[count] = first + i
-        count += int(np.uint32(bits[i] & MAGNITUDE) >= enough)
-        if count == room:
-            break
-    return count
-
-
-@jit
-def select(bits: Words, least: int, start: int, found: Ints) -> int:
-    """Indices of the elements whose magnitude is ``least`` or more, going around from ``start`` until
-    ``found`` (one place at least) is full; how many.
-
-    Each index is written, and the place kept if it was wanted: a loop without a branch takes as long for any
-    density, a third of the time of one that asks first.
-    """
-    enough = np.uint32(least)
-    count = _append(bits[start:], enough, start, found, 0)
-    return count if count == len(found) else _append(bits[:start], enough, 0, found, count)
-
-
-@jit
-def gather(values: Floats, indices: Ints, found: Floats) -> None:
-    """``values`` at ``indices``; 0 at negative ones."""
-    for place in range(len(indices)):
-        found[place] = values[indices[place]] if indices[place] >= 0 else 0.0
-
-
-@jit
-def scatter_add(indices: Ints, values: Floats, out: Floats, alpha: float) -> None:
-    """Adds ``alpha`` times each value at its index; negative ones are unused."""
-    factor = np.float32(alpha)
-    for place in range(len(indices)):
-        if indices[place] >= 0:
-            out[indices[place]] += factor * values[place]
 
 
 @jit
