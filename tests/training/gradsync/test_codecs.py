@@ -190,8 +190,7 @@ def test_the_first_element_can_be_sent_and_an_index_that_two_ranks_chose_adds_up
     for code in gathered.split(codec.nbytes(100)):
         codec.add(code, again)
     assert torch.equal(again, total)
-    indices = codec.indices
-    assert indices is not None and 0 in indices(codes[0])
+    assert codec.sparse and 0 in sparsified.parts(codes[0])[0]
 
 
 def test_what_finds_no_room_is_no_fixed_part_of_the_tensor() -> None:
@@ -230,7 +229,7 @@ def test_nan_and_infinity_of_one_rank_are_seen_by_all(spec: str, bad: float) -> 
         for one in (noise(numel, 1), gradient, noise(numel, 2)):
             codec.add(codec.encode(one, 3), total, 3)
         assert not total.isfinite().all(), numel
-        if codec.indices or codec.lossless or spec in ("fp16", "bf16"):
+        if codec.sparse or codec.lossless or spec in ("fp16", "bf16"):
             assert not total[place].isfinite() and int((~total.isfinite()).sum()) == 1
             room = sparsified.kept(numel, 0.05)
             for hashed in (False, True):
@@ -260,16 +259,19 @@ def test_what_torch_does_on_other_devices_keeps_the_same_formats() -> None:
         assert len(theirs) == quantised.block_bytes(5003, width)
         table, split = quantised.levels_table(levels, width), 4 * quantised.scales_of(5003)
         out, out_torch = torch.zeros(5003), torch.zeros(5003)
-        quantised.add_blocks(theirs, out, 0.5, table, width)
+        quantised.add_blocks(theirs, out, 0, 0.5, table, width)
         scales = theirs[:split].view(torch.float32)
         quantised.add_by_torch(theirs[split:], width, table, scales, 512, out_torch, 0.5)
         assert out[:512].isnan().all() and torch.allclose(out, out_torch, equal_nan=True)
         random = quantised.levels_by_torch(gradient, 3, levels, width, True)
-        quantised.add_blocks(random, out.zero_(), 1.0, table, width)
+        quantised.add_blocks(random, out.zero_(), 0, 1.0, table, width)
         assert (out - gradient)[512:].abs().max() <= gradient[512:].abs().max() / levels * 1.001
-    bits, above = quantised.signs_by_torch(gradient)
-    assert torch.equal(bits, quantised.encode_signs(gradient, 0, False)[8:])
-    assert above == int((~gradient.signbit()).sum())
+    signs = quantised.encode_signs(gradient[512:], 0, True)
+    out, out_torch = torch.zeros(4491), torch.zeros(4491)
+    quantised.add_signs(signs, out, 0, 2.0)
+    pair, one = signs[:8].view(torch.float32), torch.ones(1)
+    quantised.add_by_torch(signs[8:], 1, pair, one, 8 * (len(signs) - 8), out_torch, 2.0)
+    assert torch.allclose(out, out_torch) and torch.equal(out.signbit(), gradient[512:].signbit())
 
 
 def test_a_wrong_spec_is_told_with_what_is_accepted() -> None:

@@ -47,6 +47,9 @@ from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live import lowrank, quantised, sparsified
 from windtunnel.training.gradsync.model import NONE
 
+SPARSE_MOST = 2**31
+"""Elements that a sparse codec cannot take: its indices are int32."""
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -54,35 +57,49 @@ class Codec:
 
     ``summable``: codes are tensors whose sum over ranks (an all-reduce) is the code of the sum; others are
     1-D tensors of uint8. ``lossless``: decoding gives what was encoded. ``feedback``: needs a residual.
-    ``nbytes(numel)``: of a code of so many elements (for `none`: of float32).
-    ``encode(gradient, seed)``: a gradient of any shape, strides and floating dtype; it is not changed, and
-    the code may share its memory where the codec is lossless. ``add(code, out, seed, alpha)``: adds ``alpha``
-    times what the code stands for into a 1-D tensor of any floating dtype; alpha = -1 leaves the residual.
-    ``indices``: of sparse codes, those that were sent, -1 in places that are unused; None of dense ones.
-    ``rank``: not 0 for `lowrank.LowRank`, whose two sums `encode` and `add` cannot do.
+    ``nbytes(numel)``: of a code of so many elements (for `none`: of float32). ``sparse``: codes have indices
+    and values (`sparsified.parts`). ``rank``: not 0 for `lowrank.LowRank`, whose two sums `encode` and `add`
+    cannot do.
     """
 
     spec: str
-    summable: bool
-    lossless: bool
-    feedback: bool
     nbytes: Callable[[int], int]
-    encode: Callable[[Tensor, int], Tensor]
+    _encode: Callable[[Tensor, int], Tensor]
     _add: Callable[[Tensor, Tensor, int, float], None]
-    indices: Callable[[Tensor], Tensor] | None = None
+    summable: bool = False
+    lossless: bool = False
+    feedback: bool = True
+    sparse: bool = False
     rank: int = 0
 
     @property
     def family(self) -> str:
         return self.spec.partition(":")[0]
 
+    def encode(self, gradient: Tensor, seed: int) -> Tensor:
+        """The code of a gradient of any shape, strides and floating dtype, which is not changed; the code may
+        share its memory where the codec is lossless."""
+        row = gradient.detach().reshape(-1)
+        if not self.lossless:
+            row = row.float().contiguous()
+        if len(row) == 0 and not self.rank:
+            return row.to(torch.float32 if self.summable else torch.uint8)
+        return self._encode(row, seed)
+
     def add(self, code: Tensor, out: Tensor, seed: int = 0, alpha: float = 1.0) -> None:
-        """``out`` += ``alpha`` x decoded."""
-        self._add(code, out, seed, alpha)
+        """``out``, 1-D of any floating dtype, += ``alpha`` x decoded; alpha = -1 leaves the residual."""
+        out = out.detach()
+        if self.lossless or out.dtype == torch.float32:
+            if len(out) or self.rank:
+                self._add(code, out, seed, alpha)
+        else:
+            total = torch.zeros(out.shape, device=out.device)
+            self.add(code, total, seed, alpha)
+            out.add_(total)
 
     def decode(self, code: Tensor, out: Tensor, seed: int = 0) -> None:
         """``out`` = decoded."""
-        self._add(code, out.zero_(), seed, 1.0)
+        self.add(code, out.zero_(), seed)
 
 
 def seed_of(seed: int, step: int, index: int, rank: int = 0) -> int:
@@ -98,156 +115,101 @@ def find(spec: str) -> Codec:
         UserError: there is none.
     """
     family, colon, argument = spec.partition(":")
-    if family not in FAMILIES or bool(colon) != (FAMILIES[family].takes != ""):
-        accepted = ", ".join(f"{name}:{one.takes}" if one.takes else name for name, one in FAMILIES.items())
+    takes, build = FAMILIES.get(family, ("", None))
+    if build is None or bool(colon) != bool(takes):
+        accepted = ", ".join(f"{name}:{one}" if one else name for name, (one, _) in FAMILIES.items())
         raise UserError(f"codec {spec!r} is unknown; accepted are {accepted}")
+    if not takes:
+        return build(spec, 0)
+    parse, fits, told = ARGUMENTS[takes]
     try:
-        return FAMILIES[family].build(spec, argument)
+        number = parse(argument)
     except ValueError:
-        raise UserError(f"codec {spec!r}: {argument!r} is not {TAKEN[FAMILIES[family].takes]}") from None
+        number = -1
+    if not fits(number):
+        raise UserError(f"codec {spec!r}: {argument!r} is not {told}")
+    return build(spec, number)
 
 
-def _plain(
-    encode: Callable[[Tensor, int], Tensor], dtype: torch.dtype = torch.uint8
-) -> Callable[[Tensor, int], Tensor]:
-    """For encoders of one contiguous row of float32 that is not empty; ``dtype``: of codes."""
-
-    def encoded(gradient: Tensor, seed: int) -> Tensor:
-        if gradient.numel() == 0:
-            return torch.empty(0, dtype=dtype, device=gradient.device)
-        return encode(gradient.detach().reshape(-1).float().contiguous(), seed)
-
-    return encoded
-
-
-def _added(
-    add: Callable[[Tensor, Tensor, int, float], None],
-) -> Callable[[Tensor, Tensor, int, float], None]:
-    """For functions that add into one contiguous row of float32 that is not empty."""
-
-    def added(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        if out.numel() == 0:
-            return
-        if out.dtype == torch.float32 and out.is_contiguous():
-            add(code, out.detach(), seed, alpha)
-        else:
-            total = torch.zeros(out.shape, device=out.device)
-            add(code, total, seed, alpha)
-            out.detach().add_(total)
-
-    return added
-
-
-def _cast(spec: str, argument: str) -> Codec:
-    dtype = {NONE: None, "fp16": torch.float16, "bf16": torch.bfloat16}[spec]
-
-    def encode(gradient: Tensor, seed: int) -> Tensor:
-        return gradient.detach().reshape(-1).to(dtype or gradient.dtype)
-
+def _cast(spec: str, _: float, dtype: torch.dtype | None = None) -> Codec:
     def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        out.detach().add_(code, alpha=alpha)
+        out.add_(code, alpha=alpha)
 
-    width = 4 if dtype is None else 2
-    return Codec(spec, True, dtype is None, False, lambda numel: width * numel, encode, add)
+    return Codec(
+        spec, lambda numel: (2 if dtype else 4) * numel, lambda row, seed: row.to(dtype or row.dtype), add,
+        summable=True, lossless=dtype is None, feedback=False,
+    )  # fmt: skip
 
 
-def _blocks(spec: str, argument: str) -> Codec:
-    width, feedback = 8, True
-    if spec == "fp8":
-        table = quantised.float8_table()
-        encode: Callable[[Tensor, int], Tensor] = quantised.encode_float8
-    else:
-        levels, feedback = 127, spec == "int8"
-        if not feedback:
-            levels = 1 if spec == "terngrad" else int(argument)
-            if not 1 <= levels <= 127:
-                raise ValueError(argument)
-            width = 2 if levels == 1 else 4 if levels <= 7 else 8
-        table = quantised.levels_table(levels, width)
-        encode = partial(quantised.encode_levels, levels=levels, width=width, random=not feedback)
+def _levels(spec: str, levels: float, random: bool = True) -> Codec:
+    width = 2 if levels == 1 else 4 if levels <= 7 else 8
+    encode = partial(quantised.encode_levels, levels=int(levels), width=width, random=random)
+    return _blocks(spec, encode, quantised.levels_table(int(levels), width), width, not random)
 
-    def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        quantised.add_blocks(code, out, alpha, table, width)
 
+def _blocks(
+    spec: str, encode: Callable[[Tensor, int], Tensor], table: Tensor, width: int, feedback: bool
+) -> Codec:
     nbytes = partial(quantised.block_bytes, width=width)
-    return Codec(spec, False, False, feedback, nbytes, _plain(encode), _added(add))
+    return Codec(
+        spec, nbytes, encode, partial(quantised.add_blocks, table=table, width=width), feedback=feedback
+    )
 
 
-def _signs(spec: str, argument: str) -> Codec:
+def _signs(spec: str, _: float) -> Codec:
+    return Codec(
+        spec, lambda numel: 8 + quantised.room(numel, 1) if numel else 0,
+        partial(quantised.encode_signs, two=spec == "onebit"), quantised.add_signs,
+    )  # fmt: skip
+
+
+def _sparse(spec: str, ratio: float, encode: Callable[..., Tensor]) -> Codec:
     def nbytes(numel: int) -> int:
-        return 8 + quantised.room(numel, 1) if numel else 0
-
-    def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        quantised.add_signs(code, out, alpha)
-
-    encode = partial(quantised.encode_signs, two=spec == "onebit")
-    return Codec(spec, False, False, True, nbytes, _plain(encode), _added(add))
-
-
-def _ratio(argument: str) -> float:
-    ratio = float(argument)
-    if not 0 < ratio <= 1:
-        raise ValueError(argument)
-    return ratio
-
-
-def _sparse(spec: str, argument: str) -> Codec:
-    ratio, family = _ratio(argument), spec.partition(":")[0]
-
-    def nbytes(numel: int) -> int:
-        if numel >= 2**31:
+        if numel >= SPARSE_MOST:
             raise UserError(f"codec {spec}: {numel} elements at once; fewer than 2^31 are accepted")
         return 8 * sparsified.kept(numel, ratio)
 
-    encode = partial(sparsified.encode_reached, ratio=ratio, hashed=family == "dragonn")
-    if family == "topk":
-        encode = partial(sparsified.encode_largest, ratio=ratio)
+    return Codec(spec, nbytes, partial(encode, ratio=ratio), sparsified.add_chosen, sparse=True)
+
+
+def _random(spec: str, ratio: float) -> Codec:
     return Codec(
-        spec, False, False, True, nbytes, _plain(encode), _added(sparsified.add_chosen),
-        indices=lambda code: sparsified.parts(code)[0],
+        spec, lambda numel: 4 * sparsified.kept(numel, ratio),
+        partial(sparsified.encode_drawn, ratio=ratio), sparsified.add_drawn, summable=True,
     )  # fmt: skip
 
 
-def _random(spec: str, argument: str) -> Codec:
-    ratio = _ratio(argument)
-    return Codec(
-        spec, True, False, True, lambda numel: 4 * sparsified.kept(numel, ratio),
-        _plain(partial(sparsified.encode_drawn, ratio=ratio), torch.float32), _added(sparsified.add_drawn),
-    )  # fmt: skip
-
-
-def _low_rank(spec: str, argument: str) -> Codec:
-    rank = int(argument)
-    if rank < 1:
-        raise ValueError(argument)
-
-    def nbytes(numel: int) -> int:
-        return lowrank.nbytes(rank, (lowrank.square(numel),))
-
+def _low_rank(spec: str, rank: float) -> Codec:
     def none(*_: object) -> Tensor:
         raise UserError(f"codec {spec} takes two sums, one after another: live.lowrank has them")
 
-    def add(code: Tensor, out: Tensor, seed: int, alpha: float) -> None:
-        none()
+    def nbytes(numel: int) -> int:
+        return lowrank.nbytes(int(rank), (lowrank.square(numel),))
 
-    return Codec(spec, True, False, True, nbytes, none, add, rank=rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """``takes``: what follows the colon, "" where there is none."""
-
-    build: Callable[[str, str], Codec]
-    takes: str = ""
+    return Codec(spec, nbytes, none, none, summable=True, rank=int(rank))  # type: ignore[arg-type]
 
 
-TAKEN = {"RATIO": "a number above 0 and up to 1", "STEPS": "one of 1 to 127", "RANK": "a number from 1 on"}
-
-FAMILIES: Mapping[str, Family] = {
-    NONE: Family(_cast), "fp16": Family(_cast), "bf16": Family(_cast),
-    "int8": Family(_blocks), "fp8": Family(_blocks), "terngrad": Family(_blocks),
-    "qsgd": Family(_blocks, "STEPS"), "sign": Family(_signs), "onebit": Family(_signs),
-    "topk": Family(_sparse, "RATIO"), "threshold": Family(_sparse, "RATIO"),
-    "dgc": Family(_sparse, "RATIO"), "dragonn": Family(_sparse, "RATIO"),
-    "randomk": Family(_random, "RATIO"), "powersgd": Family(_low_rank, "RANK"),
-}  # fmt: skip
+_reached = partial(sparsified.encode_reached, hashed=False)
+ARGUMENTS: Mapping[str, tuple[Callable[[str], float], Callable[[float], bool], str]] = {
+    "RATIO": (float, lambda ratio: 0 < ratio <= 1, "a number above 0 and up to 1"),
+    "STEPS": (int, lambda steps: 1 <= steps <= 127, "one of 1 to 127"),
+    "RANK": (int, lambda rank: rank >= 1, "a number from 1 on"),
+}
+FAMILIES: Mapping[str, tuple[str, Callable[[str, float], Codec]]] = {
+    NONE: ("", _cast),
+    "fp16": ("", partial(_cast, dtype=torch.float16)),
+    "bf16": ("", partial(_cast, dtype=torch.bfloat16)),
+    "int8": ("", lambda spec, _: _levels(spec, 127, random=False)),
+    "fp8": ("", lambda spec, _: _blocks(spec, quantised.encode_float8, quantised.float8_table(), 8, True)),
+    "terngrad": ("", lambda spec, _: _levels(spec, 1)),
+    "qsgd": ("STEPS", _levels),
+    "sign": ("", _signs),
+    "onebit": ("", _signs),
+    "topk": ("RATIO", partial(_sparse, encode=sparsified.encode_largest)),
+    "threshold": ("RATIO", partial(_sparse, encode=_reached)),
+    "dgc": ("RATIO", partial(_sparse, encode=_reached)),
+    "dragonn": ("RATIO", partial(_sparse, encode=partial(sparsified.encode_reached, hashed=True))),
+    "randomk": ("RATIO", _random),
+    "powersgd": ("RANK", _low_rank),
+}
+"""By family: what follows the colon, "" where there is none, and what makes the codec of a spec."""
