@@ -51,16 +51,26 @@ def apply(
         list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
     ] = None,
     ranks: Ranks = 2,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What the plan was made for; profile.json beside it by default."),
+    ] = None,
+    check_every: Annotated[
+        int,
+        typer.Option(min=0, help="Iterations after which a plan whose times drift is made anew; 0: never."),
+    ] = 25,
 ) -> None:
-    """Run a script with its gradients synchronised as a plan says.
+    """Run a script with its gradients synchronised as a plan says, made anew where times drift.
 
     Example: windtunnel gradsync apply plan.json examples/train_resnet.py --size debug
     """
     from windtunnel.training.gradsync.files import read
-    from windtunnel.training.gradsync.model import Plan
+    from windtunnel.training.gradsync.model import Plan, Profile
 
     read(plan, Plan)  # a wrong file is told once, and not by every rank
-    _torchrun(ranks, "apply", str(plan), script, *(arguments or ()))
+    if profile is not None:
+        read(profile, Profile)
+    _torchrun(ranks, "apply", str(plan), str(profile or ""), str(check_every), script, *(arguments or ()))
 
 
 def _torchrun(ranks: int, *arguments: str) -> None:
@@ -131,11 +141,11 @@ def explain(
 
     Example: windtunnel gradsync explain last
     """
-    from windtunnel.training.gradsync.report import explained
+    from windtunnel.training.gradsync.report import show
     from windtunnel.training.gradsync.run import kept
 
     made = kept(run)
     if as_json:
         typer.echo(json.dumps(made.plain()))
     else:
-        explained(made)
+        show(made, reasons=True)

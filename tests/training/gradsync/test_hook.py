@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from support.ranks import run_ranks
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.files import read
+from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.live.script import main
 from windtunnel.training.gradsync.model import Profile
 from windtunnel.training.gradsync.policy.plan import make_plan
@@ -74,7 +76,13 @@ def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
     assert {one.kind for one in found.network.collectives} == {
         "allreduce", "reduce_scatter", "allgather", "alltoall",
     }  # fmt: skip
-    assert make_plan(found).world == 2
+    # a plan that predicts too little is looked at again, by itself
+    plan = make_plan(found)
+    write(tmp_path / "plan.json", replace(plan, forecasts=(replace(plan.forecasts[0], seconds=1e-6),)))
+    run = [*module, "apply", str(tmp_path / "plan.json"), "", "21", *arguments[:-1], "22"]
+    done = run_ranks(run, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(re.findall(r"windtunnel: the plan (?:stays|is made anew): .+", done.stderr)) == 1, done.stderr
     done = run_ranks([*module, "profile", str(file), "1", "", *arguments[:-1], "3"], 2)
     assert done.returncode == 2
     assert "it ended before 8 steps" in done.stderr

@@ -19,7 +19,7 @@ from windtunnel.training.gradsync.model import NONE, PLAIN, Option, Plan, Profil
 from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts
 from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan, uniform_plan
+from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan, price, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
 from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
@@ -256,12 +256,24 @@ def test_a_plan_made_anew_without_need_waits_twice_as_long_for_the_next() -> Non
     other = replace(plan, groups=plan.groups[::-1])
     takes = plan.forecasts[0].seconds
     answers = [
-        decide(Renewed(plan, made, measured, pause=2 * PAUSE))
-        for made, measured in ((plan, 9.0 * takes), (other, 0.9 * takes), (other, 1.1 * takes))
-    ]
-    assert [(one.keep, one.pause) for one in answers if isinstance(one, Keep)] == [
-        (True, 4 * PAUSE), (True, 4 * PAUSE), (False, PAUSE),
+        decide(Renewed(plan, made, expected * takes, measured * takes, pause=2 * PAUSE))
+        for made, expected, measured in (
+            (plan, 1.0, 9.0), (other, 1.1, 0.9), (other, 1.005, 1.1), (other, 1.1, 1.1),
+        )
     ]  # fmt: skip
+    assert [(one.keep, one.pause) for one in answers if isinstance(one, Keep)] == [
+        (True, 4 * PAUSE), (True, 4 * PAUSE), (True, 4 * PAUSE), (False, PAUSE),
+    ]  # fmt: skip
+    told = ["the gradients' own times" in one.reason for one in answers if isinstance(one, Keep)]
+    assert told == [True, True, False, False]
+
+
+def test_a_plan_is_priced_at_other_costs_as_its_forecast_was() -> None:
+    job = profile([1 << 20, 1 << 12, 1 << 22] * 4, 1e8)
+    plan = make_plan(job)
+    assert price(plan, job) == pytest.approx(plan.forecasts[0].seconds)
+    slower = profile([1 << 20, 1 << 12, 1 << 22] * 4, 1e6)
+    assert price(plan, slower) >= make_plan(slower).forecasts[0].seconds * (1 - 2 * HARDLY) > price(plan, job)
 
 
 def test_deciding_is_planning() -> None:

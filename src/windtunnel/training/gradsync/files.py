@@ -12,6 +12,8 @@ from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.gradsync.model import VERSION, Plan, Profile
 
+PLAN, PROFILE = "plan.json", "profile.json"
+"""Where a plan and what it was made for lie beside each other."""
 T = TypeVar("T", Profile, Plan)
 LARGEST = 1 << 28
 """Bytes of a file; a plan for a million gradients has fewer."""

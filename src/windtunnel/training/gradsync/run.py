@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import to_plain
 from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
-from windtunnel.store.runs import Run, Store
-from windtunnel.training.gradsync.files import read, write
-from windtunnel.training.gradsync.model import NONE, Plan, Profile
+from windtunnel.store.runs import Store
+from windtunnel.training.gradsync.files import PLAN, PROFILE, read, write
+from windtunnel.training.gradsync.model import NONE, PLAIN, Forecast, Plan, Profile
 from windtunnel.training.gradsync.policy import Wanted, decide
 
+if TYPE_CHECKING:
+    from windtunnel.training.emulate.emulation import EmulationResult, Progress
+
 CAPABILITY = "training.gradsync"
-PLAN, PROFILE = "plan.json", "profile.json"
 LITTLE = 0.01
 """Of an iteration: less than that is no gain to name."""
 
@@ -48,14 +50,15 @@ def plan(profile: Profile, cluster: str | None = None, *, codecs: Sequence[str] 
     Raises:
         UserError: no such cluster or codec, or a profile without gradients.
     """
-    if cluster is not None:
-        profile = _on(profile, cluster)
-    found = decide(Wanted(profile, tuple(codecs), seed))
+    found = decide(Wanted(_on(profile, cluster), tuple(codecs), seed))
     assert isinstance(found, Plan)
     return found
 
 
-def _on(profile: Profile, cluster: str) -> Profile:
+def _on(profile: Profile, cluster: str | None) -> Profile:
+    """With the network of a cluster, if one is given."""
+    if cluster is None:
+        return profile
     from windtunnel.training.gradsync.twin.network import network_of
 
     where = load_cluster(cluster)
@@ -63,17 +66,12 @@ def _on(profile: Profile, cluster: str) -> Profile:
 
 
 def plan_run(
-    program: str | None,
-    arguments: Sequence[str] = (),
-    *,
-    cluster: str | None = None,
-    profile: Path | None = None,
-    codecs: Sequence[str] = (),
-    seed: int = 0,
-    progress: Callable[[str, float], None] = lambda *_: None,
-) -> Planned:
-    """Plan for ``program`` emulated on ``cluster``, or for a ``profile`` that was measured (on ``cluster``'s
-    network instead of its own, if that is given).
+    program: str | None, arguments: Sequence[str] = (), *, cluster: str | None = None,
+    profile: Path | None = None, codecs: Sequence[str] = (), seed: int = 0,
+    progress: Progress = lambda *_: None, seen: Callable[[EmulationResult], object] = lambda _: None,
+) -> Planned:  # fmt: skip
+    """Plan for ``program`` emulated on ``cluster`` (``seen`` gets the emulation), or for a ``profile`` that
+    was measured (on ``cluster``'s network instead of its own, if that is given).
 
     Raises:
         UserError: neither or both are given, or one of them is wrong.
@@ -88,7 +86,7 @@ def plan_run(
         "profile": str(profile) if profile else None, "codecs": [*codecs],
     }  # fmt: skip
     where = load_cluster(cluster) if cluster is not None else None
-    given = read(profile, Profile) if profile is not None else None
+    given = _on(read(profile, Profile), cluster) if profile is not None else None
     run = Store.open().begin(CAPABILITY, inputs, seed)
     log = EventLog(run.directory / NAME)
     with run.failing(), closing(log):
@@ -100,18 +98,17 @@ def plan_run(
             assert program is not None and where is not None
             script = program_of(program, arguments)
             script.check()
-            given = profile_of(simulate(script, where, Options(), progress))
-        elif cluster is not None:
-            given = _on(given, cluster)
+            emulated = simulate(script, where, Options(), progress)
+            seen(emulated)
+            given = profile_of(emulated)
         observation = Wanted(given, tuple(codecs), seed)
         found = decide(observation)
         assert isinstance(found, Plan)
         log.decision(CAPABILITY, "search", observation, found)
         write(run.directory / PROFILE, given)
         write(run.directory / PLAN, found)
-    made = Planned(run.id, run.directory, given, found)
     run.finish({"verdict": verdict(found), "iteration_time_s": found.forecasts[0].seconds})
-    return made
+    return Planned(run.id, run.directory, given, found)
 
 
 def kept(name: str) -> Planned:
@@ -121,34 +118,38 @@ def kept(name: str) -> Planned:
         UserError: there is none, or the run made no plan.
     """
     store = Store.open()
-    run: Run | None = store.get(name) if name != "last" else store.newest(CAPABILITY, lambda _: True)
+    run = store.newest(CAPABILITY, lambda _: True) if name == "last" else store.get(name)
     if run is None:
         raise UserError("the store has no plan yet; make one with: windtunnel gradsync plan")
     if run.capability != CAPABILITY or run.status != "done":
         raise UserError(
             f"run {run.id} is a {run.capability} that is {run.status}; a finished plan is accepted"
         )
-    return Planned(
-        run.id, run.directory, read(run.directory / PROFILE, Profile), read(run.directory / PLAN, Plan)
-    )
+    where = run.directory
+    return Planned(run.id, where, read(where / PROFILE, Profile), read(where / PLAN, Plan))
+
+
+def gain(plan: Plan) -> float:
+    """The speed that it is predicted to add to that of plain gradients in DDP's buckets: 0.1 is a tenth."""
+    return _plain(plan).seconds / plan.forecasts[0].seconds - 1
+
+
+def _plain(plan: Plan) -> Forecast:
+    return next(one for one in plan.forecasts if one.choice == f"{PLAIN.words()} in DDP's buckets")
 
 
 def verdict(plan: Plan) -> str:
     """One sentence: what to do, and what it is worth."""
-    ours = plan.forecasts[0]
-    plain = [one for one in plan.forecasts[1:] if one.choice.startswith(f"{NONE} ")]
-    buckets = next(one for one in plain if "buckets" in one.choice)
-    others = plan.forecasts[1:]
-    single = min(others, key=lambda one: one.seconds)
-    used = sorted({group.option.codec for group in plan.groups} - {NONE})
-    gain = buckets.seconds / ours.seconds - 1
+    ours, buckets = plan.forecasts[0].seconds, _plain(plan).seconds
     source = f" (emulated: {plan.emulated})" if plan.emulated else ""
+    used = sorted({group.option.codec for group in plan.groups} - {NONE})
     if not used:
-        bound = buckets.seconds / plan.bound - 1
-        fused = f"; other groups than DDP's gain {gain:.1%}" if gain >= LITTLE else ""
+        fused = f"; other groups than DDP's gain {gain(plan):.1%}" if gain(plan) >= LITTLE else ""
+        bound = buckets / plan.bound - 1
         return f"do not compress: nothing makes an iteration shorter by more than {bound:.1%}{fused}{source}"
+    single = min(plan.forecasts[1:], key=lambda one: one.seconds)
     return (
-        f"compress with {', '.join(used)}: {ours.seconds * 1e3:.4g} ms an iteration in place of "
-        f"{buckets.seconds * 1e3:.4g} ({gain:+.1%} speed); the best single choice, {single.choice}, takes "
+        f"compress with {', '.join(used)}: {ours * 1e3:.4g} ms an iteration in place of {buckets * 1e3:.4g} "
+        f"({gain(plan):+.1%} speed); the best single choice, {single.choice}, takes "
         f"{single.seconds * 1e3:.4g}{source}"
     )

@@ -151,7 +151,10 @@ def not_numbers() -> None:
     waits = str(handle.state_dict()["feedback"])
     ddp.zero_grad(set_to_none=True)
     (ddp(torch.randn(8, 24)) * (float("nan") if RANK == 1 else 1.0)).backward()
-    assert all(one.grad.isnan().any() for name, one in named(ddp).items() if one.numel())  # type: ignore[union-attr]
+    # a code has room for some of them in each group
+    for group in handle.plan.groups:
+        members = [named(ddp)[name] for name in group.tensors if named(ddp)[name].numel()]
+        assert not members or any(one.grad.isnan().any() for one in members), group  # type: ignore[union-attr]
     if RANK == 1:
         assert str(handle.state_dict()["feedback"]) == waits
     assert all(one.isfinite().all() for one in gradients(ddp, 1).values())

@@ -298,7 +298,8 @@ def drift() -> None:
     )
     log: list[dict[str, Any]] = []
     handle = apply(
-        ddp, decide(Wanted(profile)), 60.0, profile=profile, event=lambda kind, **fields: log.append(fields)
+        ddp, decide(Wanted(profile)), 60.0, profile=profile, event=lambda kind, **fields: log.append(fields),
+        check_every=0,
     )  # fmt: skip
 
     def steps(count: int) -> None:
@@ -311,6 +312,7 @@ def drift() -> None:
         # the clock of a loaded machine is not what is tested
         handle.seconds.extend([handle.plan.forecasts[0].seconds * (0.5 if network is fast else 50.0)] * 8)
         drifted.network = lambda *_: network  # type: ignore[assignment]
+        drifted.codecs = lambda job: job.codecs  # type: ignore[assignment]
         return handle.check()
 
     assert {one.option.codec for one in handle.plan.groups} == {"none"}
@@ -343,6 +345,29 @@ def drift() -> None:
     if dist.get_rank() == 0:
         kinds = [one["observation"]["is"] for one in log]
         assert kinds == ["Drift", "Drift", "Wanted", "Renewed", "Drift", "Wanted", "Renewed"], kinds
+    handle.close()
+    checked(profile, ddp)
+
+
+def checked(profile: Profile, ddp: DistributedDataParallel) -> None:
+    """A plan is looked at by itself, where a step begins, whatever forwards there are beside."""
+    plan, looked = decide(Wanted(profile)), list[int]()
+    for other, every in ((profile, 3 + dist.get_rank()), (replace(profile, tensors=profile.tensors[1:]), 3)):
+        try:
+            apply(ddp, plan, 60.0, profile=other, check_every=every)
+        except UserError as error:
+            assert "checked every 4" in str(error) or "other gradients" in str(error), error
+        else:
+            raise AssertionError("it was not refused")
+    handle = apply(ddp, plan, 60.0, profile=profile, check_every=3)
+    drifted.check = lambda handle: looked.append(handle.since)  # type: ignore[assignment]
+    for step in range(1, 8):
+        with ddp.no_sync():
+            ddp(torch.randn(4, 64)).sum().backward()
+        assert looked == [3, 6][: (step - 1) // 3]
+        ddp(torch.randn(4, 64)).sum().backward()
+        with torch.no_grad():
+            ddp(torch.randn(4, 64))
     handle.close()
 
 

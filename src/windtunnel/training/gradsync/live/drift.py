@@ -1,7 +1,8 @@
 """A plan that runs is made anew where its iterations no longer take what was predicted.
 
-The times of all ranks are compared with the forecast; where these differ for long enough, the network is
-measured again with all ranks, and the job, as it was profiled, gets a plan for it. The rules are the
+The times of all ranks are compared with the forecast; where these differ for long enough, network and codecs
+are measured again with all ranks, and the job, as it was profiled, gets a plan for these. When backward makes
+its gradients is not measured again: what is left of the difference is put down to it. The rules are the
 policy's.
 """
 
@@ -9,31 +10,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch.distributed as dist
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import decided
+from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.profile import network
-from windtunnel.training.gradsync.model import Plan
+from windtunnel.training.gradsync.model import CodecCost, Device, Plan, Profile
 from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
+from windtunnel.training.gradsync.policy.plan import price
 
 if TYPE_CHECKING:
     from windtunnel.training.gradsync.live.hook import Handle
 
 LATEST = 32
 """Iterations that are compared."""
+LARGE, REPEATS = 1 << 22, 3
+"""Elements of the largest gradients that codecs are timed on again, and calls of each."""
 
 
 def check(handle: Handle) -> Keep:
     """As `Handle.check`."""
-    job = handle.profile
+    job, group = handle.profile, handle.ddp.process_group
     if job is None:
         raise UserError(
             "gradsync check: the plan's profile is needed; give it to apply(ddp, plan, profile=…)"
         )
-    group = handle.ddp.process_group
     told: list[Any] = [None] * dist.get_world_size(group)
     mine = (list(handle.seconds)[-LATEST:], handle.since, handle.pause, handle.micro)
     dist.all_gather_object(told, mine, group=group)
@@ -46,42 +50,37 @@ def check(handle: Handle) -> Keep:
     # what is predicted is one backward and its synchronisation; those before it only compute
     more = (micro - 1) * (job.forward + sum(one.backward for one in job.tensors) + job.after)
     drift = Drift(handle.plan.forecasts[0].seconds + more, measured, since, pause)
-    seen = decide(drift)
+    seen = _decided(handle, drift)
     assert isinstance(seen, Keep)
-    _tell(handle, drift, seen)
     if seen.keep:
         return seen
-    handle.profile = replace(job, network=network(handle.ddp, job.network.hosts, handle.deadline))
-    made, last = _made(handle), mean(measured[-PATIENCE:]) - more
-    renewed = Renewed(handle.plan, made, last, pause)
-    answer = decide(renewed)
+    now = replace(job, network=network(handle.ddp, job.network.hosts, handle.deadline), codecs=codecs(job))
+    shared: list[Any] = [None]
+    if dist.get_rank(group) == 0:
+        shared = [(now, _decided(handle, Wanted(now, handle.codecs, handle.plan.seed)))]
+    dist.broadcast_object_list(shared, dist.get_global_rank(group, 0) if group else 0, group=group)
+    handle.profile, made = shared[0]
+    expected = price(handle.plan, handle.profile)
+    answer = _decided(handle, Renewed(handle.plan, made, expected, mean(measured[-PATIENCE:]) - more, pause))
     assert isinstance(answer, Keep)
-    _tell(handle, renewed, answer)
-    if answer.keep:
-        if made.digest() == handle.plan.digest():
-            handle.plan = made  # which has the forecasts of now
-        handle.forget()
-    else:
+    if not answer.keep:
         handle.replace(made)
+    elif made.digest() == handle.plan.digest():
+        handle.plan = made  # which has the forecasts of now
+    handle.forget()
     handle.pause = answer.pause
     return answer
 
 
-def _made(handle: Handle) -> Plan:
-    """A plan for the profile, made by the first rank, for all."""
-    group = handle.ddp.process_group
-    assert handle.profile is not None
-    shared: list[Any] = [None]
-    if dist.get_rank(group) == 0:
-        wanted = Wanted(handle.profile, handle.codecs, handle.plan.seed)
-        shared = [decide(wanted)]
-        _tell(handle, wanted, shared[0])
-    dist.broadcast_object_list(shared, dist.get_global_rank(group, 0), group=group)
-    plan = shared[0]
-    assert isinstance(plan, Plan)
-    return plan
+def codecs(job: Profile) -> tuple[CodecCost, ...]:
+    """What the profile's codecs take now."""
+    numels = sorted({min(point.numel, LARGE) for one in job.codecs for point in one.points})
+    named = {device: [one.codec for one in job.codecs if one.device == device] for device in get_args(Device)}
+    return tuple(cost for device, specs in named.items() for cost in measure(specs, numels, device, REPEATS))
 
 
-def _tell(handle: Handle, observation: Observation, decision: Plan | Keep) -> None:
+def _decided(handle: Handle, observation: Observation) -> Plan | Keep:
+    decision = decide(observation)
     if handle.event is not None and dist.get_rank(handle.ddp.process_group) == 0:
         handle.event("decision", **decided("training.gradsync", "search", observation, decision))
+    return decision

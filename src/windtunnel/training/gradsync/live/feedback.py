@@ -76,6 +76,8 @@ class Feedback:
             self._momenta.pop(group, None)
             found = flat + waits
             waits.zero_()
+            if waits.numel() == self._residuals[group].numel():
+                del self._residuals[group]
             return found.to(gradient.dtype)
         if codec.family == "dgc":
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float32))

@@ -2,8 +2,7 @@
 
     plan = decide(Wanted(profile))
     handle = apply(ddp, plan, profile=profile)   # on all ranks
-    ...                                          # train as before
-    handle.check()                               # every some steps: another plan, where times have drifted
+    ...                                          # train as before; a plan whose times drift is made anew
 
 DDP is told to make one bucket of each group of the plan (from its second step on, when it has seen the order
 of gradients), so nothing is copied. Whatever buckets it makes instead, a group begins when the last of its
@@ -22,7 +21,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from windtunnel.training.gradsync.live.feedback import Feedback, redistributed
 from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Keep
 
+CHECK_EVERY = 25
 KEPT = 200
 """Times of iterations that are remembered."""
 _Future = torch.futures.Future[Tensor | Exception]
@@ -67,7 +67,7 @@ class Handle:
     def __init__(
         self, ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE,
         profile: Profile | None = None, codecs: Sequence[str] = (),
-        event: Callable[..., object] | None = None,
+        event: Callable[..., object] | None = None, check_every: int = 0,
     ) -> None:  # fmt: skip
         self.ddp, self.plan, self.deadline = ddp, plan, deadline
         self.profile, self.codecs, self.event = profile, tuple(codecs), event
@@ -84,13 +84,18 @@ class Handle:
         self._passes = 0
         self._adding: list[Any] = []
         first = self._parameters[plan.groups[0].tensors[0]]
-        self._timed = first.register_post_accumulate_grad_hook(self._passed)
+        self._hooks = [first.register_post_accumulate_grad_hook(self._passed)]
+        self._every, self._iterations, self._due = check_every, 0, False
+        if check_every:
+            # a compiler must not look into it
+            before = torch.compiler.disable(self._before)
+            self._hooks.append(ddp.register_forward_pre_hook(before))
         self._install(plan)
 
     def _install(self, plan: Plan) -> None:
         """Have the plan run, with nothing that waits."""
         self._stop()
-        self.plan, ddp = plan, self.ddp
+        self.plan, self._executor, ddp = plan, None, self.ddp
         self._group_of = {name: place for place, one in enumerate(plan.groups) for name in one.tensors}
         shapes = [{name: tuple(self._parameters[name].shape) for name in one.tensors} for one in plan.groups]
         ddp._comm_hooks.clear()
@@ -128,8 +133,9 @@ class Handle:
         self.since, self._begun = 0, None
 
     def check(self) -> Keep:
-        """Whether the plan stays, by the latest iterations of all ranks; if not, the network is measured
-        again, and a plan for what it is now goes on. All ranks call it at once, between two steps.
+        """Whether the plan stays, by the latest iterations of all ranks; if not, network and codecs are
+        measured again, and a plan for what they are now goes on. All ranks call it at once, between two
+        steps; with ``check_every`` of `apply` nobody has to.
 
         Raises:
             UserError: `apply` was given no profile.
@@ -169,13 +175,16 @@ class Handle:
         self._feedback.load_state_dict(waits, self._device)
         if self._executor is not None:
             self._executor.load(steps)
-            return
-        # no executor sends what waits: it is added to the next gradients of this rank
-        self._stop()
+        else:
+            self._add(waits["residuals"])
+
+    def _add(self, names: Iterable[str]) -> None:
+        """No executor sends what waits of these: it is added to the next gradients of this rank."""
+        for one in self._adding:
+            one.remove()
+        places = {name: place for place, name in enumerate(self._parameters)}
         self._adding = [
-            one.register_hook(partial(self._added, place))
-            for place, (name, one) in enumerate(self._parameters.items())
-            if name in waits["residuals"]
+            self._parameters[name].register_hook(partial(self._added, places[name])) for name in names
         ]
 
     def _added(self, place: int, gradient: Tensor) -> Tensor:
@@ -188,15 +197,14 @@ class Handle:
         if self.closed:
             return
         self.closed = True
-        self._timed.remove()
+        for one in self._hooks:
+            one.remove()
         self._stop()
 
     def _stop(self) -> None:
-        while self._adding:
-            self._adding.pop().remove()
+        self._add([])
         if self._executor is not None:
             self._executor.close()
-            self._executor = None
 
     def _passed(self, _: Tensor) -> None:
         """A backward has begun."""
@@ -208,6 +216,14 @@ class Handle:
             self.seconds.append(now - self._begun)
         self.micro, self._passes, self._begun = self._passes, 0, now
         self.since += 1
+        self._iterations += 1
+        self._due = bool(self._every) and self._iterations % self._every == 0
+
+    def _before(self, *_: Any) -> None:
+        """A forward begins: the first that trains after a synchronised backward is between two steps."""
+        if self._due and torch.is_grad_enabled():
+            self._due = False
+            self.check()
 
     def _came(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """A bucket's gradients are there. Groups that begin with it do so, in place where one is all of it;
@@ -249,25 +265,33 @@ class Handle:
 
 def apply(
     ddp: DistributedDataParallel, plan: Plan, deadline: float = DEADLINE, *, profile: Profile | None = None,
-    codecs: Sequence[str] = (), event: Callable[..., object] | None = None,
+    codecs: Sequence[str] = (), event: Callable[..., object] | None = None, check_every: int = CHECK_EVERY,
 ) -> Handle:  # fmt: skip
     """Have ``plan`` synchronise the gradients of ``ddp`` from its next step on. All ranks call it at once.
     ``deadline``: seconds that a collective may take before the step ends with `HostError`. ``profile``, and
-    the ``codecs`` that are allowed (none named: all of it): what the plan was made for, so that
-    `Handle.check` can make another. ``event``: gets what is decided, as ``job.event`` or
-    ``EventLog(path).append`` take it.
+    the ``codecs`` that are allowed (none named: all of it): what the plan was made for. With it
+    `Handle.check` can make another, and is called every ``check_every`` iterations (0: never), before the
+    next forward. ``event``: gets what is decided, as ``job.event`` or ``EventLog(path).append`` take it.
 
     Raises:
-        UserError: the plan is of another model or number of ranks, ranks have different plans, or the model
-            has a hook already; on all ranks.
+        UserError: plan or profile is of another model or number of ranks, ranks have different plans or
+            settings, or the model has a hook already; on all ranks.
     """
+    every = check_every if profile is not None else 0
     wrong = _unfit(ddp, plan)
+    if not wrong and profile is not None and not fits(plan, profile):
+        wrong = "the profile has other gradients than the plan, which must have been made for it"
     peers = Peers(ddp.process_group, deadline)
     # one that is refused on a single rank must be so on all, or the others would wait for it
-    peers.agree(wrong or f"plan {plan.digest()}", "gradsync apply")
+    peers.agree(wrong or f"plan {plan.digest()}, checked every {every}", "gradsync apply")
     if wrong:
         raise UserError(f"gradsync apply: {wrong}")
-    return Handle(ddp, plan, deadline, profile, codecs, event)
+    return Handle(ddp, plan, deadline, profile, codecs, event, every)
+
+
+def fits(plan: Plan, profile: Profile) -> bool:
+    """Whether the plan may have been made for the profile: both have the same gradients, in one order."""
+    return [name for one in plan.groups for name in one.tensors] == [one.name for one in profile.tensors]
 
 
 def named(ddp: DistributedDataParallel) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """A training script as it stands, profiled, or with a plan applied, under torchrun:
 
     torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script profile profile.json 1 "" train.py
-    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json train.py
+    torchrun --nproc-per-node 4 -m windtunnel.training.gradsync.live.script apply plan.json "" 25 train.py
 
 ``windtunnel gradsync profile`` and ``apply`` call it so. The model is the first that the script wraps in
 DistributedDataParallel. To be profiled it trains some steps without synchronisation, is measured in its next
@@ -21,50 +21,55 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.training.gradsync.files import read, write
+from windtunnel.training.gradsync.files import PROFILE, read, write
 from windtunnel.training.gradsync.live.exchange import DEADLINE
-from windtunnel.training.gradsync.live.hook import apply
+from windtunnel.training.gradsync.live.hook import apply, fits
 from windtunnel.training.gradsync.live.profile import CODECS, STEPS, Times, measured
-from windtunnel.training.gradsync.model import Plan
+from windtunnel.training.gradsync.model import Plan, Profile
 
+Begin = Callable[[DistributedDataParallel], object]
 _plain = DistributedDataParallel.__init__
 
 
-def profiled(file: Path, hosts: int, codecs: Sequence[str]) -> Callable[[DistributedDataParallel], None]:
-    """What is done with the script's model: times its steps, then measures all else and ends the script."""
+def profiled(ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str]) -> None:
+    """Time the steps of the script's model, then measure all else and end the script."""
+    times = Times(ddp)
+    ddp.require_backward_grad_sync = False
+    steps = 0
 
-    def begin(ddp: DistributedDataParallel) -> None:
-        times = Times(ddp)
-        ddp.require_backward_grad_sync = False
-        steps = 0
+    def forward(*_: Any) -> None:
+        nonlocal steps
+        if not torch.is_grad_enabled():
+            return
+        times.begin()
+        steps += 1
+        if steps == STEPS + 3:
+            found = measured(ddp, times, codecs, hosts, DEADLINE)
+            if dist.get_rank() == 0:
+                write(file, found)
+            raise SystemExit(0)
 
-        def forward(*_: Any) -> None:
-            nonlocal steps
-            if not torch.is_grad_enabled():
-                return
-            times.begin()
-            steps += 1
-            if steps == STEPS + 3:
-                found = measured(ddp, times, codecs, hosts, DEADLINE)
-                if dist.get_rank() == 0:
-                    write(file, found)
-                raise SystemExit(0)
-
-        ddp.register_forward_pre_hook(forward)
-
-    return begin
+    ddp.register_forward_pre_hook(forward)
 
 
-def applied(file: Path) -> Callable[[DistributedDataParallel], None]:
-    """The plan in ``file`` runs from the model's first step on."""
+def applied(ddp: DistributedDataParallel, file: Path, given: str, every: int) -> None:
+    """Have the plan in ``file`` run from the model's first step on. What it was made for is ``given``, or
+    lies beside it; where neither is, it is never made anew."""
+    plan, beside = read(file, Plan), file.with_name(PROFILE)
+    profile = read(Path(given or beside), Profile) if given or beside.exists() else None
+    if not given and profile is not None and not fits(plan, profile):
+        profile = None  # of another job
+    apply(ddp, plan, profile=profile, check_every=every, event=_tell)
 
-    def begin(ddp: DistributedDataParallel) -> None:
-        apply(ddp, read(file, Plan))
 
-    return begin
+def _tell(kind: str, *, decision: dict[str, Any], observation: dict[str, Any], **_: Any) -> None:
+    """What became of a plan whose times have drifted."""
+    if observation["is"] == "Renewed":
+        done = "stays" if decision["keep"] else "is made anew"
+        print(f"windtunnel: the plan {done}: {decision['reason']}", file=sys.stderr, flush=True)
 
 
-def run(program: Sequence[str], begin: Callable[[DistributedDataParallel], None]) -> None:
+def run(program: Sequence[str], begin: Begin) -> None:
     """The script with its arguments, in this process.
 
     Raises:
@@ -92,10 +97,10 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["profile", file, hosts, codecs, *program]:
             names = codecs.split(",") if codecs else CODECS
-            run(program, profiled(Path(file), int(hosts), names))
+            run(program, lambda ddp: profiled(ddp, Path(file), int(hosts), names))
             raise UserError(f"{program[0]}: it ended before {STEPS + 3} steps, which a profile takes")
-        case ["apply", file, *program]:
-            run(program, applied(Path(file)))
+        case ["apply", file, profile, every, *program]:
+            run(program, lambda ddp: applied(ddp, Path(file), profile, int(every)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ __all__ = ["POLICIES", "Decision", "Drift", "Keep", "Observation", "Renewed", "W
 
 TOLERATED = 0.15
 """Of the predicted time, by which the measured one may differ before a plan is made anew."""
+WORTH = 0.01
+"""Of the time predicted of the plan that runs: another that gains less is no reason to change."""
 PATIENCE = 5
 """Consecutive iterations that must differ: one slow step is no change of the network."""
 PAUSE = 4 * PATIENCE
@@ -42,11 +44,12 @@ class Drift:
 
 @dataclass(frozen=True)
 class Renewed:
-    """``made`` is the plan for costs as they are now, ``plan`` the one that runs, in ``measured`` seconds an
-    iteration; ``pause`` as in `Drift`."""
+    """``made`` is the plan for costs as they are now, ``plan`` the one that runs, for which they predict
+    ``expected`` seconds an iteration, in ``measured`` ones; ``pause`` as in `Drift`."""
 
     plan: Plan
     made: Plan
+    expected: float
     measured: float
     pause: int
 
@@ -66,8 +69,9 @@ Decision = Plan | Keep
 
 def decide(observation: Observation) -> Decision:
     """The plan, or whether it stays. Time that is measured longer or shorter than predicted by more than
-    `TOLERATED` in each of the last `PATIENCE` iterations calls for another profile and plan; which replaces
-    the one that runs if it does anything else, and is predicted to take less than that does."""
+    `TOLERATED` in each of the last `PATIENCE` iterations calls for another plan, for costs as they are now;
+    which replaces the one that runs if it is predicted to take less than that does, and less than is
+    predicted of that, by `WORTH`."""
     match observation:
         case Wanted(profile, codecs, seed):
             return make_plan(profile, codecs, seed)
@@ -81,12 +85,17 @@ def decide(observation: Observation) -> Decision:
             low, high = min(ratios), max(ratios)
             keep = low <= 1 + TOLERATED and high >= 1 - TOLERATED
             return Keep(keep, f"iterations take {low:.2f} to {high:.2f} of the predicted time", pause)
-        case Renewed(plan, made, seconds, pause):
+        case Renewed(plan, made, expected, measured, pause):
             predicted = made.forecasts[0].seconds
-            if plan.digest() == made.digest():
-                return Keep(True, "costs as they are now call for the same plan", 2 * pause)
-            words = f"another plan is predicted to take {predicted:.4g} s, this one takes {seconds:.4g}"
-            useful = predicted < seconds
+            useful = plan.digest() != made.digest() and predicted < min(measured, expected * (1 - WORTH))
+            words = "costs as they are now call for the same plan"
+            if plan.digest() != made.digest():
+                words = f"another plan is predicted to take {predicted:.4g} s, this one {expected:.4g}"
+            if abs(measured / expected - 1) > TOLERATED if expected else measured:
+                words += (
+                    f"; it takes {measured:.4g} s, which is not due to network or codecs: the gradients' own "
+                    "times are not those of the profile, and only a new profile has them"
+                )
             return Keep(not useful, words, PAUSE if useful else 2 * pause)
 
 
