@@ -25,8 +25,8 @@ class Verbs(Lazy):
     table: ClassVar[Mapping[str, str]] = {
         verb: module
         for module in (
-            *(verb for capability in CAPABILITIES for verb in capability.verbs), "replay", "runs", "graph",
-            "cluster", "calibrate", "bench",
+            *(verb for capability in CAPABILITIES for verb in capability.verbs), "advise", "replay", "runs",
+            "graph", "cluster", "calibrate", "bench",
         )
         for verb in (module, *ALSO.get(module, ()))
     }  # fmt: skip

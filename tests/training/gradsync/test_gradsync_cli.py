@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from made_up import profile
 from typer.testing import CliRunner
 
+from windtunnel.advise import advise
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
 from windtunnel.cli.main import app
@@ -20,8 +22,8 @@ from windtunnel.training.gradsync.run import kept, plan_run
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
 
-def call(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["gradsync", *arguments], catch_exceptions=False)
+def call(*arguments: str, verb: Sequence[str] = ("gradsync",)) -> str:
+    done = CliRunner().invoke(app, [*verb, *arguments], catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 
@@ -43,8 +45,13 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     assert sum(one.numel for one in found.tensors) * 4 == 1_082_408 + 160_576  # as DDP's buckets have them
     assert decide(Wanted(found)) == plan
     assert told["verdict"].startswith("compress with")
-    assert "do not compress" in call("plan", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug")
-    explained = call("explain", "last")
+    verb = ["advise", "--json", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug"]
+    network, gradients = json.loads(call(verb=verb))
+    assert 0 < network["share"] < 1 and f"{network['share']:.1%} of an iteration" in network["finding"]
+    assert network["command"] == f"windtunnel emulate --cluster h100-sxm:1x2 {SCRIPT} --size debug"
+    assert "do not compress" in gradients["finding"] and abs(gradients["gain"]) < 0.2
+    assert gradients["command"] == f"windtunnel gradsync explain {kept('last').run}"
+    explained = call("explain", told["run"])
     assert "hidden behind other work" in explained or "longer with" in explained
 
 
@@ -78,3 +85,9 @@ def test_bad_input_is_refused(
         plan_run(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no plan yet"):
         kept("last")
+
+
+def test_bad_advice_is_refused() -> None:
+    for cluster, script, word in (("v100:1x2", "none.py", r"none\.py"), ("none", str(SCRIPT), "'none'")):
+        with pytest.raises(UserError, match=word):
+            advise(script, (), cluster, lambda *_: None)

@@ -1,0 +1,49 @@
+"""What would make a job faster on a cluster, from one emulation of it. All figures are emulated."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from windtunnel.training.emulate.emulation import EmulationResult
+from windtunnel.training.gradsync.run import gain, plan_run, verdict
+
+
+@dataclass(frozen=True)
+class Advice:
+    """``finding``: a sentence. ``share``: of an iteration that is lost, where that is known; ``gain``: the
+    speed that following it is predicted to add, 0.1 for a tenth. ``command``: that goes deeper."""
+
+    about: str
+    finding: str
+    share: float | None
+    gain: float | None
+    command: str
+
+
+def advise(
+    program: str, arguments: Sequence[str], cluster: str, progress: Callable[[str, float], None]
+) -> list[Advice]:
+    """Emulate ``program`` once on ``cluster``: how much of it waits for the network, and whether compressing
+    and fusing gradients helps. The plan for these is kept as a run.
+
+    Raises:
+        UserError: program or cluster is wrong; the job has one rank, or no gradients of its own (sharding).
+        ScriptError: the program failed.
+    """
+    seen: list[EmulationResult] = []
+    made = plan_run(program, arguments, cluster=cluster, progress=progress, seen=seen.append)
+    timing = seen[0].timing
+    waits = {k: one for k, one in timing.critical_path.items() if k.startswith("communication:")}
+    share = sum(waits.values()) / timing.iteration_time_s
+    words = f"{share:.1%} of an iteration of {timing.iteration_time_s * 1e3:.4g} ms waits for collectives"
+    if waits:
+        largest = max(waits, key=lambda one: waits[one]).removeprefix("communication:")
+        words += f", most of it for those over {largest}"
+    again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])
+    explain = f"windtunnel gradsync explain {made.run}"
+    return [
+        Advice("network", words, share, None, again),
+        Advice("gradients", verdict(made.plan), None, gain(made.plan), explain),
+    ]
