@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from windtunnel.training.gradsync.live.codecs import Codec, find
 from windtunnel.training.gradsync.live.feedback import Feedback
@@ -44,57 +43,37 @@ def measure(
 
 def _point(codec: Codec, numel: int, on: torch.device, repeats: int) -> CodecPoint:
     gradient = torch.randn(numel, generator=torch.Generator(on).manual_seed(numel), device=on)
-    out = torch.zeros(numel, device=on)
-    feedback = Feedback([{"": numel}])
+    out, feedback = torch.zeros(numel, device=on), Feedback([{"": numel}])
     if codec.rank:
-        encode, decode = _two_sums(codec, gradient, feedback, out)
-        add = 0.0  # sums are added up on the way
-    else:
-        code = codec.encode(gradient, 0)
+        low = LowRank(codec.rank, {"": square(numel)})
+        first = low.first(gradient)
+        second = low.second(gradient, first)
 
         def encode() -> None:
-            feedback.encode(0, gradient, codec, 0)
+            corrected = feedback.corrected(0, gradient, codec)
+            one = low.first(corrected)
+            low.add(one, low.second(corrected, one), corrected, -1.0)
 
-        def decode() -> None:
-            codec.decode(code, out, 0)
-
-        add = _seconds(lambda: codec.add(code, out, 0), on, repeats)
-    return CodecPoint(
-        numel, _seconds(encode, on, repeats), _seconds(decode, on, repeats), add, codec.nbytes(numel)
-    )
-
-
-def _two_sums(
-    codec: Codec, gradient: Tensor, feedback: Feedback, out: Tensor
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    low = LowRank(codec.rank, {"": square(gradient.numel())})
-    first = low.first(gradient)
-    second = low.second(gradient, first)
-
-    def encode() -> None:
-        corrected = feedback.corrected(0, gradient, codec)
-        one = low.first(corrected)
-        low.add(one, low.second(corrected, one), corrected, -1.0)
-
-    def decode() -> None:
-        low.add(first, second, out.zero_())
-
-    return encode, decode
+        calls: list[Callable[[], object]] = [encode, lambda: low.add(first, second, out.zero_())]
+    else:
+        code = codec.encode(gradient, 0)
+        calls = [
+            lambda: feedback.encode(0, gradient, codec),
+            lambda: codec.decode(code, out),
+            lambda: codec.add(code, out),
+        ]
+    # sums of two are added up on the way
+    encoding, decoding, *adding = (_seconds(call, on, repeats) for call in calls)
+    return CodecPoint(numel, encoding, decoding, sum(adding), codec.nbytes(numel))
 
 
-def _seconds(call: Callable[[], None], on: torch.device, repeats: int) -> float:
+def _seconds(call: Callable[[], object], on: torch.device, repeats: int) -> float:
     """The median of ``repeats`` calls, after one that compiles and fills caches."""
-    call()
     taken = []
-    for _ in range(repeats):
-        _wait(on)
+    for _ in range(repeats + 1):
         begin = time.perf_counter()
         call()
-        _wait(on)
+        if on.type == "cuda":
+            torch.cuda.synchronize()
         taken.append(time.perf_counter() - begin)
-    return median(taken)
-
-
-def _wait(on: torch.device) -> None:
-    if on.type == "cuda":
-        torch.cuda.synchronize()
+    return median(taken[1:])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from windtunnel.base.errors import UserError
 
 Shape = tuple[int, ...]
+Sides = tuple[int, int] | None
 
 
 def square(numel: int) -> Shape:
@@ -43,7 +44,7 @@ def nbytes(rank: int, shapes: Sequence[Shape]) -> int:
     return 4 * total
 
 
-def _sides(shape: Shape, rank: int) -> tuple[int, int] | None:
+def _sides(shape: Shape, rank: int) -> Sides:
     """Rows and columns; None where factors would be no smaller."""
     if len(shape) < 2 or math.prod(shape) == 0:
         return None
@@ -64,31 +65,29 @@ class LowRank:
     """
 
     def __init__(self, rank: int, shapes: Mapping[str, Shape], seed: int = 0) -> None:
-        self._sides = {name: _sides(shape, rank) for name, shape in shapes.items()}
-        self._numels = [math.prod(shape) for shape in shapes.values()]
+        self._parts: list[tuple[str, Sides, int, int]] = []
         self._factors: dict[str, Tensor] = {}
-        for name, sides in self._sides.items():
+        for name, shape in shapes.items():
+            sides, numel = _sides(shape, rank), math.prod(shape)
+            self._parts.append((name, sides, numel, sides[0] * min(rank, *sides) if sides else numel))
             if sides:
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) ^ seed)
                 self._factors[name] = torch.randn(sides[1], min(rank, *sides), generator=generator)
 
     def first(self, gradient: Tensor) -> Tensor:
         """What is summed first."""
-        found = []
-        for name, part in zip(self._sides, self._split(gradient), strict=True):
-            sides = self._sides[name]
+        found = [gradient[:0].float()]
+        for name, sides, part, _ in self._split(gradient):
             if sides:
                 factor = self._factors[name] = self._factors[name].to(part.device)
                 part = (part.float().view(sides) @ factor).view(-1)
             found.append(part.float())
-        return torch.cat(found) if found else gradient.float()
+        return torch.cat(found)
 
     def second(self, gradient: Tensor, first: Tensor) -> Tensor:
         """What is summed next; makes the columns of the ``first`` sum orthonormal, in place."""
         found = [first[:0]]
-        parts = zip(self._sides, self._split(gradient), self._firsts(first), strict=True)
-        for name, part, left in parts:
-            sides = self._sides[name]
+        for _, sides, part, left in self._split(gradient, first):
             if sides:
                 left = left.view(sides[0], -1)
                 left.copy_(_orthonormal(left))
@@ -97,30 +96,23 @@ class LowRank:
 
     def add(self, first: Tensor, second: Tensor, out: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times what both sums stand for to ``out``; the next step begins from them."""
-        begin = 0
-        parts = zip(self._sides, self._split(out), self._firsts(first), strict=True)
-        for name, part, left in parts:
-            sides = self._sides[name]
+        for name, sides, part, left in self._split(out, first):
             if sides is None:
                 part.add_(left, alpha=alpha)
                 continue
             factor = self._factors[name]
-            right = second[begin : begin + factor.numel()].view_as(factor)
-            begin += factor.numel()
+            right, second = second[: factor.numel()].view_as(factor), second[factor.numel() :]
             part.add_((left.view(sides[0], -1) @ right.T).view(-1), alpha=alpha)
             # a factor of zeros or of NaN would never find anything again
-            total = float(right.abs().sum())
-            if 0 < total < math.inf:
+            if 0 < float(right.abs().sum()) < math.inf:
                 self._factors[name] = right.clone()
 
-    def _split(self, row: Tensor) -> Sequence[Tensor]:
-        return row.split(self._numels) if self._numels else []
-
-    def _firsts(self, first: Tensor) -> Sequence[Tensor]:
-        sizes = []
-        for (name, sides), numel in zip(self._sides.items(), self._numels, strict=True):
-            sizes.append(sides[0] * self._factors[name].shape[1] if sides else numel)
-        return first.split(sizes) if sizes else []
+    def _split(self, row: Tensor, first: Tensor | None = None) -> Iterator[tuple[str, Sides, Tensor, Tensor]]:
+        """Of each parameter its part of a row, and of the first sum."""
+        for name, sides, numel, summed in self._parts:
+            left = row if first is None else first
+            yield name, sides, row[:numel], left[:summed]
+            row, first = row[numel:], None if first is None else first[summed:]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The factors that the next step begins with, by parameter: the same on all ranks."""
