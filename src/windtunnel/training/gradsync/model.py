@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -85,40 +85,27 @@ class CodecCost:
 
     def at(self, numel: int) -> CodecPoint:
         """The cost of ``numel`` elements."""
-        found = self._known.get(numel)
-        if found is None:
+        if (found := self._known.get(numel)) is None:
             found = self._known[numel] = self._at(numel)
         return found
 
     def _at(self, numel: int) -> CodecPoint:
-        points = self.points
-        place = bisect_left(points, numel, key=lambda one: one.numel)
-        if place < len(points) and points[place].numel == numel:
-            return points[place]
-        if place == 0:
-            # below the first point the fixed part of a call is what it takes
-            first = points[0]
-            return CodecPoint(
-                numel, first.encode, first.decode, first.add, _scaled(first.nbytes, numel, first.numel)
-            )
-        if place == len(points):
-            last, factor = points[-1], numel / points[-1].numel
-            nbytes = _scaled(last.nbytes, numel, last.numel)
-            return CodecPoint(numel, last.encode * factor, last.decode * factor, last.add * factor, nbytes)
-        low, high = points[place - 1], points[place]
+        place = bisect_left(self.points, numel, key=lambda one: one.numel)
+        high = self.points[min(place, len(self.points) - 1)]
+        low = CodecPoint(0, 0.0, 0.0, 0.0, 0)
+        if place == 0:  # below the first point the fixed part of a call is what it takes
+            low = replace(high, numel=0, nbytes=0)
+        elif place < len(self.points):
+            low = self.points[place - 1]
         share = (numel - low.numel) / (high.numel - low.numel)
 
-        def between(a: float, b: float) -> float:
-            return a + share * (b - a)
+        def mixed(a: float, b: float) -> float:
+            return (1 - share) * a + share * b
 
         return CodecPoint(
-            numel, between(low.encode, high.encode), between(low.decode, high.decode),
-            between(low.add, high.add), round(between(low.nbytes, high.nbytes)),
+            numel, mixed(low.encode, high.encode), mixed(low.decode, high.decode), mixed(low.add, high.add),
+            max(1, round(mixed(low.nbytes, high.nbytes))),
         )  # fmt: skip
-
-
-def _scaled(nbytes: int, numel: int, of: int) -> int:
-    return max(1, -(-nbytes * numel // of))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +150,7 @@ class Network:
         """
         if self.members(scope) == 1:
             return 0.0
-        cost = self._known.get((scope, kind))
-        if cost is None:
+        if (cost := self._known.get((scope, kind))) is None:
             raise UserError(f"profile: network.collectives has no {kind} {scope}; measure it again")
         return cost.fixed + cost.per_byte * size
 
@@ -191,11 +177,7 @@ class Profile:
     version: int = VERSION
 
     def cost(self, codec: str, device: Device) -> CodecCost | None:
-        return self._costs.get((codec, device))
-
-    @cached_property
-    def _costs(self) -> dict[tuple[str, Device], CodecCost]:
-        return {(one.codec, one.device): one for one in self.codecs}
+        return next((one for one in self.codecs if (one.codec, one.device) == (codec, device)), None)
 
 
 @dataclass(frozen=True, slots=True)

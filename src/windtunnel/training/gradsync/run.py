@@ -59,7 +59,7 @@ def _on(profile: Profile, cluster: str | None) -> Profile:
     """With the network of a cluster, if one is given."""
     if cluster is None:
         return profile
-    from windtunnel.training.gradsync.twin.network import network_of
+    from windtunnel.training.gradsync.twin.costs import network_of
 
     where = load_cluster(cluster)
     return replace(profile, network=network_of(where), emulated=f"on {where.name}")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.bench.measure import quantile
 from windtunnel.bench.rows import Row
 from windtunnel.cluster.load import load_cluster
-from windtunnel.training.gradsync.model import CodecCost, CodecPoint, CollectiveCost, Network, Profile
-from windtunnel.training.gradsync.policy.options import options, tasks
+from windtunnel.training.gradsync.policy.options import BETWEEN, COMPUTE, HOST, Task
 from windtunnel.training.gradsync.policy.plan import make_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
@@ -82,33 +81,25 @@ def small_job(random: np.random.Generator) -> tuple[list[int], Costs]:
     groups = int(random.integers(6, 12 - codecs))  # of which all choices can be tried
     numels = [int(one) for one in random.choice([1 << 14, 1 << 17, 1 << 20, 1 << 22], groups)]
     backward = random.uniform(0.2, 1.0, groups) * 0.02
-    rate = 4 * sum(numels) / sum(backward) / random.uniform(0.2, 3.0)
-    fixed = random.uniform(0.0, 0.1) * 0.02
-    network = Network(
-        4, 1,
+    rate = sum(numels) / sum(backward) / random.uniform(0.2, 3.0)  # elements a second
+    call = random.uniform(0.0, 0.1) * 0.02
+    drawn = [
         (
-            CollectiveCost("flat", "allreduce", 2 * fixed, 1 / rate),
-            CollectiveCost("flat", "allgather", fixed, 0.5 / rate),
-            CollectiveCost("flat", "alltoall", fixed, 0.5 / rate),
-        ),
-    )  # fmt: skip
-    profile = Profile((), tuple(_drawn(random, f"codec{i}", rate) for i in range(codecs)), network)
-    every = [one for one in options(profile) if one.scheme != "alltoall"]
-    found = [[tasks(one, numel, profile) for one in every] for numel in numels]
-    return numels, Costs.of(found, backward.tolist(), 0.02, 0.0)
-
-
-def _drawn(random: np.random.Generator, name: str, rate: float) -> CodecCost:
-    ratio, per_element = random.choice([0.5, 0.25, 1 / 32, 0.02]), random.uniform(0.02, 1.0) * 4 / rate
-    fixed = random.uniform(0.0, 1e-3)
-    points = tuple(
-        CodecPoint(
-            numel, fixed + numel * per_element, fixed + numel * per_element / 2, numel * per_element / 5,
-            int(4 * numel * ratio),
+            random.choice([0.5, 0.25, 1 / 32, 0.02]), random.uniform(0.02, 1.0) / rate,
+            random.uniform(0.0, 1e-3), HOST if random.random() < 0.3 else COMPUTE,
         )
-        for numel in (1 << 10, 1 << 24)
-    )  # fmt: skip
-    return CodecCost(name, "host" if random.random() < 0.3 else "device", points, summable=ratio == 0.5)
+        for _ in range(codecs)
+    ]  # fmt: skip
+
+    def ways(numel: int) -> list[list[Task]]:
+        found = [[Task("allreduce", BETWEEN, call + numel / rate)]]
+        for ratio, each, fixed, processor in drawn:
+            encode = Task("encode", processor, fixed + numel * each)
+            sent = Task("allgather", BETWEEN, call + 2 * ratio * numel / rate)
+            found.append([encode, sent, Task("decode", processor, fixed + numel * each / 2)])
+        return found
+
+    return numels, Costs.of([ways(one) for one in numels], backward.tolist(), 0.02, 0.0)
 
 
 def sweep(costs: Costs, numels: list[int]) -> NDArray[np.int64]:

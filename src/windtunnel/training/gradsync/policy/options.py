@@ -13,16 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import (
-    NONE,
-    CodecCost,
-    Inside,
-    Kind,
-    Option,
-    Profile,
-    Scheme,
-    Scope,
-)
+from windtunnel.training.gradsync.model import NONE, Inside, Kind, Option, Profile, Scheme, Scope
 
 COMPUTE, HOST, INSIDE, BETWEEN = range(4)
 """Resources: the device that runs backward, the host's processor, the links inside a host, the network."""
@@ -52,94 +43,76 @@ def tasks(option: Option, numel: int, profile: Profile) -> list[Task]:
     Raises:
         UserError: the profile has no cost of the codec on that processor.
     """
-    steps = _Steps(profile, option)
+    network, found = profile.network, list[Task]()
+    processor = COMPUTE if option.device == "device" else HOST
+    cost = profile.cost(option.codec, option.device) if option.codec != NONE else None
+    if cost is None and option.codec != NONE:
+        raise UserError(f"profile: codec {option.codec!r} has no cost on the {option.device}")
+
+    def nbytes(numel: int) -> int:
+        return ELEMENT * numel if cost is None else cost.at(numel).nbytes
+
+    def call(scope: Scope, kind: Kind, size: float) -> None:
+        if (members := network.members(scope)) > 1:
+            resource = INSIDE if scope == "inside" or network.hosts == 1 else BETWEEN
+            sent = sent_by_each(kind, members, size)
+            found.append(Task(kind, resource, network.seconds(scope, kind, size), sent))
+
+    def encode(numel: int) -> None:
+        if cost is not None:
+            found.append(Task("encode", processor, cost.at(numel).encode))
+
+    def decode(numel: int, codes: int = 1) -> None:
+        """The sum of that many codes of ``numel`` elements."""
+        if cost is not None:
+            point = cost.at(numel)
+            found.append(Task("decode", processor, point.decode + (codes - 1) * point.add))
+
+    def gather(scope: Scope, part: int) -> None:
+        encode(part)
+        call(scope, "allgather", network.members(scope) * nbytes(part))
+
+    def scatter(scope: Scope, numel: int) -> int:
+        """Give each rank its part of all codes, and add up those of one's own; the elements of a part."""
+        part = -(-numel // network.members(scope))
+        encode(numel)
+        call(scope, "alltoall", network.members(scope) * nbytes(part))
+        decode(part, network.members(scope))
+        return part
+
     mine = numel
-    if option.inside != "flat":
-        parts = profile.network.ranks_per_host
-        mine = -(-numel // parts)
-        if option.inside == "plain":
-            steps.call("inside", "reduce_scatter", ELEMENT * numel)
-        else:
-            steps.coded("inside", "alltoall", numel, mine, parts)
     scope: Scope = "flat" if option.inside == "flat" else "between"
-    members = profile.network.members(scope)
+    if option.inside == "plain":
+        mine = -(-numel // network.ranks_per_host)
+        call("inside", "reduce_scatter", ELEMENT * numel)
+    elif option.inside == "coded":
+        mine = scatter("inside", numel)
     match option.scheme:
         case "allreduce":
-            steps.encode(mine)
-            for _ in range(steps.sums):
-                steps.call(scope, "allreduce", steps.nbytes(mine) / steps.sums)
-            steps.decode(mine, 1)
+            sums = 1 if cost is None else cost.sums
+            encode(mine)
+            for _ in range(sums):
+                call(scope, "allreduce", nbytes(mine) / sums)
+            decode(mine)
         case "allgather":
-            steps.encode(mine)
-            steps.call(scope, "allgather", members * steps.nbytes(mine))
-            steps.decode(mine, members)
+            gather(scope, mine)
+            decode(mine, network.members(scope))
         case "alltoall":
-            part = -(-mine // members)
-            steps.coded(scope, "alltoall", mine, part, members)
-            steps.encode(part)
-            steps.call(scope, "allgather", members * steps.nbytes(part))
-            steps.decode(mine, 1)
+            gather(scope, scatter(scope, mine))
+            decode(mine)
         case "sparse":
             raise UserError("a sparse sum is priced by its own policy")
     if option.inside == "plain":
-        steps.call("inside", "allgather", ELEMENT * numel)
+        call("inside", "allgather", ELEMENT * numel)
     elif option.inside == "coded":
-        steps.encode(mine)
-        steps.call("inside", "allgather", parts * steps.nbytes(mine))
-        steps.decode(numel, 1)
-    return steps.found
-
-
-class _Steps:
-    """Tasks of one group as they are laid out."""
-
-    def __init__(self, profile: Profile, option: Option) -> None:
-        self.found: list[Task] = []
-        self._network = profile.network
-        self._processor = COMPUTE if option.device == "device" else HOST
-        self._cost: CodecCost | None = None
-        if option.codec != NONE:
-            self._cost = profile.cost(option.codec, option.device)
-            if self._cost is None:
-                raise UserError(f"profile: codec {option.codec!r} has no cost on the {option.device}")
-
-    def nbytes(self, numel: int) -> int:
-        return ELEMENT * numel if self._cost is None else self._cost.at(numel).nbytes
-
-    @property
-    def sums(self) -> int:
-        return 1 if self._cost is None else self._cost.sums
-
-    def call(self, scope: Scope, kind: Kind, size: float) -> None:
-        members = self._network.members(scope)
-        if members > 1:
-            resource = INSIDE if scope == "inside" or self._network.hosts == 1 else BETWEEN
-            seconds = self._network.seconds(scope, kind, size)
-            self.found.append(Task(kind, resource, seconds, sent_by_each(kind, members, size)))
-
-    def encode(self, numel: int) -> None:
-        if self._cost is not None:
-            self.found.append(Task("encode", self._processor, self._cost.at(numel).encode))
-
-    def decode(self, numel: int, codes: int) -> None:
-        """The sum of that many codes of ``numel`` elements."""
-        if self._cost is not None:
-            point = self._cost.at(numel)
-            self.found.append(Task("decode", self._processor, point.decode + (codes - 1) * point.add))
-
-    def coded(self, scope: Scope, kind: Kind, numel: int, part: int, parts: int) -> None:
-        """Encode all, give each rank its part of it, and add up the codes of one's own."""
-        self.encode(numel)
-        self.call(scope, kind, parts * self.nbytes(part))
-        self.decode(part, parts)
+        gather("inside", mine)
+        decode(numel)
+    return found
 
 
 def options(profile: Profile) -> Iterator[Option]:
     """Every option that the codecs of the profile and the shape of its network allow, plain first."""
-    network = profile.network
-    inside: tuple[Inside, ...] = ("flat",)
-    if network.hierarchical:
-        inside = ("flat", "plain", "coded")
+    inside: tuple[Inside, ...] = ("flat", "plain", "coded") if profile.network.hierarchical else ("flat",)
     for where in inside[:2]:
         yield Option(inside=where)
     for cost in profile.codecs:

@@ -28,8 +28,6 @@ STARTS = 6
 """Starts that are gone on from, the best ones."""
 SMALL = 16
 """Groups up to which each is held at other options."""
-FINISHED = 3
-"""Ends of different starts that this is done to, the best ones."""
 
 
 def undominated(options: Sequence[Sequence[Task]]) -> list[int]:
@@ -81,12 +79,10 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     for start in sorted(starts, key=costs.iteration)[:STARTS]:
         choice = start.copy()
         ended.append((_descend(costs, choice, flat, ends, -1, tries, NOT_KEPT)[0], choice))
-    ended.sort(key=lambda one: one[0])
-    if groups > SMALL:
-        return ended[0][1]
-    apart = {choice.tobytes(): choice for _, choice in ended}
-    held = [(_held(costs, one, tries, NOT_KEPT), one) for one in [*apart.values()][:FINISHED]]
-    return min(held, key=lambda one: one[0])[1]
+    best = min(ended, key=lambda one: one[0])[1]
+    if groups <= SMALL:
+        _held(costs, best, tries, NOT_KEPT)
+    return best
 
 
 def exact(costs: Costs, most: int = 3_000_000) -> Ints:
@@ -156,7 +152,7 @@ def _descend(
 
 
 @jit
-def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> float:
+def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> None:
     """Hold one group at another option while the others go to what is best for them then; until no such turn
     helps."""
     best = run(costs, choice, none)
@@ -178,4 +174,3 @@ def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> float:
                     better = True
                 else:
                     choice[:] = kept
-    return best

@@ -11,8 +11,7 @@ from windtunnel.training.emulate.emulation import EmulationResult
 from windtunnel.training.emulate.gradients import backward_of
 from windtunnel.training.gradsync.model import Plan, Profile, Tensor
 from windtunnel.training.gradsync.policy import Decision, Observation, Wanted
-from windtunnel.training.gradsync.twin.codecs import codecs_of
-from windtunnel.training.gradsync.twin.network import network_of
+from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
 __all__ = ["cost", "profile_of"]
 

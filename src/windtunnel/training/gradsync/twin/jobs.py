@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from windtunnel.cluster.model import Cluster
 from windtunnel.training.gradsync.model import Profile, Tensor
-from windtunnel.training.gradsync.twin.codecs import codecs_of
-from windtunnel.training.gradsync.twin.network import network_of
+from windtunnel.training.gradsync.twin.costs import codecs_of, network_of
 
 REACHED = 0.5
 
@@ -71,7 +71,7 @@ def resnet101() -> Iterator[Layer]:
     yield _linear("fc", 2048, 1000)
 
 
-def _transformer(layers: int, width: int, tokens: int, words: int, places: int) -> Iterator[Layer]:
+def transformer(layers: int, width: int, tokens: int, words: int, places: int, head: bool) -> Iterator[Layer]:
     yield Layer("embedding", (words * width, places * width), 0.0)
     for layer in range(layers):
         for name, ins, outs in (
@@ -80,15 +80,8 @@ def _transformer(layers: int, width: int, tokens: int, words: int, places: int) 
         ):  # fmt: skip
             yield _linear(f"{layer}.{name}", ins, outs, tokens)
         yield Layer(f"{layer}.norms", (width,) * 4, 0.0)
-
-
-def bert_base() -> Iterator[Layer]:
-    yield from _transformer(12, 768, 128, 30_522, 514)
-    yield _linear("head", 768, 768, 128)
-
-
-def gpt2() -> Iterator[Layer]:
-    yield from _transformer(12, 768, 1024, 50_257, 1024)
+    if head:
+        yield _linear("head", width, width, tokens)
 
 
 def lstm() -> Iterator[Layer]:
@@ -119,28 +112,19 @@ def ugatit() -> Iterator[Layer]:
             inputs = outputs
 
 
-def _tables(rows: int, width: int, density: float, dense: int, flops: float) -> Iterator[Layer]:
+def tables(rows: int, width: int, density: float, dense: int, flops: float) -> Iterator[Layer]:
     yield Layer("tables", (rows * width,), 0.0, width, density)
     for layer in range(4):
         yield Layer(f"mlp{layer}", (dense // 4,), flops / 4)
 
 
-def deepfm() -> Iterator[Layer]:
-    yield from _tables(13_375_000, 16, 0.028, 68_000_000, 2 * 68e6)
-
-
-def nmt() -> Iterator[Layer]:
-    yield from _tables(112_000, 1000, 0.0247, 31_000_000, 2 * 31e6 * 50)
-
-
-def zen_lstm() -> Iterator[Layer]:
-    yield from _tables(793_000, 512, 0.0113, 20_000_000, 2 * 20e6 * 20)
-
-
 JOBS: dict[str, tuple[Callable[[], Iterator[Layer]], int]] = {
-    "VGG-16": (vgg16, 32), "ResNet-101": (resnet101, 32), "UGATIT": (ugatit, 2), "BERT-base": (bert_base, 32),
-    "GPT-2": (gpt2, 4), "LSTM": (lstm, 80), "DeepFM": (deepfm, 1024), "NMT": (nmt, 64),
-    "LSTM, billion words": (zen_lstm, 128),
+    "VGG-16": (vgg16, 32), "ResNet-101": (resnet101, 32), "UGATIT": (ugatit, 2), "LSTM": (lstm, 80),
+    "BERT-base": (partial(transformer, 12, 768, 128, 30_522, 514, True), 32),
+    "GPT-2": (partial(transformer, 12, 768, 1024, 50_257, 1024, False), 4),
+    "DeepFM": (partial(tables, 13_375_000, 16, 0.028, 68_000_000, 2 * 68e6), 1024),
+    "NMT": (partial(tables, 112_000, 1000, 0.0247, 31_000_000, 2 * 31e6 * 50), 64),
+    "LSTM, billion words": (partial(tables, 793_000, 512, 0.0113, 20_000_000, 2 * 20e6 * 20), 128),
 }  # fmt: skip
 """With the samples of a rank's batch."""
 

@@ -1,15 +1,36 @@
-"""What codecs take on devices that are not there: bytes that their kernels move, and calls of kernels.
+"""What codecs and collectives take on devices that are not there.
 
-All of it is inference from what the algorithms must read and write; a calibrated profile replaces it. A codec
-on the host has its gradient moved over PCIe and its code moved back, and is run by the cores of its rank.
+Collectives: lines through the times of the emulator's model. Codecs: bytes that their kernels move, and calls
+of kernels, all of it inference from what the algorithms must read and write; a calibrated profile replaces
+it. A codec on the host has its gradient moved over PCIe and its code moved back, and is run by the cores of
+its rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.calibration.fit import least_squares
 from windtunnel.cluster.model import Cluster
-from windtunnel.training.gradsync.model import CodecCost, CodecPoint, Device
+from windtunnel.training.emulate.gradients import collective_times
+from windtunnel.training.gradsync.model import (
+    CodecCost,
+    CodecPoint,
+    CollectiveCost,
+    Device,
+    Kind,
+    Network,
+    Scope,
+)
+
+KINDS: dict[Kind, str] = {
+    "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}  # fmt: skip
+SIZES = tuple(1 << shift for shift in range(12, 28, 2))
 
 CALL = 6e-6
 """Seconds of a kernel's launch, as NCCL's and PyTorch's small kernels take on V100 to H100."""
@@ -48,6 +69,29 @@ CODECS = {
     "topk:0.01": _sparse(0.01, 8, 12),
     "dragonn:0.01": _sparse(0.01, 2, 5),
 }
+
+
+def network_of(cluster: Cluster) -> Network:
+    """All collectives that an option may use.
+
+    Raises:
+        UserError: the cluster has one rank.
+    """
+    if cluster.world_size == 1:
+        raise UserError(f"cluster {cluster.name}: it has one rank; two or more synchronise gradients")
+    places = cluster.devices_per_host
+    members: dict[Scope, list[int]] = {
+        "flat": [*range(cluster.world_size)],
+        "inside": [*range(places)],
+        "between": [*range(0, cluster.world_size, places)],
+    }
+    sizes, found = np.array(SIZES, float), []
+    for scope, ranks in members.items():
+        for kind, name in KINDS.items() if len(ranks) > 1 else ():
+            times = collective_times(cluster, name, ranks, SIZES, alike=scope == "between")
+            line = least_squares([np.ones_like(sizes), sizes], np.array(times))
+            found.append(CollectiveCost(scope, kind, *line))
+    return Network(cluster.hosts, places, tuple(found))
 
 
 def codecs_of(cluster: Cluster) -> tuple[CodecCost, ...]:
