@@ -62,7 +62,7 @@ class Feedback:
             codec.add(code, corrected, seed, -1.0)
             if codec.family == "dgc" and self._masking:
                 sent = parts(code)[0]
-                _part(self._momenta, group, gradient, at)[sent[sent >= 0].long()] = 0.0
+                self._part(self._momenta, group, gradient, at)[sent[sent >= 0].long()] = 0.0
         return code
 
     def corrected(self, group: int, gradient: Tensor, codec: Codec, at: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ class Feedback:
         infinity, another, and nothing is to be subtracted."""
         if not (codec.feedback or group in self._residuals) or not _finite(gradient):
             return gradient
-        flat, waits = gradient.detach().reshape(-1), _part(self._residuals, group, gradient, at)
+        flat, waits = gradient.detach().reshape(-1), self._part(self._residuals, group, gradient, at)
         if not codec.feedback:
             self._momenta.pop(group, None)
             found = flat + waits
@@ -82,7 +82,7 @@ class Feedback:
         if codec.family == "dgc":
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float32))
             share = self._clip / norm if 0 < self._clip < norm else 1.0
-            momentum = _part(self._momenta, group, gradient, at)
+            momentum = self._part(self._momenta, group, gradient, at)
             flat = momentum.mul_(self._momentum).add_(flat, alpha=share)
         return waits.add_(flat)
 
@@ -94,7 +94,18 @@ class Feedback:
         if codec.feedback and _finite(total):
             rest = total.detach().float().clone()
             codec.add(code, rest, seed, -1.0)
-            _part(self._residuals, group, total, at).add_(rest, alpha=times)
+            self._part(self._residuals, group, total, at).add_(rest, alpha=times)
+
+    def _part(self, rows: dict[int, Tensor], group: int, gradient: Tensor, at: int) -> Tensor:
+        """What lies in a group's row where ``gradient`` does; beyond the row's end nothing waits."""
+        numel, end = sum(self._groups[group].values()), at + gradient.numel()
+        if group not in rows or len(rows[group]) < end:
+            grown = torch.zeros(max(numel, end), device=gradient.device)
+            if group in rows:
+                grown[: len(rows[group])] = rows[group]
+            rows[group] = grown
+        rows[group][numel:] = 0.0
+        return rows[group][at:end]
 
     def norm(self) -> float:
         """Of all that waits."""
@@ -119,8 +130,7 @@ class Feedback:
         for group, row in rows.items():
             begin = 0
             for name, numel in self._groups[group].items():
-                mine = row[begin : begin + numel].cpu()
-                found[name] = torch.cat([mine, torch.zeros(numel - len(mine))])
+                found[name] = row[begin : begin + numel].cpu().clone()
                 begin += numel
         return found
 
@@ -155,15 +165,3 @@ def redistributed(states: Sequence[State], rank: int, world: int) -> State:
 def _finite(gradient: Tensor) -> bool:
     """One pass that only reads; a sum of float32 that overflows counts as infinite."""
     return math.isfinite(float(gradient.detach().sum(dtype=torch.float32)))
-
-
-def _part(rows: dict[int, Tensor], group: int, gradient: Tensor, at: int) -> Tensor:
-    """What lies in a group's row where ``gradient`` does; the row grows with what is asked for."""
-    end = at + gradient.numel()
-    row = rows.get(group)
-    if row is None or row.numel() < end:
-        grown = torch.zeros(end, device=gradient.device)
-        if row is not None:
-            grown[: row.numel()] = row
-        rows[group] = row = grown
-    return row[at:end]
