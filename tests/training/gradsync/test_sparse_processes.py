@@ -9,7 +9,9 @@ from support.ranks import run_ranks
 TRAIN = '''
 import torch, torch.distributed as dist
 from torch import nn
-from windtunnel.training.gradsync.live.sparse import all_reduce
+from windtunnel.training.gradsync.live import sparse
+from windtunnel.training.gradsync.live.sparse import all_reduce, costs
+from windtunnel.training.gradsync.model import CollectiveCost, Network
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
 FIELDS, ROWS, WIDTH = 6, 4000, 8
@@ -65,6 +67,12 @@ for scheme in ("hierarchy", "dense"):
     theirs, same = train(lambda one: all_reduce(one, scheme=scheme))
     close = [float.fromhex(one) for one in theirs], [float.fromhex(one) for one in losses]
     torch.testing.assert_close(*map(torch.tensor, close), rtol=1e-4, atol=1e-6)
+lines = CollectiveCost("flat", "alltoall", 0.0, 1e-12), CollectiveCost("flat", "allreduce", 0.0, 1e-12)
+sparse.PROBED = 1e-9  # small tables, and each twice only
+found = [None] * world
+dist.all_gather_object(found, costs(Network(world, 1, lines)))
+assert found == found[:1] * world and [one.scheme for one in found[0]] == list(SCHEMES)
+assert all(one.fixed + one.per_place + one.per_unit > 0 for one in found[0])
 print(f"rank {rank}: {len(set(losses))} losses")
 '''
 
@@ -94,7 +102,7 @@ os._exit(0)
 
 def test_a_recommender_trains_as_with_dense_gradients(tmp_path: Path) -> None:
     """Losses and weights have the same bits as with a dense sum in the order of ranks; three ranks, where
-    gloo's own order is another."""
+    gloo's own order is another. What sums take is told alike by all ranks."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     done = run_ranks([script], 3)

@@ -54,7 +54,8 @@ def check(handle: Handle) -> Keep:
     assert isinstance(seen, Keep)
     if seen.keep:
         return seen
-    now = replace(job, network=network(handle.ddp, job.network.hosts, handle.deadline), codecs=codecs(job))
+    again = network(handle.ddp, job.network.hosts, handle.deadline, sums=bool(job.network.sums))
+    now = replace(job, network=again, codecs=codecs(job))
     shared: list[Any] = [None]
     if dist.get_rank(group) == 0:
         shared = [(now, _decided(handle, Wanted(now, handle.codecs, handle.plan.seed)))]

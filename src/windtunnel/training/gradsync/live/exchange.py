@@ -25,7 +25,6 @@ from torch import Tensor
 
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.training.gradsync.model import Scope
-from windtunnel.training.gradsync.policy.bytes import LENGTH
 
 # PyTorch 2.13 gave them other names
 _GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -54,35 +53,30 @@ class Peers:
         Raises:
             HostError: a peer is gone, or the deadline is over; so do all methods.
         """
-        rank, size = self.rank, self.size
         mine = [one.to(self.device) for one in messages]
-        lengths = self.gather_equal([self._length(one) for one in mine])
-        found = list(messages)
-        for turn in range(1, size):
-            to, source = (rank + turn) % size, (rank - turn) % size
-            found[source] = self._new(int(lengths[source]))
-            self._move([(to, mine[to])], [(source, found[source])])
+        lengths = self.tell([torch.tensor([one.numel()]) for one in mine])
+        found = [self._new(int(one)) for one in lengths]
+        self._rounds(mine, found)
         return [one.to(own.device) for one, own in zip(found, messages, strict=True)]
 
-    def gather(self, message: Tensor) -> list[Tensor]:
-        """The message of every rank, of any length each."""
-        return self.swap([message] * self.size)
-
-    def gather_equal(self, messages: Sequence[Tensor]) -> list[Tensor]:
+    def tell(self, messages: Sequence[Tensor]) -> list[Tensor]:
         """As `swap`, where all messages have one shape and type and are small: all at once."""
-        found = [torch.empty_like(one) for one in messages]
-        found[self.rank] = messages[self.rank]
+        mine = [one.to(self.device) for one in messages]
+        found = [torch.empty_like(one) for one in mine]
+        found[self.rank] = mine[self.rank]
         others = [peer for peer in range(self.size) if peer != self.rank]
-        self._move([(peer, messages[peer]) for peer in others], [(peer, found[peer]) for peer in others])
+        self._move([(peer, mine[peer]) for peer in others], [(peer, found[peer]) for peer in others])
         return found
 
     def trade(self, peer: int, message: Tensor) -> Tensor:
-        """What ``peer`` has for this rank, which has ``message`` for it."""
-        mine, length = message.to(self.device), self._new(LENGTH).view(torch.int64)
-        self._move([(peer, self._length(mine))], [(peer, length)])
-        theirs = self._new(int(length))
-        self._move([(peer, mine)], [(peer, theirs)])
-        return theirs.to(message.device)
+        """What ``peer`` has for this rank, which has ``message`` for it, both bytes."""
+        mine = message.to(self.device)
+        length = torch.tensor([mine.numel()], device=self.device)
+        theirs = torch.empty_like(length)
+        self._move([(peer, length)], [(peer, theirs)])
+        found = self._new(int(theirs))
+        self._move([(peer, mine)], [(peer, found)])
+        return found.to(message.device)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """The sum over all ranks, in place; this and what follows is the backend's own, of one size and type
@@ -117,11 +111,7 @@ class Peers:
         if dist.get_backend(self.group) == "nccl":
             self._call(lambda: dist.all_to_all_single(found, mine, group=self.group, async_op=True))
             return found
-        parts, theirs = mine.split(len(tensors[0])), found.split(len(tensors[0]))
-        theirs[self.rank].copy_(parts[self.rank])
-        for turn in range(1, self.size):
-            to, source = (self.rank + turn) % self.size, (self.rank - turn) % self.size
-            self._move([(to, parts[to])], [(source, theirs[source])])
+        self._rounds(mine.split(len(tensors[0])), found.split(len(tensors[0])))
         return found.to(tensors[0].device)
 
     def agree(self, words: str, who: str = "gradient exchange") -> None:
@@ -131,8 +121,8 @@ class Peers:
             UserError: it does not; on every rank the same sentence.
         """
         padded = words.encode()[:WORDS].ljust(WORDS)
-        message = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(self.device)
-        told = [bytes(one.tolist()).decode().strip() for one in self.gather_equal([message] * self.size)]
+        message = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
+        told = [bytes(one.tolist()).decode().strip() for one in self.tell([message] * self.size)]
         for peer, theirs in enumerate(told):
             if theirs != told[0]:
                 raise UserError(
@@ -143,8 +133,12 @@ class Peers:
     def _new(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def _length(self, message: Tensor) -> Tensor:
-        return torch.tensor([message.numel()], dtype=torch.int64, device=self.device)
+    def _rounds(self, mine: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        """``mine[i]`` to rank i, and what it has for this rank into ``found[i]``, in pairwise rounds."""
+        found[self.rank].copy_(mine[self.rank])
+        for turn in range(1, self.size):
+            to, source = (self.rank + turn) % self.size, (self.rank - turn) % self.size
+            self._move([(to, mine[to])], [(source, found[source])])
 
     def _move(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
         """Send and receive all that has bytes, and wait for it."""

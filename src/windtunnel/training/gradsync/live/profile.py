@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
 from windtunnel.calibration.fit import least_squares
-from windtunnel.training.gradsync.live import sparsity
+from windtunnel.training.gradsync.live import sparse
 from windtunnel.training.gradsync.live.costs import measure
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
 from windtunnel.training.gradsync.live.hook import apply, named
@@ -159,7 +159,7 @@ def measured(
     total = sum(one.numel for one in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
     found = Profile(
-        tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline),
+        tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline, sums=bool(times.kept)),
         sum(one[0] for one in told) / world, host={"torch": torch.__version__},
     )  # fmt: skip
     first = dist.get_global_rank(ddp.process_group, 0)
@@ -215,14 +215,15 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
 def _sparsity(ddp: DistributedDataParallel, gradient: Tensor, deadline: float) -> dict[str, Any]:
     """What a profile tells of a gradient of rows."""
     peers = Peers(ddp.process_group, deadline)
-    found = sparsity.measure(peers, units_of(gradient, "row"))
+    found = sparse.measure(peers, units_of(gradient, "row"))
     return {
         "width": found.width, "density": found.density, "growth": found.growth, "skew": found.skew,
     }  # fmt: skip
 
 
-def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
-    """What collectives take between these ranks, by lines through the times of some sizes."""
+def network(ddp: DistributedDataParallel, hosts: int, deadline: float, *, sums: bool) -> Network:
+    """What collectives take between these ranks, by lines through the times of some sizes; and ``sums`` of
+    sparse gradients."""
     world = dist.get_world_size(ddp.process_group)
     places = world // hosts
     hierarchical = hosts > 1 and places > 1
@@ -238,7 +239,10 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Networ
     ]
     for group in groups.values():
         dist.destroy_process_group(group)
-    return Network(hosts, places, tuple(found))
+    measured = Network(hosts, places, tuple(found))
+    if not sums or world == 1:
+        return measured
+    return replace(measured, sums=sparse.costs(measured, ddp.process_group, deadline))
 
 
 def _line(

@@ -14,33 +14,45 @@ are the same with contiguous slices and without bitmaps, *blocks* with blocks of
 
 from __future__ import annotations
 
+import math
+import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
+from windtunnel.calibration.fit import least_squares
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
-from windtunnel.training.gradsync.live.sparsity import measure
 from windtunnel.training.gradsync.live.units import (
     Unit,
     Units,
+    add_up,
     as_came,
     dense,
-    from_blocks,
     nonzero_units,
     pack,
-    to_blocks,
+    regroup,
     units_of,
     unpack,
 )
-from windtunnel.training.gradsync.model import Network
-from windtunnel.training.gradsync.policy import partition
-from windtunnel.training.gradsync.policy.sparse import SCHEMES, choose
+from windtunnel.training.gradsync.model import Network, SumCost
+from windtunnel.training.gradsync.policy.partition import Order, overlap, slice_length
+from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, choose, sending, work
+
+T = TypeVar("T")
+SAMPLE = 256
+"""Units of a rank that others are told of."""
+PROBED = 0.2
+"""Seconds that an all-reduce takes of the largest table by which sums are timed, and for which a shorter one
+is repeated."""
+TURNS = 30
 
 
 def all_reduce(
@@ -75,22 +87,21 @@ def reduce_with(
     mine = units_of(tensor, unit)
     if scheme == "auto":
         scheme = choose(measure(peers, mine, seed=seed), network, peers.size)
-    match scheme:
-        case "zen":
-            total = push_pull(peers, mine, seed=seed)
-        case "server":
-            total = push_pull(peers, mine, seed=seed, contiguous=True)
-        case "blocks":
-            summed = push_pull(peers, to_blocks(mine), seed=seed, contiguous=True)
-            total = from_blocks(summed, mine.total, mine.width)
-        case "allgather":
-            total = gathered(peers, mine)
-        case "hierarchy":
-            total = doubled(peers, mine)
-        case _:
-            whole = dense(mine)
-            peers.all_reduce(whole)
-            total = nonzero_units(whole)
+    design = SCHEMES[scheme]
+    if peers.size == 1:
+        total = add_up([mine])
+    elif design.index == "none":
+        whole = dense(mine)
+        peers.all_reduce(whole)
+        total = nonzero_units(whole)
+    elif design.index == "block":
+        total = regroup(push_pull(peers, regroup(mine, BLOCK), None), mine.width, mine.total)
+    elif design.partition == "split":
+        total = push_pull(peers, mine, seed if design.balanced else None)
+    elif design.communication == "hierarchy":
+        total = doubled(peers, mine)
+    else:
+        total = add_up([unpack(one, mine) for one in peers.swap([pack(mine)] * peers.size)])
     return as_came(total, tensor)
 
 
@@ -118,31 +129,22 @@ def _words(tensor: Tensor, unit: str, scheme: str, network: Network | None, seed
     return words
 
 
-def push_pull(peers: Peers, mine: Units, *, seed: int, contiguous: bool = False) -> Units:
-    """The sum, where each rank adds up the part that `policy.partition` gives it. The units of the result are
-    in no order. ``contiguous``: the parts are, and positions are never coded as a bitmap."""
-    key = partition.keys(mine.total, seed, contiguous=contiguous)
-    length = partition.slice_length(mine.total, peers.size)
-    order, starts, positions = _buckets(mine.indices, key, length, peers.size)
-    values = mine.values[order]
-    pushed = [
-        pack(positions[begin:end], values[begin:end], length, bitmaps=not contiguous)
-        for begin, end in pairwise(starts)
-    ]
-    parts = [unpack(one, mine.values) for one in peers.swap(pushed)]
-    summed, total = add_up(parts, length, mine.values)
-    pulled = [unpack(one, mine.values) for one in peers.gather(
-        pack(summed, total, length, bitmaps=not contiguous)
-    )]  # fmt: skip
-    places = torch.cat([part + rank * length for rank, (part, _) in enumerate(pulled)])
-    return replace(mine, indices=_units_at(places, key), values=torch.cat([one for _, one in pulled]))
-
-
-def gathered(peers: Peers, mine: Units) -> Units:
-    """The sum, where every rank is sent the units of all others."""
-    messages = peers.gather(pack(mine.indices, mine.values, mine.total, bitmaps=False))
-    parts = [unpack(one, mine.values) for one in messages]
-    return _summed(parts, mine)
+def push_pull(peers: Peers, mine: Units, seed: int | None) -> Units:
+    """The sum, where each rank adds up the part that `policy.partition` gives it: of units in the order that
+    ``seed`` gives, or, where it is None, as they are, and then positions are never coded as a bitmap."""
+    size, order, bitmap = peers.size, Order(mine.total, seed), seed is not None
+    length = slice_length(mine.total, size)
+    places, by = order.places(mine.indices).sort()
+    ends = torch.searchsorted(places, torch.arange(1, size, device=places.device) * length).tolist()
+    parts = zip(places.tensor_split(ends), mine.values[by].tensor_split(ends), strict=True)
+    pushed = [Units(one - rank * length, values, length) for rank, (one, values) in enumerate(parts)]
+    summed = add_up(
+        [unpack(one, pushed[0]) for one in peers.swap([pack(one, bitmap=bitmap) for one in pushed])]
+    )
+    pulled = [unpack(one, summed) for one in peers.swap([pack(summed, bitmap=bitmap)] * size)]
+    places = torch.cat([one.indices + rank * length for rank, one in enumerate(pulled)])
+    indices, by = order.units_at(places).sort()
+    return replace(mine, indices=indices, values=torch.cat([one.values for one in pulled])[by])
 
 
 def doubled(peers: Peers, mine: Units) -> Units:
@@ -150,100 +152,92 @@ def doubled(peers: Peers, mine: Units) -> Units:
     power of two give theirs to a rank before, and are given the sum. Of two, both add the lower one's first.
     """
     rank, even = peers.rank, 1 << (peers.size.bit_length() - 1)
-    nothing = mine.values.new_empty(0).view(torch.uint8)
-    mine = _summed([(mine.indices, mine.values)], mine)
+    nothing = Units(mine.indices[:0], mine.values[:0], mine.total)
 
-    def message() -> Tensor:
-        return pack(mine.indices, mine.values, mine.total, bitmaps=False)
+    def traded(peer: int, given: Units) -> Units:
+        return unpack(peers.trade(peer, pack(given)), mine)
 
     if rank >= even:
-        peers.trade(rank - even, message())
-        indices, values = unpack(peers.trade(rank - even, nothing), mine.values)
-        return replace(mine, indices=indices, values=values)
+        traded(rank - even, mine)
+        return traded(rank - even, nothing)
     folded = rank + even < peers.size
     if folded:
-        theirs = peers.trade(rank + even, nothing)
-        mine = _summed([(mine.indices, mine.values), unpack(theirs, mine.values)], mine)
+        mine = add_up([mine, traded(rank + even, nothing)])
     step = 1
     while step < even:
-        other = unpack(peers.trade(rank ^ step, message()), mine.values)
-        pair = [(mine.indices, mine.values), other]
-        mine = _summed(pair[::-1] if rank & step else pair, mine)
+        theirs = traded(rank ^ step, mine)
+        mine = add_up([theirs, mine] if rank & step else [mine, theirs])
         step *= 2
     if folded:
-        peers.trade(rank + even, message())
+        traded(rank + even, mine)
     return mine
 
 
-def _summed(parts: Sequence[tuple[Tensor, Tensor]], like: Units) -> Units:
-    indices, values = add_up(parts, like.total, like.values)
-    return replace(like, indices=indices, values=values)
+def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -> Sparsity:
+    """How sparse and alike the ranks' gradients are: the same on all ranks.
+
+    Densities are exact. Overlap and skew are of units that all ranks pick by one hash, about ``sample`` of
+    each rank's, so that what they have in common is estimated without sending all indices."""
+    world = peers.size
+    own = torch.tensor([len(mine.indices), len(regroup(mine, BLOCK).indices)])
+    counts, touched = np.array([one.tolist() for one in peers.tell([own] * world)]).T
+    share = min(1.0, sample / max(1, counts.max()))
+    picked = mine.indices[Order(mine.total, seed + 1).places(mine.indices) < mine.total * share]
+    sets = [one.view(torch.int64).cpu().numpy() for one in peers.swap([picked.view(torch.uint8)] * world)]
+    blocks = float(touched.mean()) / -(-mine.total * mine.width // BLOCK)
+    itemsize, density = mine.values.element_size(), float(counts.mean()) / mine.total
+    return Sparsity(mine.total, mine.width, itemsize, density, *overlap(sets, mine.total), blocks=blocks)
 
 
-def add_up(parts: Sequence[tuple[Tensor, Tensor]], size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (of ``size``) that any part has, ascending, and the sums of their values in the order of the
-    parts; no part has a position twice."""
-    there = torch.zeros(size, dtype=torch.bool, device=like.device)
-    for positions, _ in parts:
-        there[positions] = True
-    summed = there.nonzero()[:, 0]
-    place = there.cumsum(0, dtype=torch.int32) - 1
-    total = like.new_zeros(len(summed), like.shape[1])
-    for positions, values in parts:
-        where = place[positions]
-        total[where] += values
-    return summed, total
+def costs(
+    network: Network, group: dist.ProcessGroup | None = None, deadline: float = DEADLINE
+) -> tuple[SumCost, ...]:
+    """What sums between the ranks of ``group`` take on ``network`` beside their bytes, the same on all ranks:
+    by the times of three tables of elements, small, large, and fuller. All ranks call it at once.
+
+    Raises:
+        HostError: a peer is gone or silent; the group is spent.
+    """
+    short = [k for k in range(13, 20) if network.seconds("flat", "allreduce", 4 << k) <= PROBED]
+    large = 1 << max(short, default=13)
+    drawn = torch.Generator().manual_seed(dist.get_rank(group))
+    tables: list[Sparsity] = []
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
+    for total, count in ((256, 8), (large, 8), (large, large // 16)):
+        there = torch.randperm(total, generator=drawn)[None, :count]
+        one = torch.sparse_coo_tensor(there, torch.ones(count), (total,), check_invariants=False)
+        for scheme in SCHEMES:
+            calls[scheme, len(tables)] = partial(all_reduce, one, group, "row", scheme, deadline=deadline)
+        tables.append(Sparsity(total, 1, 4, count / total, blocks=1 - (1 - count / total) ** BLOCK))
+    times = least_times(calls, PROBED, group, deadline)
+    found = []
+    for scheme in SCHEMES:
+        beside = [
+            max(0.0, times[scheme, place] - sending(scheme, one, network)[1])
+            for place, one in enumerate(tables)
+        ]
+        grows = np.array([work(scheme, one, network.world) for one in tables])
+        found.append(SumCost(scheme, *least_squares([*grows.T], np.array(beside))))
+    return tuple(found)
 
 
-def _buckets(
-    indices: Tensor, key: partition.Ints, length: int, parts: int
-) -> tuple[Tensor, list[int], Tensor]:
-    """`partition.buckets`, where the indices are."""
-    if not indices.is_cuda:
-        order, starts, positions = partition.buckets(indices.numpy(), key, length, parts)
-        return torch.from_numpy(order), starts.tolist(), torch.from_numpy(positions)
-    places = permuted(indices, key)
-    owners = places // length
-    order_ = owners.argsort(stable=True)
-    counts = torch.bincount(owners, minlength=parts)
-    starts_ = [0, *counts.cumsum(0).tolist()]
-    return order_, starts_, (places - owners * length)[order_]
-
-
-def _units_at(places: Tensor, key: partition.Ints) -> Tensor:
-    if not places.is_cuda:
-        return torch.from_numpy(partition.unpermute(places.numpy(), key))
-    return unpermuted(places, key)
-
-
-def permuted(units: Tensor, key: partition.Ints) -> Tensor:
-    """`partition.permute` by operations on whole tensors, for GPUs."""
-    total, mask, shift, *rounds = key.tolist()
-
-    def once(x: Tensor) -> Tensor:
-        for k in range(0, len(rounds), 3):
-            x = ((x ^ rounds[k]) * rounds[k + 1]) & mask
-            x = x ^ (x >> shift)
-        return x
-
-    return _until_inside(units, once, total)
-
-
-def unpermuted(places: Tensor, key: partition.Ints) -> Tensor:
-    """The inverse of `permuted`."""
-    total, mask, shift, *rounds = key.tolist()
-
-    def once(x: Tensor) -> Tensor:
-        for k in range(len(rounds) - 3, -1, -3):
-            x = x ^ (x >> shift)
-            x = ((x * rounds[k + 2]) & mask) ^ rounds[k]
-        return x
-
-    return _until_inside(places, once, total)
-
-
-def _until_inside(x: Tensor, once: Callable[[Tensor], Tensor], total: int) -> Tensor:
-    x = once(x)
-    while bool((outside := x >= total).any()):
-        x = torch.where(outside, once(x), x)
-    return x
+def least_times(
+    calls: Mapping[T, Callable[[], object]], enough: float,
+    group: dist.ProcessGroup | None = None, deadline: float = DEADLINE,
+) -> dict[T, float]:  # fmt: skip
+    """The least seconds that each call takes on the slowest rank, where all begin at once. Calls are in turn,
+    so that what else the hosts do meets all alike, each until it has taken ``enough`` seconds, at least twice
+    and at most `TURNS` times; all ranks get the same."""
+    best = dict.fromkeys(calls, math.inf)
+    spent = dict.fromkeys(calls, 0.0)
+    for turn in range(TURNS):
+        for name, call in calls.items():
+            if turn < 2 or spent[name] < enough:
+                peers = Peers(group, deadline)
+                peers.tell([torch.zeros(1)] * peers.size)
+                begin = time.perf_counter()
+                call()
+                mine = torch.tensor([time.perf_counter() - begin])
+                slowest = max(one.item() for one in peers.tell([mine] * peers.size))
+                best[name], spent[name] = min(best[name], slowest), spent[name] + slowest
+    return best

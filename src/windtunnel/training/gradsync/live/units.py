@@ -7,21 +7,23 @@ bytes where it has no units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from windtunnel.training.gradsync.policy.bytes import COUNT
-from windtunnel.training.gradsync.policy.sparse import BLOCK, INDEX
+from windtunnel.training.gradsync.policy.sparse import INDEX
 
 Unit = Literal["row", "element"]
+COUNT = 8
+"""Bytes of the number of units that begins a message."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """Non-zero units of a gradient: their numbers [k], ascending, of ``total``, and values [k, width]."""
+    """Units of a gradient that are there: numbers [k], ascending, of ``total``, and values [k, width]."""
 
     indices: Tensor
     values: Tensor
@@ -38,24 +40,31 @@ def units_of(tensor: Tensor, unit: Unit) -> Units:
         rows = tensor.shape[0] if unit == "row" and tensor.dim() > 0 else tensor.numel()
         return nonzero_units(tensor.detach().reshape(rows, -1))
     tensor = tensor.detach().coalesce()
-    shape = tensor.shape[: tensor.sparse_dim()]
     indices = torch.zeros(tensor._nnz(), dtype=torch.int64, device=tensor.device)
     total = 1
-    for place, length in enumerate(shape):
+    for place, length in enumerate(tensor.shape[: tensor.sparse_dim()]):
         indices = indices * length + tensor.indices()[place]
         total *= length
-    width = max(1, tensor.shape[tensor.sparse_dim() :].numel())
-    values = tensor.values().reshape(len(indices), width)
-    if unit == "row" or width == 1:
-        return Units(indices, values, total)
-    row, column = values.nonzero(as_tuple=True)
-    return Units(indices[row] * width + column, values[row, column, None], total * width)
+    width = tensor.shape[tensor.sparse_dim() :].numel()
+    found = Units(indices, tensor.values().reshape(len(indices), width), total)
+    return found if unit == "row" else regroup(found, 1)
 
 
 def nonzero_units(whole: Tensor) -> Units:
     """The rows of a matrix that are not all zero."""
     indices = (whole != 0).any(1).nonzero()[:, 0]
     return Units(indices, whole[indices], len(whole))
+
+
+def regroup(units: Units, width: int, total: int | None = None) -> Units:
+    """The same elements in units of ``width``, without those that are all zero. ``total``: how many there
+    are; else as many as hold all elements."""
+    row, column = units.values.nonzero(as_tuple=True)
+    elements = units.indices[row] * units.width + column
+    there, where = torch.unique_consecutive(elements // width, return_inverse=True)
+    values = units.values.new_zeros(len(there), width)
+    values[where, elements % width] = units.values[row, column]
+    return Units(there, values, -(-units.total * units.width // width) if total is None else total)
 
 
 def dense(units: Units) -> Tensor:
@@ -66,81 +75,63 @@ def dense(units: Units) -> Tensor:
 
 
 def as_came(total: Units, tensor: Tensor) -> Tensor:
-    """In the form of ``tensor``: dense, or COO without duplicates; the units may be in any order."""
+    """In the form of ``tensor``: dense, or COO without duplicates."""
     if tensor.layout == torch.strided:
         return dense(total).reshape(tensor.shape)
-    order = total.indices.argsort()
-    indices, values = total.indices[order], total.values[order]
     row_shape = tensor.shape[tensor.sparse_dim() :]
-    width = max(1, row_shape.numel())
-    if total.width < width:  # elements: back into rows
-        rows, where = torch.unique_consecutive(indices // width, return_inverse=True)
-        filled = values.new_zeros(len(rows), width)
-        filled[where, indices % width] = values[:, 0]
-        indices, values = rows, filled
-    places = []
+    if total.width < row_shape.numel():
+        total = regroup(total, row_shape.numel())
+    indices, places = total.indices, []
     for length in reversed(tensor.shape[: tensor.sparse_dim()]):
         places.append(indices % length)
         indices = indices // length
-    shaped = values.reshape(len(values), *row_shape)
-    stacked = torch.stack(places[::-1])
+    shaped, stacked = total.values.reshape(-1, *row_shape), torch.stack(places[::-1])
     return torch.sparse_coo_tensor(stacked, shaped, tensor.shape, is_coalesced=True, check_invariants=False)
 
 
-def to_blocks(units: Units) -> Units:
-    """`BLOCK` elements each, of which any belongs to a unit that is there."""
-    columns = torch.arange(units.width, device=units.indices.device)
-    elements = (units.indices[:, None] * units.width + columns).reshape(-1)
-    blocks, where = torch.unique_consecutive(elements // BLOCK, return_inverse=True)
-    values = units.values.new_zeros(len(blocks), BLOCK)
-    values[where, elements % BLOCK] = units.values.reshape(-1)
-    return Units(blocks, values, -(-units.total * units.width // BLOCK))
+def add_up(parts: Sequence[Units]) -> Units:
+    """What is there in any part, and the sums of values in the order of the parts."""
+    like = parts[0]
+    there = torch.zeros(like.total, dtype=torch.bool, device=like.values.device)
+    for one in parts:
+        there[one.indices] = True
+    summed = there.nonzero()[:, 0]
+    place = there.cumsum(0, dtype=torch.int32) - 1
+    total = like.values.new_zeros(len(summed), like.width)
+    for one in parts:
+        total[place[one.indices]] += one.values
+    return Units(summed, total, like.total)
 
 
-def from_blocks(blocks: Units, total: int, width: int) -> Units:
-    """The units in them that are not all zero."""
-    where, column = (blocks.values != 0).nonzero(as_tuple=True)
-    elements = blocks.indices[where] * BLOCK + column
-    order = elements.argsort()
-    elements = elements[order]
-    rows, place = torch.unique_consecutive(elements // width, return_inverse=True)
-    values = blocks.values.new_zeros(len(rows), width)
-    values[place, elements % width] = blocks.values[where, column][order]
-    return Units(rows, values, total)
-
-
-def pack(positions: Tensor, values: Tensor, size: int, *, bitmaps: bool) -> Tensor:
-    """The message of these units of a part of ``size`` (see above); `policy.bytes` says how long it is."""
-    count = len(positions)
+def pack(units: Units, *, bitmap: bool = False) -> Tensor:
+    """Their message (see above); ``bitmap``: where it is shorter than positions."""
+    count, values = len(units.indices), units.values
     if count == 0:
         return torch.empty(0, dtype=torch.uint8, device=values.device)
-    bitmap = bitmaps and -(-size // 8) < INDEX * count
+    bitmap = bitmap and -(-units.total // 8) < INDEX * count
     if bitmap:
-        there = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8, device=values.device)
-        there[positions] = 1
-        order = positions.argsort()
-        values = values[order]
-        bits = there.view(-1, 8)
-        index = bits[:, 0].clone()
-        for bit in range(1, 8):
-            index |= bits[:, bit] << bit
+        there = torch.zeros(-(-units.total // 8) * 8, dtype=torch.uint8, device=values.device)
+        there[units.indices] = 1
+        index = (there.view(-1, 8) << _BITS.to(values.device)).sum(1, dtype=torch.uint8)
     else:
-        index = positions.to(torch.int32).view(torch.uint8)
-    head = torch.tensor([-count if bitmap else count], dtype=torch.int64).view(torch.uint8)
+        index = units.indices.to(torch.int32).view(torch.uint8)
+    head = torch.tensor([-count if bitmap else count]).view(torch.uint8)
     body = values.contiguous().reshape(-1).view(torch.uint8)
-    padding = body.new_zeros(-len(body) % INDEX)
-    return torch.cat([head.to(values.device), body, padding, index])
+    return torch.cat([head.to(values.device), body, body.new_zeros(-len(body) % INDEX), index])
 
 
-def unpack(message: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (int64) and values of a message of units as wide as those of ``like``."""
+def unpack(message: Tensor, like: Units) -> Units:
+    """The units of a message, of as many and as wide ones as ``like`` has."""
     if len(message) == 0:
-        return torch.empty(0, dtype=torch.int64, device=like.device), like.new_empty(0, like.shape[1])
+        return Units(like.indices[:0], like.values[:0], like.total)
     count = int(message[:COUNT].view(torch.int64))
-    nbytes = abs(count) * like.shape[1] * like.element_size()
-    values = message[COUNT : COUNT + nbytes].view(like.dtype).reshape(abs(count), -1)
-    index = message[COUNT + nbytes + -nbytes % INDEX :]
+    end = COUNT + abs(count) * like.width * like.values.element_size()
+    values = message[COUNT:end].view(like.values.dtype).reshape(abs(count), -1)
+    index = message[end + (COUNT - end) % INDEX :]
     if count > 0:
-        return index.view(torch.int32).long(), values
-    bits = torch.arange(8, dtype=torch.uint8, device=message.device)
-    return ((index[:, None] >> bits) & 1).reshape(-1).nonzero()[:, 0], values
+        return Units(index.view(torch.int32).long(), values, like.total)
+    there = (index[:, None] >> _BITS.to(message.device)) & 1
+    return Units(there.reshape(-1).nonzero()[:, 0], values, like.total)
+
+
+_BITS = torch.arange(8, dtype=torch.uint8)

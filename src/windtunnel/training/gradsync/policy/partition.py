@@ -12,10 +12,12 @@ onto the lower, three times over; what falls outside of the units is permuted ag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-
-from windtunnel.base.compiled import jit
 
 Ints = NDArray[np.int64]
 ROUNDS = 3
@@ -26,70 +28,79 @@ def slice_length(units: int, parts: int) -> int:
     return -(-units // parts)
 
 
-def keys(units: int, seed: int, *, contiguous: bool = False) -> Ints:
-    """What `permute` and its inverse need: units, mask, shift, then (add, odd factor, its inverse) a round.
-    ``contiguous``: no round, every unit stays where it is."""
-    bits = max(2, (units - 1).bit_length())
-    head = [units, (1 << bits) - 1, (bits + 1) // 2]
-    rng = np.random.default_rng([seed, units])
-    for _ in range(0 if contiguous else ROUNDS):
-        add, odd = int(rng.integers(1 << bits)), int(rng.integers(1 << bits)) | 1
-        head += [add, odd, pow(odd, -1, 1 << bits)]
-    return np.array(head, np.int64)
+@dataclass(frozen=True)
+class Order:
+    """An order of ``units``: by ``seed``, or, where it is None, as they are. Its methods take int64 arrays of
+    NumPy or torch, on any device, and give new ones."""
 
+    units: int
+    seed: int | None
 
-@jit
-def permute(units: Ints, key: Ints) -> Ints:
-    """``place(u)`` of each."""
-    total, mask, shift = key[0], key[1], key[2]
-    found = np.empty(len(units), np.int64)
-    for i in range(len(units)):
-        x = units[i]
-        while True:
-            for k in range(3, len(key), 3):
-                x = ((x ^ key[k]) * key[k + 1]) & mask
+    def places(self, units: Any) -> Any:
+        """``place(u)`` of each."""
+        mask, shift, rounds = self._keys()
+
+        def once(x: Any) -> Any:
+            for add, odd, _ in rounds:
+                x = ((x ^ add) * odd) & mask
                 x ^= x >> shift
-            if x < total:
-                break
-        found[i] = x
-    return found
+            return x
+
+        return self._inside(units, once)
+
+    def units_at(self, places: Any) -> Any:
+        """The inverse: folding with a shift of half the bits undoes itself."""
+        mask, shift, rounds = self._keys()
+
+        def once(x: Any) -> Any:
+            for add, _, inverse in rounds[::-1]:
+                x = (((x ^ (x >> shift)) * inverse) & mask) ^ add
+            return x
+
+        return self._inside(places, once)
+
+    def _keys(self) -> tuple[int, int, list[tuple[int, int, int]]]:
+        bits = max(2, (self.units - 1).bit_length())
+        if self.seed is None:
+            return 0, 0, []
+        rng = np.random.default_rng([self.seed, self.units])
+        rounds = []
+        for _ in range(ROUNDS):
+            add, odd = int(rng.integers(1 << bits)), int(rng.integers(1 << bits)) | 1
+            rounds.append((add, odd, pow(odd, -1, 1 << bits)))
+        return (1 << bits) - 1, (bits + 1) // 2, rounds
+
+    def _inside(self, x: Any, once: Callable[[Any], Any]) -> Any:
+        x = once(x)
+        while (outside := x >= self.units).any():
+            x[outside] = once(x[outside])
+        return x
 
 
-@jit
-def unpermute(places: Ints, key: Ints) -> Ints:
-    """The inverse: folding with a shift of half the bits undoes itself."""
-    total, mask, shift = key[0], key[1], key[2]
-    found = np.empty(len(places), np.int64)
-    for i in range(len(places)):
-        x = places[i]
-        while True:
-            for k in range(len(key) - 3, 2, -3):
-                x ^= x >> shift
-                x = ((x * key[k + 2]) & mask) ^ key[k]
-            if x < total:
-                break
-        found[i] = x
-    return found
+def imbalance(sets: Sequence[Ints], order: Order) -> tuple[float, float]:
+    """Fullest over mean part, of as many as there are ranks: of what a rank pushes (the worst rank's), and of
+    what is pulled. ``sets[r]``: the units of rank r."""
+    world = len(sets)
+    length = slice_length(order.units, world)
+    every = [*sets, np.unique(np.concatenate(sets))]
+    uneven = []
+    for one in every:
+        parts = np.bincount(order.places(one) // length, minlength=world)
+        uneven.append(float(parts.max() / max(1, len(one)) * world))
+    return max(uneven[:-1]), uneven[-1]
 
 
-@jit
-def buckets(units: Ints, key: Ints, length: int, parts: int) -> tuple[Ints, Ints, Ints]:
-    """The units by the slice that they are of: ``order`` (numbers of ``units``), where each slice begins in
-    it (parts + 1), and the positions in the slices, in that order. Counted first, then filled: no bucket can
-    be too small."""
-    places = permute(units, key)
-    starts = np.zeros(parts + 1, np.int64)
-    for place in places:
-        starts[place // length + 1] += 1
-    for part in range(parts):
-        starts[part + 1] += starts[part]
-    filled = starts[:-1].copy()
-    order = np.empty(len(units), np.int64)
-    positions = np.empty(len(units), np.int64)
-    for i in range(len(places)):
-        part = places[i] // length
-        at = filled[part]
-        filled[part] = at + 1
-        order[at] = i
-        positions[at] = places[i] - part * length
-    return order, starts, positions
+def overlap(sets: Sequence[Ints], units: int) -> tuple[tuple[float, ...], float]:
+    """Densification over 2, 4, 8 … ranks (neighbours, as *hierarchy* adds them up), and the skew of what all
+    ranks have together, from their index sets or samples of these."""
+    world = len(sets)
+    mean = sum(map(len, sets)) / world
+    if mean == 0:
+        return (), 1.0
+    growth, step = [], 2
+    while step <= world:
+        groups = [sets[begin : begin + step] for begin in range(0, world - step + 1, step)]
+        growth.append(sum(len(np.unique(np.concatenate(one))) for one in groups) / len(groups) / mean)
+        step *= 2
+    counts = np.bincount(np.concatenate(sets) // slice_length(units, world), minlength=world)
+    return tuple(growth), float(counts.max() / counts.mean())

@@ -24,7 +24,7 @@ from itertools import product
 from typing import Literal
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import Network, Option, Profile, Tensor
+from windtunnel.training.gradsync.model import Kind, Network, Option, Profile, Tensor
 from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
 
 Communication = Literal["ring", "hierarchy", "point-to-point"]
@@ -133,80 +133,84 @@ def traffic(design: Design, one: Sparsity, world: int) -> Traffic:
     """What ``design`` moves between ``world`` ranks."""
     if world == 1:
         return Traffic(0.0, 0.0, 0)
-    levels = math.log2(world)
-    # lengths go ahead: all at once before rounds with everyone, with each message of a hierarchy
-    rounds = {"ring": world, "hierarchy": 2 * math.ceil(levels), "point-to-point": world}
-    turns = rounds[design.communication] * (1 if design.partition == "whole" else 2)
     if design.index == "none":
         nbytes = 2 * (world - 1) / world * one.units * one.width * one.itemsize
-        return Traffic(nbytes, nbytes, turns)
+        return Traffic(nbytes, nbytes, 2 * (world - 1))
     if design.index == "block":
-        elements = one.units * one.width
-        grown = min(one.gamma(world), 1 / max(one.blocks, 1e-12))
-        growth = tuple(min(g, grown) for g in one.growth) or (grown,)
-        one = replace(
-            one, units=-(-elements // BLOCK), width=BLOCK, density=one.blocks, growth=growth,
-            skew=min(one.skew, 1 / max(one.blocks, 1e-12)),
-        )  # fmt: skip
+        one = replace(one, units=-(-one.units * one.width // BLOCK), width=BLOCK, density=one.blocks)
+    split, levels = design.partition == "split", world.bit_length() - 1
+    # ranks beyond a power of two give theirs to another, which is the busiest, and are given the sum
+    folded = world > 2**levels
+    # turn after turn: messages where all is sent as it is, ranks in one where sums are, share of the tensor
+    turns: dict[Communication, list[tuple[int, int, float]]] = {
+        "ring": [(ranks if split else 1, ranks, 1 / world) for ranks in range(1, world)],
+        "hierarchy": [(1 << k, 1 << (k + folded), 0.5 ** (k + 1)) for k in range(levels)]
+        + [(1, world, 1.0)] * folded,
+        "point-to-point": [(1, 1, 1 / world)] * (world - 1),
+    }
+    incremental = design.aggregation == "incremental"
+    moved = [(1, ranks, share) if incremental else (times, 1, share) for times, ranks, share in
+             turns[design.communication]]  # fmt: skip
+    if split:  # and of the sum of its part each rank gives all others
+        moved.append((world - 1, world, 1 / world))
 
-    def size(ranks: float, share: float = 1.0) -> float:
-        """Bytes of the sum of so many ranks, or a share of it."""
-        count = one.units * min(1.0, one.density * one.gamma(ranks))
-        index = INDEX * count
-        if design.index == "least":
-            index = min(index, one.units / 8)
-        return share * (count * one.width * one.itemsize + index)
+    def nbytes_of(skew: float) -> float:
+        """Of parts that are so much fuller than the mean."""
+        total = 0.0
+        for times, ranks, share in moved:
+            units = one.units * (share if split else 1.0)
+            count = units * min(1.0, one.density * one.gamma(ranks) * skew)
+            index = min(INDEX * count, units / 8) if design.index == "least" else INDEX * count
+            total += times * (count * one.width * one.itemsize + index)
+        return total
 
-    if design.partition == "whole":
-        if design.aggregation == "one-shot":
-            nbytes = (world - 1) * size(1)
-        elif design.communication == "ring":
-            nbytes = sum(size(ranks) for ranks in range(1, world))
-        else:
-            # ranks beyond a power of two give theirs to another, which is the busiest, and are given the sum
-            folded = world & (world - 1) > 0
-            nbytes = sum(size(2 ** (level + folded)) for level in range(int(levels)))
-            nbytes += size(world) if folded else 0.0
-        return Traffic(nbytes, nbytes, turns + 4 * bool(world & (world - 1)))
-    match design.communication, design.aggregation:
-        case "point-to-point", _:
-            pushed = size(1, (world - 1) / world)
-        case "ring", "incremental":
-            pushed = sum(size(ranks, 1 / world) for ranks in range(1, world))
-        case "ring", _:
-            pushed = sum(ranks * size(1, 1 / world) for ranks in range(1, world))
-        case _, "incremental":
-            pushed = sum(size(2**level, 2.0 ** -(level + 1)) for level in range(math.ceil(levels)))
-        case _:
-            pushed = sum(2**level * size(1, 2.0 ** -(level + 1)) for level in range(math.ceil(levels)))
-    pulled = size(world, (world - 1) / world)
-    # the fullest part arrives at one rank, and leaves it world - 1 times
-    fullest = 1.0 if design.balanced else max(1.0, min(one.skew, world))
-    return Traffic(fullest * pushed + fullest * pulled, pushed + pulled, turns)
+    # lengths go ahead: all at once before rounds with everyone, with each message of a hierarchy
+    rounds = 2 * (levels + 2 * folded) if design.communication == "hierarchy" else world
+    sent = nbytes_of(1.0)
+    busiest = sent if design.balanced else nbytes_of(max(1.0, min(one.skew, world)))
+    return Traffic(busiest, sent, rounds * (2 if split else 1))
 
 
-def wire(network: Network) -> tuple[float, float]:
-    """Seconds that a round of an exchange takes without bytes, and a byte that a rank sends in it."""
-    world = network.world
-    empty = network.seconds("flat", "alltoall", 0)
-    each = network.seconds("flat", "alltoall", world) - empty
-    return empty / max(1, world - 1), each / max(1, world - 1)
+def work(scheme: str, one: Sparsity, world: int) -> tuple[float, float, float]:
+    """What the time of a sum beside sending grows with, each by a figure of `SumCost`: calls, places that a
+    tensor has (for units; elements where all are sent), units that the busiest rank moves."""
+    design = found(scheme)
+    if design.index == "none":
+        return 1.0, one.units * one.width, 0.0
+    width = BLOCK if design.index == "block" else one.width
+    return 1.0, one.units, traffic(design, one, world).busiest / (width * one.itemsize + INDEX)
+
+
+def sending(scheme: str, one: Sparsity, network: Network) -> tuple[float, float]:
+    """Seconds that the rounds of a sum take without bytes, and those of its bytes.
+
+    Raises:
+        UserError: an unknown scheme, or a network whose collectives were not measured.
+    """
+    design, world = found(scheme), network.world
+    moved = traffic(design, one, world)
+    kind: Kind = "allreduce" if design.index == "none" else "alltoall"
+    passes = 2 if design.index == "none" else 1
+    empty = network.seconds("flat", kind, 0)
+    each = (network.seconds("flat", kind, world) - empty) / (passes * (world - 1))
+    return moved.rounds * empty / (passes * (world - 1)), moved.busiest * each
 
 
 def seconds(scheme: str, one: Sparsity, network: Network) -> float:
-    """Predicted, of one sum.
+    """Predicted, of one sum: that of its bytes, and beside it what was measured on this network
+    (`Network.sums`), or, where nothing was, its rounds.
 
     Raises:
-        UserError: an unknown scheme, or a network whose all-to-all was not measured.
+        UserError: as `sending`.
     """
-    design = found(scheme)
     if network.world == 1:
         return 0.0
-    if design.index == "none":
-        return network.seconds("flat", "allreduce", one.units * one.width * one.itemsize)
-    latency, per_byte = wire(network)
-    moved = traffic(design, one, network.world)
-    return moved.rounds * latency + moved.busiest * per_byte
+    rounds, moving = sending(scheme, one, network)
+    for cost in network.sums:
+        if cost.scheme == scheme:
+            calls, places, units = work(scheme, one, network.world)
+            return cost.fixed * calls + cost.per_place * places + cost.per_unit * units + moving
+    return rounds + moving
 
 
 def found(scheme: str) -> Design:
