@@ -118,14 +118,16 @@ def append(bits: Words, least: int, start: int, indices: NDArray[np.int32], foun
                     top = max(top, np.uint32(block[i] & mask))
             if top < enough:
                 continue
-            seen = 0
+            seen, before = 0, count
             if count < room:
                 for i in range(len(block)):
-                    indices[count], found[count] = first + i, block[i]
+                    indices[count] = first + i
                     count += int(np.uint32(block[i] & mask) >= enough)
                     seen = i + 1
                     if count == room:
                         break
+                for place in range(before, count):
+                    found[place] = bits[indices[place]]
             if top >= infinite:
                 for i in range(seen, len(block)):
                     if np.uint32(block[i] & mask) >= infinite:
