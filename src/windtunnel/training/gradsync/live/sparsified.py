@@ -4,10 +4,10 @@ A code has room for a fixed number of elements, so that the codes of all ranks a
 then their values; an unused place has the index -1. Codes add up by scatter-*add*, so that an index which
 several ranks chose keeps the sum of their values.
 
-*topk* is exact. *threshold* takes what reaches a threshold that a random sample gives (Deep Gradient
-Compression, Lin et al., ICLR '18), *dragonn* the same by hashing (Wang et al., ICML '22): each element that
-reaches it writes its index to a random place of a table four times as large as the code, where a later one
-may overwrite it. That replaces the prefix sum which compaction takes on a parallel device. On a processor
+*topk* is exact. *threshold* takes what reaches a threshold that a sample gives (Deep Gradient Compression,
+Lin et al., ICLR '18), *dragonn* the same by hashing (Wang et al., ICML '22): each element that reaches it
+writes its index to a random place of a table four times as large as the code, where a later one may
+overwrite it. That replaces the prefix sum which compaction takes on a parallel device. On a processor
 both are one compiled pass that appends: hashing would only cost there. The pass begins at a random place,
 so that what finds no room is a different part each time. *randomk* takes the elements that the seed gives,
 the same on all ranks, one out of each of as many even slices; only values are sent, and their sums are the
@@ -89,10 +89,9 @@ def _enough(row: Tensor, room: int, seed: int) -> Tensor:
     bits, numel = row.view(torch.int32), len(row)
     if room == numel:
         return torch.ones((), dtype=torch.int32, device=row.device)
-    size = max(SAMPLED, EXPECTED * numel // room)
-    if size < numel:
-        generator = torch.Generator(row.device).manual_seed(seed)
-        bits = bits[torch.randint(numel, (size,), generator=generator, device=row.device)]
+    # one of so many, from a random one on; odd, so that it goes through all columns of most matrices
+    stride = max(1, numel // max(SAMPLED, EXPECTED * numel // room)) - 1 | 1
+    bits = bits[seed % stride :: stride]
     rank = max(1, round(len(bits) * room / numel))
     return torch.topk(bits & MAGNITUDE, rank).values[-1].clamp(1, INFINITE)
 
