@@ -13,6 +13,9 @@ from windtunnel.cli import Group
 group = typer.Typer(cls=Group, no_args_is_help=True, help="Gradient synchronisation that chooses for itself.")
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")]
+Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -20,15 +23,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="gradsync")
 
 
-Ranks = Annotated[int, typer.Option(min=1, help="Processes that train, on this host.")]
-
-
 @group.command("profile", context_settings=SETTINGS)
 def profile(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the profile there.")] = Path(
         "profile.json"
     ),
@@ -46,10 +44,8 @@ def profile(
 @group.command("apply", context_settings=SETTINGS)
 def apply(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file of a plan.")],
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script with DDP.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     ranks: Ranks = 2,
     profile: Annotated[
         Path | None,
@@ -90,9 +86,7 @@ def plan(
     script: Annotated[
         str | None, typer.Argument(metavar="SCRIPT", help="A torchrun-style training script, emulated.")
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
-    ] = None,
+    arguments: Arguments = None,
     cluster: Annotated[
         str | None,
         typer.Option("--cluster", "-c", help="A name such as v100:8x8,nic=ethernet-25, or a file."),

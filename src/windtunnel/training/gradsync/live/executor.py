@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -205,8 +206,7 @@ class Executor:
         self._host: queue.SimpleQueue[tuple[_Run, Tensor | None] | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [
-            threading.Thread(target=target, name=f"gradsync-{name}", daemon=True)
-            for name, target in (("network", self._run_network), ("host", self._run_host))
+            threading.Thread(target=one, daemon=True) for one in (self._run_network, self._run_host)
         ]
         for thread in self._threads:
             thread.start()
@@ -258,23 +258,22 @@ class Executor:
 
     def _run_network(self) -> None:
         with self._stream():
-            while self._order:
-                for group in self._order:
-                    with self._ready:
-                        while group not in self._waiting and not self._closed:
-                            self._ready.wait()
-                        if self._closed:
-                            return
-                        run = self._waiting.pop(group)
-                    self._take(run)
-                    assert run.call is not None
-                    try:
-                        found = run.call()
-                    except Exception as error:  # whatever it is, backward must not wait for ever
-                        self._fail(run, error)
+            for group in cycle(self._order):
+                with self._ready:
+                    while group not in self._waiting and not self._closed:
+                        self._ready.wait()
+                    if self._closed:
                         return
-                    self._mark(run)
-                    self._host.put((run, found))
+                    run = self._waiting.pop(group)
+                self._take(run)
+                assert run.call is not None
+                try:
+                    found = run.call()
+                except Exception as error:  # whatever it is, backward must not wait for ever
+                    self._fail(run, error)
+                    return
+                self._mark(run)
+                self._host.put((run, found))
 
     def _run_host(self) -> None:
         with self._stream():

@@ -75,6 +75,7 @@ class Handle:
         self.micro, self.since, self.pause = 1, 0, PAUSE
         self.saved = self.closed = False
         self._parameters = named(ddp)
+        self._device = next(iter(self._parameters.values())).device
         self._name_of = {parameter: name for name, parameter in self._parameters.items()}
         self._executor: Executor | None = None
         self._views: dict[int, dict[str, Tensor]] = {}
@@ -86,10 +87,8 @@ class Handle:
         first = self._parameters[plan.groups[0].tensors[0]]
         self._hooks = [first.register_post_accumulate_grad_hook(self._passed)]
         self._every, self._iterations, self._due = check_every, 0, False
-        if check_every:
-            # a compiler must not look into it
-            before = torch.compiler.disable(self._before)
-            self._hooks.append(ddp.register_forward_pre_hook(before))
+        if check_every:  # in a forward that a compiler must not look into
+            self._hooks.append(ddp.register_forward_pre_hook(torch.compiler.disable(self._before)))
         self._install(plan)
 
     def _install(self, plan: Plan) -> None:
@@ -108,10 +107,6 @@ class Handle:
             ddp.register_comm_hook(self, _hook)
         else:
             self._feedback = Feedback([{name: one.numel()} for name, one in self._parameters.items()])
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._parameters.values())).device
 
     def replace(self, plan: Plan) -> None:
         """Have ``plan`` go on where the present one stands, with what waits. All ranks call it at once,
@@ -160,21 +155,19 @@ class Handle:
         Raises:
             UserError: it is of another number of ranks, or of another model.
         """
+        states = [state] if isinstance(state, Mapping) else sorted(state, key=lambda one: int(one["rank"]))
+        rank, world = dist.get_rank(self.ddp.process_group), self.plan.world
         if isinstance(state, Mapping):
-            if state["world"] != self.plan.world:
+            if state["world"] != world:
                 raise UserError(
-                    f"gradsync: the state is one of {state['world']} ranks, the plan is for "
-                    f"{self.plan.world}; the states of all former ranks are accepted"
+                    f"gradsync: the state is one of {state['world']} ranks, the plan is for {world}; the "
+                    "states of all former ranks are accepted"
                 )
-            steps, waits = state["steps"], state["feedback"]
-        else:
-            states = sorted(state, key=lambda one: int(one["rank"]))
-            rank = dist.get_rank(self.ddp.process_group)
-            steps = states[0]["steps"]
-            waits = redistributed([one["feedback"] for one in states], rank, self.plan.world)
+            rank, world = 0, 1
+        waits = redistributed([one["feedback"] for one in states], rank, world)
         self._feedback.load_state_dict(waits, self._device)
         if self._executor is not None:
-            self._executor.load(steps)
+            self._executor.load(states[0]["steps"])
         else:
             self._add(waits["residuals"])
 
@@ -215,8 +208,7 @@ class Handle:
         if self._begun is not None:
             self.seconds.append(now - self._begun)
         self.micro, self._passes, self._begun = self._passes, 0, now
-        self.since += 1
-        self._iterations += 1
+        self.since, self._iterations = self.since + 1, self._iterations + 1
         self._due = bool(self._every) and self._iterations % self._every == 0
 
     def _before(self, *_: Any) -> None:
