@@ -15,7 +15,7 @@ from made_up import CODECS, codec, profile
 from windtunnel.base.errors import UserError
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.files import read, write
-from windtunnel.training.gradsync.model import NONE, PLAIN, Option, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts
 from windtunnel.training.gradsync.policy.options import Task
@@ -173,8 +173,8 @@ def test_a_gain_within_the_doubt_of_the_profile_is_left() -> None:
 def test_groups_are_handed_over_for_a_price_that_ddp_itself_does_not_take() -> None:
     swift = profile([1 << 16] * 12, 1e10)
     slow = replace(swift, handing=1e-3)
-    for option, most, more in ((Option("fp16"), 1, 12), (Option("fp16"), 1 << 17, 6), (PLAIN, 1, 0)):
-        without, taken = (uniform_plan(one, option, most).forecasts[0].seconds for one in (swift, slow))
+    for codec_, most, more in (("fp16", 1, 12), ("fp16", 1 << 17, 6), (NONE, 1, 0)):
+        without, taken = (uniform_plan(one, codec_, most).forecasts[0].seconds for one in (swift, slow))
         assert taken - without == pytest.approx(more * 1e-3, abs=1e-3)
     dear = replace(profile([1 << 18] * 12, 1e8), handing=1e-2)
     assert len(make_plan(dear).groups) < len(make_plan(replace(dear, handing=0.0)).groups)

@@ -9,7 +9,7 @@ from windtunnel.bench.rows import runner
 
 SECTIONS = {
     "strategy": "strategy.strategy_rows", "jobs": "jobs.job_rows",
-    "live": "live.live_rows", "fusion": "live.fusion_rows",
+    "live": "live.live_rows", "fusion": "jobs.fusion_rows",
     "encode": "codecs.encode_rows", "accuracy": "accuracy.accuracy_rows", "sparse": "sparse.sparse_rows",
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""The papers' jobs on clusters that are not there: what a plan gains over DDP, by job and rate."""
+"""The papers' jobs on clusters that are not there: what a plan gains over DDP, by job and rate, and what
+fusion alone is worth."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from dataclasses import replace
 from windtunnel.bench.rows import Row
 from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.model import Plan
-from windtunnel.training.gradsync.policy.plan import make_plan
+from windtunnel.training.gradsync.policy.plan import BUCKETS, make_plan, uniform_plan
 from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 RATES = ("ethernet-1", "ethernet-10", "ethernet-25", "ethernet-100", "ib-400")
 SIZES = (2, 8, 32, 128)
+SINGLE = "v100:8x1,nic=ethernet-25"
 PUBLISHED = {("UGATIT", "ethernet-100"): 1.49}
 """Speed gained over FP32 on 64 V100 with NVLink, with DGC (Espresso, EuroSys '23); its other figures are of
 hosts with PCIe alone, or of other systems."""
@@ -58,3 +60,18 @@ def _gains(name: str, cluster: str, what: str) -> Iterator[Row]:
 def _of(choice: str, plan: Plan) -> float:
     """Seconds that it is predicted to take; nan where it was not among those compared."""
     return next((one.seconds for one in plan.forecasts if one.choice == choice), math.nan)
+
+
+def fusion_rows(quick: bool) -> Iterator[Row]:
+    """One codec in its best groups, in single layers, and in DDP's buckets."""
+    for name in [*JOBS][:2] if quick else JOBS:
+        profile = paper_profile(name, load_cluster(SINGLE))
+        for codec in ("topk:0.01", "sign"):
+            fused, layers, buckets = (
+                uniform_plan(profile, codec, most).forecasts[0].seconds for most in (None, 1, BUCKETS)
+            )
+            for seconds, words in ((layers, "single layers"), (buckets, "DDP's buckets")):
+                yield Row(
+                    "fusion", f"{name}, {codec}: {words} / best groups", "x", emulated=seconds / fused,
+                    note=f"{len(profile.tensors)} gradients on {SINGLE}",
+                )  # fmt: skip

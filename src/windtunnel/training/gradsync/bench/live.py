@@ -2,7 +2,7 @@
 
 Processes are ranks of DDP in network namespaces, with tc-tbf on both ends of each one's link. Computing is
 replayed (`live_rank`); encoding, decoding and sending are real. Times are of the slowest rank; bytes, with
-headers, of the rank that sends most. What fusion is worth for larger jobs is emulated.
+headers, of the rank that sends most.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from windtunnel.bench.rows import Row, left_out
-from windtunnel.cluster.load import load_cluster
 from windtunnel.linux import network
 from windtunnel.training.gradsync.bench.live_rank import FUSED, HOOK, main
 from windtunnel.training.gradsync.bench.ranks import MBIT, ranks
 from windtunnel.training.gradsync.model import NONE
-from windtunnel.training.gradsync.policy.options import options
-from windtunnel.training.gradsync.policy.plan import BUCKETS, uniform_plan
-from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
 
 FABRICS = ((2, 50), (2, 100), (4, 50), (4, 100))
 """Ranks, and Mbit/s of each one's link."""
 CODECS = ("fp16", "int8", "sign", "topk:0.01", "dragonn:0.01", "randomk:0.01")
 REPEATS = 6
 LIMIT = 200.0
-CLUSTER = "v100:8x1,nic=ethernet-25"
 
 
 def live_rows(quick: bool) -> Iterator[Row]:
@@ -93,23 +88,3 @@ def _judged(
             measured=seconds[name] / fused,
             emulated=predicted[name] / predicted[f"{FUSED} in its best groups"],
         )  # fmt: skip
-
-
-def fusion_rows(quick: bool) -> Iterator[Row]:
-    """By paper's job, on a cluster that is not there: one codec in its best groups, in single layers, and in
-    DDP's buckets."""
-    cluster = load_cluster(CLUSTER)
-    for name in [*JOBS][:2] if quick else JOBS:
-        profile = paper_profile(name, cluster)
-        for codec in ("topk:0.01", "sign"):
-            every = [one for one in options(profile) if one.codec == codec]
-
-            def taken(most: float | None, every=every, profile=profile) -> float:  # type: ignore[no-untyped-def]
-                return min(uniform_plan(profile, one, most).forecasts[0].seconds for one in every)
-
-            fused = taken(None)
-            for most, words in ((1, "single layers"), (BUCKETS, "DDP's buckets")):
-                yield Row(
-                    "fusion", f"{name}, {codec}: {words} / best groups", "x", emulated=taken(most) / fused,
-                    note=f"{len(profile.tensors)} gradients on {CLUSTER}",
-                )  # fmt: skip

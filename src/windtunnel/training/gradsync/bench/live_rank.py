@@ -22,7 +22,6 @@ from windtunnel.training.gradsync.live.hook import Handle, apply
 from windtunnel.training.gradsync.live.profile import profile
 from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
-from windtunnel.training.gradsync.policy.options import options
 from windtunnel.training.gradsync.policy.plan import make_plan, uniform_plan
 
 SIZES = (12, 14, 14, 14, 15, 15, 15, 15, 16, 16, 16, 16, 17, 17, 17, 18)
@@ -72,7 +71,7 @@ def main(arguments: dict[str, Any]) -> dict[str, Any]:
                 "nbytes": max(nbytes for _, nbytes in found[name]),
                 "groups": len(plan.groups),
                 "used": sorted({group.option.words() for group in plan.groups}),
-                "predicted": plans[_priced_as(name)].forecasts[0].seconds,
+                "predicted": plans["fp16" if name == HOOK else name].forecasts[0].seconds,
             }
             for name, plan in plans.items()
         },
@@ -82,23 +81,12 @@ def main(arguments: dict[str, Any]) -> dict[str, Any]:
 def choices(measured: Profile, codecs: list[str]) -> dict[str, Plan]:
     """The plan, every codec alone in DDP's buckets, PyTorch's own hook, and one codec without fusion and in
     its best groups."""
-    every = list(options(measured))
-
-    def alone(codec: str, most: float | None = BUCKET) -> Plan:
-        tried = [uniform_plan(measured, one, most) for one in every if one.codec == codec]
-        return min(tried, key=lambda one: one.forecasts[0].seconds)
-
     found = {"plan": make_plan(measured)}
-    for codec in (NONE, *codecs):
-        found[codec] = alone(codec)
+    found |= {codec: uniform_plan(measured, codec, BUCKET) for codec in (NONE, *codecs)}
     found[HOOK] = found[NONE]
-    found[f"{FUSED} by layers"] = alone(FUSED, 1)
-    found[f"{FUSED} in its best groups"] = alone(FUSED, None)
+    found[f"{FUSED} by layers"] = uniform_plan(measured, FUSED, 1)
+    found[f"{FUSED} in its best groups"] = uniform_plan(measured, FUSED)
     return found
-
-
-def _priced_as(name: str) -> str:
-    return "fp16" if name == HOOK else name
 
 
 def _timed(ddp: DistributedDataParallel) -> tuple[float, int]:

@@ -29,9 +29,8 @@ from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
 from windtunnel.training.gradsync.live.hook import apply, named
 from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.live.units import units_of
-from windtunnel.training.gradsync.model import NONE, CollectiveCost, Kind, Network, Profile, Scope
+from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope
 from windtunnel.training.gradsync.model import Tensor as Gradient
-from windtunnel.training.gradsync.policy.options import options
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
 CODECS = ("fp16", "bf16", "int8", "sign", "dragonn:0.01")
@@ -137,25 +136,23 @@ def measured(
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
     told: list[Any] = [None] * world
     dist.all_gather_object(told, (before, until), group=ddp.process_group)
-    parameters = named(ddp)
-    order = sorted(told[0][1], key=lambda name: told[0][1][name])
-    rows, latest = [], 0.0
-    for name in order:
-        mean = sum(one[1].get(name, 0.0) for one in told) / world
+    parameters, peers = named(ddp), Peers(ddp.process_group, deadline)
+
+    def row(name: str, seconds: float) -> Gradient:
         one = parameters[name]
-        facts = _sparsity(ddp, times.kept[name], deadline) if name in times.kept else {}
-        rows.append(
-            Gradient(
-                name, one.numel(), max(0.0, mean - latest), str(one.dtype).removeprefix("torch."), **facts
-            )
-        )
+        return Gradient(name, one.numel(), seconds, str(one.dtype).removeprefix("torch."))
+
+    rows, latest = [], 0.0
+    for name in sorted(told[0][1], key=lambda name: told[0][1][name]):
+        mean = sum(until.get(name, 0.0) for _, until in told) / world
+        one = row(name, max(0.0, mean - latest))
+        if name in times.kept:
+            of = sparse.measure(peers, units_of(times.kept[name], "row"))
+            one = replace(one, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
+        rows.append(one)
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
-    rows += [
-        Gradient(name, one.numel(), 0.0, str(one.dtype).removeprefix("torch."))
-        for name, one in parameters.items()
-        if name not in told[0][1]
-    ]
+    rows += [row(name, 0.0) for name in parameters if name not in told[0][1]]
     total = sum(one.numel for one in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
     found = Profile(
@@ -175,8 +172,7 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     the group is handed to other threads. By what a replay of the job (`HANDED` of its gradients) takes until
     its last gradient, with one group for each and without synchronisation."""
     dense = [one for one in found.tensors if one.numel and not one.width]
-    every = [one for one in options(found) if one.codec != NONE]
-    if not dense or not every:
+    if not dense or not found.codecs:
         return 0.0
     numels = [min(one.numel, LARGE) for one in (dense * HANDED)[-HANDED:]]
     pause = min(PAUSE, sum(one.backward for one in dense) / len(dense))
@@ -186,10 +182,8 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     )
     rows = tuple(Gradient(name, one.numel(), pause) for name, one in named(model).items())[::-1]
     job = replace(found, tensors=rows)
-    plan = min(
-        (uniform_plan(job, one, 1) for one in every if one.device == "device"),
-        key=lambda one: one.forecasts[0].nbytes,
-    )
+    plans = [(one, uniform_plan(job, one.codec, 1)) for one in found.codecs]
+    used, plan = min(plans, key=lambda one: one[1].forecasts[0].nbytes)
 
     def until_last() -> float:
         times = Times(model)
@@ -205,20 +199,8 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
         replay(model)
     taken = until_last()
     handle.close()
-    used = plan.groups[0].option
-    cost = found.cost(used.codec, used.device)
-    assert cost is not None
     # the last gradient is made before it is handed over
-    return max(0.0, (taken - alone - sum(cost.at(one).encode for one in numels[1:])) / (HANDED - 1))
-
-
-def _sparsity(ddp: DistributedDataParallel, gradient: Tensor, deadline: float) -> dict[str, Any]:
-    """What a profile tells of a gradient of rows."""
-    peers = Peers(ddp.process_group, deadline)
-    found = sparse.measure(peers, units_of(gradient, "row"))
-    return {
-        "width": found.width, "density": found.density, "growth": found.growth, "skew": found.skew,
-    }  # fmt: skip
+    return max(0.0, (taken - alone - sum(used.at(one).encode for one in numels[1:])) / (HANDED - 1))
 
 
 def network(ddp: DistributedDataParallel, hosts: int, deadline: float, *, sums: bool) -> Network:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,11 +88,12 @@ def make_plan(profile: Profile, codecs: Sequence[str] = (), seed: int = 0) -> Pl
     return replace(plan, bound=min(found.seconds, bound), seed=seed, notes=notes)
 
 
-def uniform_plan(profile: Profile, option: Option, most: float | None = None) -> Plan:
-    """Every dense gradient with one option, in groups of at most ``most`` elements or one gradient; None: in
-    those that are best for it. What other plans are held against."""
-    job = _Job(profile, [option])
-    return job.plan(job.fastest(0) if most is None else job.uniform(0, job.evenly(most)), ())
+def uniform_plan(profile: Profile, codec: str, most: float | None = None) -> Plan:
+    """Every dense gradient with one codec, by its best option, in groups of at most ``most`` elements or one
+    gradient; None: in those that are best for it. What other plans are held against."""
+    job = _Job(profile, [one for one in options(profile) if one.codec == codec])
+    tried = product(range(len(job.options)), job.cuts if most is None else [job.evenly(most)])
+    return job.plan(min((job.uniform(*one) for one in tried), key=_seconds), ())
 
 
 def _worth(profile: Profile) -> list[Option]:
