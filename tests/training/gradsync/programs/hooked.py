@@ -177,6 +177,11 @@ def refused() -> None:
     attempt(replace(fit, groups=fit.groups[1:]), ddp)
     attempt(replace(fit, world=WORLD + 1), ddp)
     attempt(replace(fit, groups=(*fit.groups, fit.groups[0])), ddp)
+    attempt(replace(fit, order=fit.order[1:]), ddp)
+    attempt(replace(fit, order=(*fit.order, (99, 0))), ddp)
+    for wrong in (Option("topk:0.1"), Option("zip:2"), Option("zap", "sparse")):
+        attempt(plan_of(ddp, wrong), ddp)
+    attempt(replace(plan_of(ddp, Option("none", inside="plain")), hosts=WORLD), ddp)
     hooked = made()
     hooked.register_comm_hook(None, fp16_compress_hook)
     attempt(fit, hooked)

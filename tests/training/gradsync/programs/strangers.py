@@ -118,7 +118,7 @@ def plan_of(ddp: DistributedDataParallel, option: Option, size: int = 3) -> Plan
             groups[-1] = Group((*groups[-1].tensors, name), option)
         else:
             groups.append(Group((name,), option))
-    calls = 2 if option.scheme == "alltoall" else 1
+    calls = 2 if option.scheme == "alltoall" or option.codec.startswith("powersgd") else 1
     order = [(place, step) for place in range(len(groups)) for step in range(calls)]
     return Plan(tuple(groups), tuple(order), (Forecast("plan", 1.0, 0),), 1.0, dist.get_world_size(), 1)
 

@@ -55,13 +55,20 @@ class Times:
         self._cuda = next(iter(self._parameters.values())).is_cuda
         self._steps: list[dict[str, Any]] = []
         self.kept: dict[str, Tensor] = {}
-        self._handles = [ddp.register_forward_hook(lambda *_: self._mark("forward"))]
+        self._ddp, self._ended = ddp, ddp._post_forward
+        ddp._post_forward = self._forward  # type: ignore[method-assign]
+        self._handles = []
         for name, parameter in self._parameters.items():
             self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._made, name)))
 
     def begin(self) -> None:
         self._steps.append({})
         self._mark("begin")
+
+    def _forward(self, output: Any) -> Any:
+        found = self._ended(output)
+        self._mark("forward")
+        return found
 
     def _made(self, name: str, parameter: Tensor) -> None:
         self._mark(name)
@@ -81,6 +88,7 @@ class Times:
     def end(self) -> tuple[float, dict[str, float]]:
         """Take the hooks away. Medians over steps but the first: seconds before backward (a step less its
         backward), and until each gradient since the end of forward."""
+        self._ddp._post_forward = self._ended  # type: ignore[method-assign]
         for handle in self._handles:
             handle.remove()
         if self._cuda:

@@ -34,22 +34,23 @@ _plain = DistributedDataParallel.__init__
 def profiled(ddp: DistributedDataParallel, file: Path, hosts: int, codecs: Sequence[str]) -> None:
     """Time the steps of the script's model, then measure all else and end the script."""
     times = Times(ddp)
-    ddp.require_backward_grad_sync = False
-    steps = 0
+    begun, steps = ddp._pre_forward, 0
 
-    def forward(*_: Any) -> None:
+    def forward(*arguments: Any, **named: Any) -> Any:
         nonlocal steps
-        if not torch.is_grad_enabled():
-            return
-        times.begin()
-        steps += 1
+        ddp.require_backward_grad_sync = False
+        if torch.is_grad_enabled():
+            times.begin()
+            steps += 1
         if steps == STEPS + 3:
             found = measured(ddp, times, codecs, hosts, DEADLINE)
             if dist.get_rank() == 0:
                 write(file, found)
             raise SystemExit(0)
+        return begun(*arguments, **named)
 
-    ddp.register_forward_pre_hook(forward)
+    # no hook: `replicate` of PyTorch, by which torchtitan wraps its model, calls this and not forward
+    ddp._pre_forward = forward  # type: ignore[method-assign]
 
 
 def applied(ddp: DistributedDataParallel, file: Path, given: str, every: int) -> None:
