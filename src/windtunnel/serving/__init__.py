@@ -1,0 +1,1 @@
+"""Serving: an engine around Transformers' own models, its policies, and model variants."""

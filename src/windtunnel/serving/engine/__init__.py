@@ -1,0 +1,1 @@
+"""Continuous batching around Transformers' own model code, live and emulated by one scheduler."""

@@ -1,0 +1,81 @@
+"""What the scheduler of the engine knows of requests: counts and times, no tokens.
+
+A request is a prompt and then stages. A `Serial` stage decodes one unit. A `Parallel` one decodes several units
+(branches), each with a private suffix on what they share, and is joined: the branches' tokens are put one after
+another behind the shared prefix, then the ``join`` tokens, and all that is prefilled before the next stage. A unit
+is one stream of tokens that is decoded; which of a request's units take part is decided in every step.
+
+Times are seconds on one clock that the caller keeps; tokens are counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a request was promised, seconds: until its first token, for each further one, and in all."""
+
+    ttft: float = inf
+    tpot: float = inf
+    total: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Serial:
+    """One unit that decodes ``tokens`` at most."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Branches: ``heads`` are the tokens that each begins with (prefilled), ``tokens`` what each decodes at
+    most, ``join`` the tokens put behind all of them."""
+
+    heads: tuple[int, ...]
+    tokens: tuple[int, ...]
+    join: int = 0
+
+
+Stage = Serial | Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``prompt``: its tokens; ``cached``: of these, what a prefix cache holds already."""
+
+    id: int
+    arrival: float
+    prompt: int
+    stages: tuple[Stage, ...]
+    objective: Objective = Objective()
+    cached: int = 0
+
+    @property
+    def most(self) -> int:
+        """Tokens whose KV it may hold at once: all of its branches' and what follows them."""
+        return self.prompt + sum(
+            one.tokens if isinstance(one, Serial) else 2 * (sum(one.heads) + sum(one.tokens)) + one.join
+            for one in self.stages
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step: ``base + row·n + kv·K + token·p + pair·p·Kp`` for n decoded rows that read K KV tokens
+    (a shared prefix counted once), and p prefilled tokens whose context is Kp tokens at their end."""
+
+    base: float
+    row: float
+    kv: float
+    token: float
+    pair: float
+
+    def of(self, rows: int, read: int, prefilled: int = 0, context: int = 0) -> float:
+        """Seconds."""
+        return (
+            self.base + self.row * rows + self.kv * read + self.token * prefilled + self.pair * prefilled * context
+        )  # fmt: skip
