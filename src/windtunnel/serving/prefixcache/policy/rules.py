@@ -1,0 +1,68 @@
+"""Rules of a prefix cache as data: where states are checkpointed, how pages are cut, what is evicted first.
+
+An attention layer's KV can be used up to any token; the state of a recurrent layer (Mamba, gated delta nets)
+only at the very token where it was copied. So a cache of hybrid models decides at which depths to copy it
+(``points``):
+
+- ``branch``: where this prompt leaves what the cache knows. What several requests share (a system prompt, a
+  document) ends there; the first two pay, from the third on it is used (Marconi, MLSys '25: speculative
+  insertion).
+- ``boundary``: the last multiple of ``block`` before the prompt's end (vLLM's align).
+- ``prompt``: the prompt's end. - ``end``: after the last decoded token: the next turn goes on there.
+- ``last``: the last multiple of ``block`` of all that was decoded. - ``every``: each multiple of ``block``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Point = Literal["branch", "boundary", "prompt", "end", "last", "every"]
+Order = Literal["lru", "flops", "seglen", "greedy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``points``: where states are copied; a model without states needs none. ``block``: tokens of a page;
+    ``paged``: what is kept is whole pages, each evicted by itself. ``grid``: depths are rounded down to its
+    multiples, where the kernels tell states only there. ``touch``: whether a hit renews all that it used or
+    only the deepest part. ``order``: what goes first: ``lru``, the one used longest ago; ``flops``, the
+    lowest recency + alpha · FLOPs saved a byte (Marconi); ``seglen``, the lowest weighted recency and length
+    of replay; ``greedy``, the fewest FLOPs saved a byte times uses, with ageing (GreedyDual-Size-Frequency).
+    ``alpha``: of ``flops``; ``tuned``: whether it is found by replay while the cache runs. ``empty``: nothing
+    is ever kept."""
+
+    points: tuple[Point, ...] = ("branch", "boundary", "end")
+    block: int = 16
+    paged: bool = False
+    grid: int = 1
+    touch: Literal["deepest", "path"] = "deepest"
+    order: Order = "flops"
+    alpha: float = 0.0
+    tuned: bool = False
+    empty: bool = False
+
+
+def block_lru(block: int, state: Literal["every", "last"] = "last") -> Rules:
+    """As vLLM: pages of ``block`` tokens, the least recently used one goes; the state at ``every`` page, or
+    only at the ``last`` one of a prompt and of what was decoded (its align mode). Pages of hybrid models are
+    as large as a state: 528 tokens for Qwen3.5-4B, 1648 for a 27B, 2048 for a small Nemotron-H."""
+    points: tuple[Point, ...] = ("every",) if state == "every" else ("boundary", "last")
+    return Rules(points, block, paged=True, touch="path", order="lru")
+
+
+RULES: Mapping[str, Rules] = {
+    "three": Rules(order="flops", tuned=True),
+    "none": Rules((), order="lru", empty=True),
+    **{f"block{size}": block_lru(size) for size in (16, 528, 1648, 2048)},
+    "every32": block_lru(32, "every"), "every528": block_lru(528, "every"),
+    "radix": Rules(("branch", "end"), touch="path", order="lru"),
+    "ends": Rules(("prompt", "end"), touch="path", order="lru"),
+    "marconi": Rules(("branch", "end"), order="flops", tuned=True),
+    "seglen": Rules(order="seglen"),
+    "three-lru": Rules(order="lru"),
+    "greedy": Rules(order="greedy"),
+}  # fmt: skip
+"""``three``: ours, the three points and a tuned alpha. ``radix``: as SGLang, for a model without states its
+radix cache. ``ends``: a state at the end of each prompt and answer. ``marconi``: the paper's two points."""

@@ -1,0 +1,666 @@
+"""The radix tree of a prefix cache: which KV ranges and states it holds, in which tier, to the byte.
+
+Each node is an edge of symbols: it holds their KV, and perhaps a state: that of all recurrent layers after
+its last symbol. A model without states can use KV up to any symbol, one with states only up to a node that
+has one. What changes is told as operations, in their order; who holds the tensors does the same with them. A
+node that is in use is pinned: it stays, and so does all above it.
+
+What may go is a leaf (its KV and its state), or the state alone of a node with one child, which then takes
+over the node's KV. With several children a node is what requests share, and stays. Where there is a lower
+tier (host memory, a disk), what goes is put there first if bringing it back is predicted to be faster than
+computing it anew; a node never lies in a higher tier than its parent. Bytes never exceed any tier's capacity,
+not even within a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.serving.prefixcache.policy import (
+    Alpha,
+    Decision,
+    Eviction,
+    Keep,
+    Lookup,
+    Observation,
+    Restore,
+    Return,
+    Trials,
+    Victim,
+    decide,
+)  # fmt: skip
+from windtunnel.serving.prefixcache.policy.index import Index
+from windtunnel.serving.prefixcache.policy.rules import Rules
+from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, Replay, Tuner
+
+Symbols = NDArray[np.int64]
+Log = Callable[[Observation, Decision], None]
+FIRST_SHOWN = 4
+"""Candidates of each order that the policy is shown first; four times as many if it asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A lower tier: what it holds, bytes, and what bringing something back takes: ``latency`` seconds and
+    ``bandwidth`` bytes/s. ``rate``: FLOP/s of computing it anew."""
+
+    name: str
+    capacity: int
+    bandwidth: float
+    latency: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """A node for the symbols [begin, end) of what was admitted, below ``parent`` (0: the root)."""
+
+    node: int
+    parent: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The symbols of ``node`` before depth ``at`` are now those of a new node, ``upper``, between it and its
+    parent."""
+
+    node: int
+    upper: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The state that was copied at ``depth`` belongs to ``node``, which ends there."""
+
+    node: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The KV of ``gone`` is put in front of that of ``into``, its only child."""
+
+    gone: int
+    into: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """The node is gone, with all that it held in any tier."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The state of the node is gone."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """KV or state of the node moves to ``tier`` (0: the first)."""
+
+    node: int
+    what: str
+    tier: int
+
+
+Change = tuple[Make | Split | Hold | Merge | Evict | Strip | Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``depth``: symbols of the prompt that need no computing, with the state of ``node`` (0: none).
+    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Keep`. ``path``: the nodes
+    from the root to ``node``; their KV up to ``depth`` is used. ``away``: those of them that must be brought
+    back by `PrefixCache.restore` first, which takes ``seconds``."""
+
+    depth: int
+    node: int
+    matched: int
+    keep: tuple[int, ...]
+    end: int
+    path: tuple[int, ...]
+    away: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """``state``: the tier where its state lies, None where it has none. ``age``: greedy's, when it was
+    used."""
+
+    id: int
+    parent: Node | None
+    label: Symbols
+    begin: int
+    tier: int = 0
+    state: int | None = None
+    children: dict[int, Node] = field(default_factory=dict)
+    used: float = 0.0
+    uses: int = 0
+    age: float = 0.0
+    pins: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.label)
+
+
+class PrefixCache:
+    """A cache of ``capacity`` bytes for a model of ``shape``. ``unit``: tokens that a symbol stands for.
+    ``decide`` decides, and ``log`` is told of each decision; times are seconds, on any one clock."""
+
+    def __init__(
+        self, shape: Shape, capacity: int, rules: Rules, *, unit: int = 1, tiers: Sequence[Tier] = (),
+        decide: Callable[[Observation], Decision] = decide, log: Log | None = None,
+    ) -> None:  # fmt: skip
+        self.shape, self.rules, self.unit = shape, rules, unit
+        self.tiers = tuple(tiers)
+        self.capacity = (capacity, *(tier.capacity for tier in tiers))
+        self.used = [0] * len(self.capacity)
+        self.alpha = rules.alpha
+        self.evictions = 0
+        self._kv, self._state = unit * shape.kv, shape.state
+        self._root = Node(0, None, np.empty(0, np.int64), 0)
+        self._nodes: dict[int, Node] = {0: self._root}
+        self._next = 1
+        self._index = [Index() for _ in self.capacity]
+        self._age = [0.0] * len(self.capacity)
+        self._decide, self._log = decide, log
+        self._now = 0.0
+        self._tuner = Tuner() if rules.tuned else None
+        self._done: list[Make | Split | Hold | Merge | Evict | Strip | Move] = []
+
+    # what callers ask
+
+    def look(self, symbols: ArrayLike, now: float, most: int | None = None) -> Found:
+        """What of a prompt can be used, and which states its prefill is to copy.
+
+        ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
+        """
+        prompt = _symbols(symbols)
+        self._now = now
+        if self._tuner is not None:
+            self._tuner.looked(prompt, now, most)
+        if most is None:
+            most = len(prompt) - 1 if self.unit == 1 else len(prompt)
+        path, matched = self._walk(prompt)
+        depth, node, reached = self._usable(path, min(matched, most))
+        away, seconds = self._away(path[:reached], node)
+        if away:
+            near = self._usable(path, min(matched, most), near=True)
+            recompute = self.shape.flops(near[0] * self.unit, depth * self.unit)
+            rate = min(tier.rate for tier in self.tiers)
+            told = self._ask(Return(seconds, recompute / rate))
+            assert isinstance(told, Restore)
+            if not told.restore:
+                (depth, node, reached), away, seconds = near, (), 0.0
+        used = path[:reached]
+        for one in used if self.rules.touch == "path" else used[-1:]:
+            self._touch(one)
+        keep = self._ask(Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth))
+        assert isinstance(keep, Keep)
+        depths, end = (keep.depths, keep.end) if self._state else ((), 0)
+        ids = tuple(one.id for one in used)
+        return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)
+
+    def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
+        """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``kept``.
+
+        What there is no room for, or what could not be used, is left out; so are states that are there
+        already.
+        """
+        known = _symbols(symbols)
+        self._now = now
+        if self.rules.empty:
+            return ()
+        depths = sorted({depth for depth in kept if 0 < depth <= len(known)}) if self._state else []
+        length = len(known)
+        if self.rules.paged:
+            block = max(1, self.rules.block // self.unit)
+            length -= length % block
+            depths = [depth for depth in depths if depth <= length and depth % block == 0]
+        if self._state:  # KV behind the last state could not be used
+            length = depths[-1] if depths else 0
+        path, matched, length, depths = self._room(known, length, depths)
+        self._grow(path, matched, known, length, depths)
+        done = self._changes()
+        if self._tuner is not None:
+            self._tuner.admitted(self, known, kept, now)
+        return done
+
+    def restore(self, found: Found, now: float) -> tuple[bool, Change]:
+        """Bring back what of ``found`` lies in lower tiers. Where there is no room for all of it now (False),
+        the prompt is to be looked up anew."""
+        self._now = now
+        path = [self._nodes[one] for one in found.path if one in self._nodes]
+        for one in path:
+            self._pin(one, 1)
+        fits = len(path) == len(found.path) and all(self._raise(one, one is path[-1]) for one in path)
+        for one in path:
+            self._pin(one, -1)
+        return fits, self._changes()
+
+    def pin(self, node: int) -> None:
+        """The node is in use: it stays until it is unpinned as often."""
+        self._pin(self._nodes[node], 1)
+
+    def unpin(self, node: int) -> None:
+        self._pin(self._nodes[node], -1)
+
+    def due(self) -> Replay | None:
+        """The replay that the tuning of alpha now calls for, if any; `settle` takes what it gave."""
+        return self._tuner.due() if self._tuner is not None else None
+
+    def settle(self, saved: tuple[float, ...]) -> float:
+        """The alpha that the policy takes for the rest, by what each of `ALPHAS` saved in a replay."""
+        told = self._ask(Trials(ALPHAS, saved))
+        assert isinstance(told, Alpha)
+        self.alpha = told.alpha
+        return told.alpha
+
+    def clone(self) -> PrefixCache:
+        """The same cache, to try something on it: unlogged, untuned and with nothing pinned."""
+        rules = replace(self.rules, tuned=False)
+        other = PrefixCache(
+            self.shape, self.capacity[0], rules, unit=self.unit, tiers=self.tiers, decide=self._decide
+        )
+        other.used, other.alpha, other._next, other._age = (
+            list(self.used),
+            self.alpha,
+            self._next,
+            list(self._age),
+        )
+        for node in sorted(self._nodes.values(), key=lambda one: one.begin):
+            if node.parent is not None:
+                twin = replace(node, parent=other._nodes[node.parent.id], children={}, pins=0)
+                other._nodes[node.id] = other._nodes[node.parent.id].children[int(node.label[0])] = twin
+        for twin in other._nodes.values():
+            other._refresh(twin)
+        return other
+
+    def __len__(self) -> int:
+        """Nodes that there are."""
+        return len(self._nodes) - 1
+
+    # finding
+
+    def _walk(self, symbols: Symbols) -> tuple[list[Node], int]:
+        """The nodes that begin as ``symbols`` go on, the last perhaps in part, and how many symbols they
+        share."""
+        node, depth, path = self._root, 0, []
+        while depth < len(symbols):
+            child = node.children.get(int(symbols[depth]))
+            if child is None:
+                break
+            depth += common(child.label, symbols[depth:])
+            path.append(child)
+            if depth < child.end:
+                break
+            node = child
+        return path, depth
+
+    def _usable(self, path: list[Node], most: int, *, near: bool = False) -> tuple[int, Node | None, int]:
+        """How deep ``path`` can be used, to ``most`` at most; the node that holds that, and the length of the
+        path to it. ``near``: what lies in the first tier only."""
+        best: tuple[int, Node | None, int] = (0, None, 0)
+        for place, node in enumerate(path, 1):
+            if node.begin >= most or (near and node.tier):
+                break
+            if not self._state:
+                best = (min(node.end, most), node, place)
+            elif node.state is not None and node.end <= most and not (near and node.state):
+                best = (node.end, node, place)
+        return best
+
+    def _away(self, path: list[Node], node: Node | None) -> tuple[tuple[int, ...], float]:
+        """Which of the path lie in lower tiers, and seconds to bring them back."""
+        if not self.tiers or node is None:
+            return (), 0.0
+        sizes = [0] * len(self.capacity)
+        for one in path:
+            sizes[one.tier] += len(one.label) * self._kv
+        sizes[node.state or 0] += self._state
+        away = tuple(one.id for one in path if one.tier or (one is node and one.state))
+        return away, sum(
+            tier.latency + size / tier.bandwidth
+            for tier, size in zip(self.tiers, sizes[1:], strict=True)
+            if size
+        )
+
+    def _base(self, node: Node) -> int:
+        """The depth from which it would have to be computed without this node."""
+        if not self._state:
+            return node.begin
+        above = node.parent
+        while above is not None and above.state is None:
+            above = above.parent
+        return above.end if above is not None else 0
+
+    # growing
+
+    def _room(self, known: Symbols, length: int, depths: list[int]) -> tuple[list[Node], int, int, list[int]]:
+        """Make room for what is to be kept, or keep less: the path there is, how much of it matches, and the
+        length and depths that there is room for."""
+        while True:
+            path, matched = self._walk(known[:length])
+            if not length:
+                return path, matched, length, []
+            there = {node.end for node in path if node.state is not None}
+            depths = [depth for depth in depths if depth not in there]
+            needed = (length - matched) * self._kv + len(depths) * self._state
+            needed += sum(len(node.label) for node in path if node.tier) * self._kv
+            if needed <= self.capacity[0] - self.used[0]:
+                return path, matched, length, depths
+            guarded = path if path and path[-1].tier else path[-1:]
+            for node in guarded:
+                self._pin(node, 1)
+            freed = needed <= self.capacity[0] and self._free(0, needed)
+            for node in guarded:
+                self._pin(node, -1)
+            if freed:
+                continue  # states of the path may have gone
+            if self._state:
+                depths = depths[:-1]
+                length = depths[-1] if depths else 0
+            else:
+                least = matched if path and path[-1].tier == 0 else 0
+                length = max(least, length - 1 - (needed - 1 - self.capacity[0] + self.used[0]) // self._kv)
+                if length == least:
+                    length = 0
+
+    def _grow(self, path: list[Node], matched: int, known: Symbols, length: int, depths: list[int]) -> None:
+        for node in path:
+            if node.tier:
+                self._shift(node, 0, state=False)
+            if self.rules.touch == "path":
+                self._touch(node)
+        if length > matched:
+            node = self._root
+            if path:
+                node = path[-1] if matched == path[-1].end else self._split(path[-1], matched)
+                path[-1] = node
+            block = max(1, self.rules.block // self.unit)
+            cuts = {
+                *depths,
+                length,
+                *(range(matched - matched % block + block, length, block) if self.rules.paged else ()),
+            }
+            begin = matched
+            for end in sorted(cut for cut in cuts if cut > matched):
+                node = self._make(node, known[begin:end])
+                path.append(node)
+                begin = end
+        elif path and length:
+            self._touch(path[-1])
+        for depth in depths:
+            place = next(place for place, node in enumerate(path) if depth <= node.end)
+            node = path[place]
+            if depth < node.end:
+                node = self._split(node, depth)
+                path.insert(place, node)
+            node.state = 0
+            self.used[0] += self._state
+            self._done.append(Hold(node.id, depth))
+            self._touch(node)
+            self._below(node)
+
+    def _make(self, parent: Node, label: Symbols) -> Node:
+        node = Node(self._next, parent, label.copy(), parent.end, age=self._age[0])
+        self._next += 1
+        self._nodes[node.id] = parent.children[int(label[0])] = node
+        self.used[0] += len(label) * self._kv
+        self._done.append(Make(node.id, parent.id, node.begin, node.end))
+        self._touch(node)
+        self._refresh(parent)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """The part before depth ``at`` becomes a node of its own."""
+        assert node.parent is not None
+        first, rest = node.label[: at - node.begin], node.label[at - node.begin :]
+        upper = Node(
+            self._next,
+            node.parent,
+            first,
+            node.begin,
+            node.tier,
+            used=node.used,
+            uses=node.uses,
+            age=node.age,
+        )
+        self._next += 1
+        self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
+        upper.children[int(rest[0])] = node
+        node.parent, node.label, node.begin = upper, rest, at
+        self._done.append(Split(node.id, upper.id, at))
+        self._refresh(upper)
+        self._refresh(node)
+        return upper
+
+    # going
+
+    def _free(self, tier: int, needed: int) -> bool:
+        """Whether there is room for so many bytes in the tier, after what has to go for it is gone."""
+        while self.capacity[tier] - self.used[tier] < needed:
+            if not self._index[tier]:
+                return False
+            self._go(self._nodes[self._victim(tier)], tier)
+        return True
+
+    def _victim(self, tier: int) -> int:
+        index, count = self._index[tier], FIRST_SHOWN
+        if self.rules.order in ("lru", "greedy") or (self.rules.order == "flops" and not self.alpha):
+            count = 1
+        while True:
+            shown, others = index.shortlist(count)
+            used, worth = index.ranges
+            told = self._decide(
+                seen := Eviction(self.rules, self.alpha, self._now, used, worth, others, shown)
+            )
+            assert isinstance(told, Victim)
+            if told.certain:
+                break
+            count *= 4
+        if self._log is not None:
+            self._log(seen, told)
+        self._age[tier] = max(self._age[tier], next(one.worth for one in shown if one.node == told.node))
+        return told.node
+
+    def _go(self, node: Node, tier: int) -> None:
+        """A victim goes down a tier, or goes."""
+        self.evictions += 1
+        leaf = self._leaf(node, tier)
+        if tier + 1 < len(self.capacity) and self._lower(node, tier, leaf):
+            return
+        if leaf:
+            self._remove(node)
+        else:
+            self.used[tier] -= self._state
+            node.state = None
+            self._done.append(Strip(node.id))
+            self._below(node)
+            self._bare(node)
+
+    def _lower(self, node: Node, tier: int, leaf: bool) -> bool:
+        """Whether it could be put into the next tier."""
+        below = self.tiers[tier]
+        recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
+        told = self._ask(Return(below.latency + self._held(node, tier, leaf) / below.bandwidth, recompute))
+        assert isinstance(told, Restore)
+        if not told.restore or self._held(node, tier, leaf) > below.capacity:
+            return False
+        self._pin(node, 1)
+        # what goes there for it may have been above the node, whose KV it then takes over
+        while (size := self._held(node, tier, leaf)) > below.capacity - self.used[tier + 1]:
+            if not self._free(tier + 1, size):
+                self._pin(node, -1)
+                return False
+        if leaf:
+            self._shift(node, tier + 1, state=node.state == tier)
+        else:
+            self._state_to(node, tier + 1)
+        self._pin(node, -1)
+        return True
+
+    def _remove(self, node: Node) -> None:
+        """The node goes, and with it what lies below it in lower tiers."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[int(node.label[0])]
+        queue = [node]
+        while queue:
+            one = queue.pop()
+            queue += one.children.values()
+            self.used[one.tier] -= len(one.label) * self._kv
+            if one.state is not None:
+                self.used[one.state] -= self._state
+            self._forget(one)
+            self._done.append(Evict(one.id))
+        self._bare(parent)
+
+    def _bare(self, node: Node) -> None:
+        """A node has lost a child or its state: without any it is of no use, with one child it is part of
+        that."""
+        if node.parent is None:
+            return
+        if self._state and node.state is None and not node.pins:
+            if not node.children:
+                return self._remove(node)
+            [child, *others] = node.children.values()
+            if not others and child.tier == node.tier and not self.rules.paged:
+                child.label, child.begin = np.concatenate([node.label, child.label]), node.begin
+                child.parent = node.parent
+                node.parent.children[int(child.label[0])] = child
+                self._forget(node)
+                self._done.append(Merge(node.id, child.id))
+                return self._refresh(child)
+        self._refresh(node)
+
+    def _forget(self, node: Node) -> None:
+        del self._nodes[node.id]
+        for index in self._index:
+            index.drop(node.id)
+
+    # tiers
+
+    def _raise(self, node: Node, state: bool) -> bool:
+        """Whether the node, with its ``state`` or without, lies in the first tier now."""
+        moved = bool(state and node.state)
+        needed = (len(node.label) * self._kv if node.tier else 0) + (self._state if moved else 0)
+        if not self._free(0, needed):
+            return False
+        if node.tier:
+            self._shift(node, 0, state=False)
+        if moved:
+            self._state_to(node, 0)
+        return True
+
+    def _shift(self, node: Node, tier: int, *, state: bool) -> None:
+        size = len(node.label) * self._kv
+        self.used[node.tier] -= size
+        self.used[tier] += size
+        node.tier = tier
+        self._done.append(Move(node.id, "kv", tier))
+        if state:
+            self._state_to(node, tier)
+        self._refresh(node)
+        if node.parent is not None:
+            self._refresh(node.parent)
+
+    def _state_to(self, node: Node, tier: int) -> None:
+        assert node.state is not None
+        self.used[node.state] -= self._state
+        self.used[tier] += self._state
+        node.state = tier
+        self._done.append(Move(node.id, "state", tier))
+        self._refresh(node)
+
+    # books
+
+    def _touch(self, node: Node) -> None:
+        node.used, node.uses, node.age = self._now, node.uses + 1, self._age[node.tier]
+        self._refresh(node)
+
+    def _pin(self, node: Node, count: int) -> None:
+        node.pins += count
+        self._refresh(node)
+
+    def _leaf(self, node: Node, tier: int) -> bool:
+        return node.tier == tier and not any(child.tier == tier for child in node.children.values())
+
+    def _held(self, node: Node, tier: int, leaf: bool) -> int:
+        """Bytes in this tier that go with it."""
+        return (len(node.label) * self._kv if leaf else 0) + (self._state if node.state == tier else 0)
+
+    def _refresh(self, node: Node) -> None:
+        """Whether it may go, and what it is worth, as it is now."""
+        for tier, index in enumerate(self._index):
+            leaf = self._leaf(node, tier)
+            if (
+                node.pins
+                or node is self._root
+                or not (leaf or (node.state == tier and len(node.children) < 2))
+            ):
+                index.drop(node.id)
+            else:
+                index.put(node.id, node.used, self._worth(node, tier, leaf))
+
+    def _worth(self, node: Node, tier: int, leaf: bool) -> float:
+        order = self.rules.order
+        if order == "lru":
+            return 0.0
+        base = self._base(node)
+        if order == "seglen":
+            return float((node.end - base) * self.unit)
+        saved = (
+            self.shape.flops(base * self.unit, node.end * self.unit)
+            if node.state is not None or not self._state
+            else 0.0
+        )
+        worth = saved / max(1, self._held(node, tier, leaf))
+        return worth if order == "flops" else node.age + node.uses * worth
+
+    def _below(self, node: Node) -> None:
+        """Those whose nearest state above has changed are worth something else now."""
+        if self.rules.order == "lru" or not self._state:
+            return
+        queue = list(node.children.values())
+        while queue:
+            one = queue.pop()
+            self._refresh(one)
+            if one.state is None:
+                queue += one.children.values()
+
+    def _ask(self, seen: Observation) -> Decision:
+        made = self._decide(seen)
+        if self._log is not None:
+            self._log(seen, made)
+        return made
+
+    def _changes(self) -> Change:
+        done, self._done = tuple(self._done), []
+        return done
+
+
+def common(first: Symbols, second: Symbols) -> int:
+    """How many symbols both begin with."""
+    size = min(len(first), len(second))
+    if size == 0 or (first[size - 1] == second[size - 1] and np.array_equal(first[:size], second[:size])):
+        return size
+    return int(np.argmax(first[:size] != second[:size]))
+
+
+def _symbols(given: ArrayLike) -> Symbols:
+    return np.asarray(given, np.int64).reshape(-1)

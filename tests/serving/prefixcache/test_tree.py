@@ -1,0 +1,180 @@
+"""The tree against one that knows every prefix by heart, under any rules, in any order of requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from held import Held
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.prefixcache.policy import Eviction, Keep, Lookup, Observation, decide
+from windtunnel.serving.prefixcache.policy.rules import RULES, Rules, block_lru
+from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.tree import Evict, PrefixCache, Strip, Tier
+
+HYBRID = Shape(kv=1, state=5, token=10.0, pairs=((0, 1.0),))
+ATTENTION = Shape(kv=2, state=0, token=10.0, pairs=((0, 1.0),))
+RULE = [*(RULES[name] for name in ("three", "radix", "ends", "seglen", "three-lru", "greedy")),
+        Rules(order="flops", alpha=0.7), block_lru(2), block_lru(3, "every")]  # fmt: skip
+symbols = st.lists(st.integers(0, 2), max_size=9).map(tuple)
+requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
+
+
+@settings(max_examples=150)
+@given(
+    requests, st.sampled_from(RULE), st.sampled_from([HYBRID, ATTENTION]), st.integers(0, 70),
+    st.sampled_from([(), (20,), (0,), (60, 30)]), st.integers(1, 3), st.data(),
+)  # fmt: skip
+def test_the_tree_is_what_it_says(
+    asked: list[tuple[tuple[int, ...], tuple[int, ...], bool]], rules: Rules, shape: Shape, capacity: int,
+    lower: tuple[int, ...], unit: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    """Whatever is looked up is what a list of all that is held says; pinned nodes stay; bytes are exact."""
+    tiers = [Tier(f"tier{place}", size, 10.0 - 4 * place, 0.1, 50.0) for place, size in enumerate(lower)]
+    cache = PrefixCache(shape, capacity, rules, unit=unit, tiers=tiers)
+    held, pinned = Held(cache), []
+    for now, (prompt, answer, pin) in enumerate(asked):
+        most = len(prompt) - (unit == 1)
+        found = cache.look(prompt, float(now // 2))
+        near, far = held.usable(prompt, most, 1), held.usable(prompt, most)
+        assert found.depth in {near, far} and (found.depth == far or tiers)
+        held.used(found, prompt)
+        if found.away:
+            assert found.depth == far > near and found.seconds > 0
+            there, change = cache.restore(found, float(now // 2))
+            held.do(change)
+            if there:
+                assert held.usable(prompt, most, 1) == far
+        elif found.node and pin:
+            cache.pin(found.node)
+            pinned.append((found.node, prompt[: found.depth]))
+        whole = prompt + answer
+        end = len(whole) // found.end * found.end if found.end else 0
+        copied = frozenset({*found.keep, end} - {0})
+        held.do(cache.admit(whole, sorted(copied), float(now // 2)), whole, copied)
+        for node, prefix in pinned:
+            assert held.pieces[node].tier == 0
+            assert held.pieces[node].state == prefix or not shape.state
+            assert held.usable(prefix, len(prefix), 1) == len(prefix)
+        if pinned and data.draw(st.booleans()):
+            cache.unpin(pinned.pop(0)[0])
+    for node, _ in pinned:
+        cache.unpin(node)
+
+
+def test_what_several_share_is_copied_where_they_part_and_used_from_the_third_on() -> None:
+    cache = PrefixCache(HYBRID, 10_000, RULES["marconi"])
+    shared, depths = tuple(range(100, 140)), []
+    for number in range(4):
+        prompt = (*shared, *[number] * 10)
+        found = cache.look(prompt, number)
+        depths.append((found.depth, found.keep, found.end))
+        cache.admit((*prompt, 7, 8), (*found.keep, len(prompt) + 2), number)
+    assert depths == [(0, (), 1), (0, (40,), 1), (40, (), 1), (40, (), 1)]
+
+
+def test_a_node_with_one_child_gives_its_state_and_keeps_its_childs_hits() -> None:
+    """T9: its KV becomes part of the child, of which every token can still be used."""
+    cache = PrefixCache(HYBRID, 30, Rules(("prompt", "end"), order="lru"))
+    held = Held(cache)
+    first, second = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8)
+    held.do(cache.admit(first, [4], 0.0), first, frozenset({4}))
+    held.do(cache.admit(second, [8], 1.0), second, frozenset({8}))
+    cache.look((*second, 9), 2.0)
+    other = (9, 9, 9, 9, 9, 9, 9, 9)
+    change = cache.admit(other, [8], 3.0)
+    held.do(change, other, frozenset({8}))
+    assert [type(one) for one in change][:1] == [Strip]
+    assert cache.look((*first, 0), 4.0).depth == 0
+    assert cache.look((*second, 9), 5.0).depth == 8
+
+
+@pytest.mark.parametrize("shape", [HYBRID, ATTENTION])
+def test_alpha_zero_is_the_least_recently_used(shape: Shape) -> None:
+    random = np.random.default_rng(3)
+    caches = [PrefixCache(shape, 300, Rules(order=order)) for order in ("flops", "lru")]
+    gone: list[list[object]] = [[], []]
+    for now in range(300):
+        prompt = tuple(random.integers(0, 2, random.integers(1, 20)).tolist())
+        for place, cache in enumerate(caches):
+            found = cache.look(prompt, now)
+            change = cache.admit((*prompt, 5), (*found.keep, len(prompt) + 1), now)
+            gone[place] += [one for one in change if isinstance(one, Evict | Strip)]
+    assert gone[0] == gone[1] and len(gone[0]) > 50
+
+
+def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
+    """The few that are shown to the policy always hold the one with the lowest score of all."""
+    seen: list[tuple[Eviction, int]] = []
+
+    def watched(one: Observation) -> object:
+        made = decide(one)
+        if isinstance(one, Eviction) and made.certain:  # type: ignore[union-attr]
+            index = cache._index[0]
+            shown, others = index.shortlist(len(index))
+            whole = Eviction(one.rules, one.alpha, one.now, one.used, one.worth, others, shown)
+            assert decide(whole) == made
+            seen.append((one, len(index)))
+        return made
+
+    random = np.random.default_rng(4)
+    for rules in (Rules(order="flops", alpha=0.5), RULES["seglen"], RULES["greedy"], RULES["three-lru"]):
+        cache = PrefixCache(HYBRID, 1500, rules, decide=watched)  # type: ignore[arg-type]
+        for now in range(250):
+            prompt = tuple(random.integers(0, 3, random.integers(2, 60)).tolist())
+            found = cache.look(prompt, now * float(random.random()))
+            cache.admit(prompt, (*found.keep, len(prompt)), float(now))
+    assert any(len(one.candidates) < size / 2 for one, size in seen)
+
+
+def test_alpha_is_tuned_by_replay_always_to_the_same() -> None:
+    """Where recency misleads (a long prompt comes back, short ones do not), alpha is raised."""
+
+    def run() -> list[float]:
+        cache, alphas = PrefixCache(HYBRID, 400, RULES["marconi"]), []
+        random = np.random.default_rng(5)
+        for now in range(700):
+            prompt = tuple(range(100)) if now % 20 == 0 else tuple(random.integers(200, 300, 12).tolist())
+            found = cache.look((*prompt, now + 1000), now)
+            cache.admit(prompt, (*found.keep, len(prompt)), now)
+            if (replay := cache.due()) is not None:
+                alphas.append(cache.settle(replay.run()))
+        return alphas
+
+    first = run()
+    assert first == run() and first and first[0] > 0
+
+
+@pytest.mark.parametrize("shape", [HYBRID, ATTENTION])
+def test_prompts_that_are_meant_to_hurt(shape: Shape) -> None:
+    """Empty, of one symbol, a million symbols, the same again and again: all are served within the budget."""
+    for rules in (RULES["three"], RULES["block528"], RULES["radix"]):
+        cache = PrefixCache(shape, 1_500_000, rules)
+        whole = np.zeros(1_000_000, np.int64)
+        for now, prompt in enumerate([[], [0], whole, whole, whole[:-1], whole[:500_000], [1], [], [0]]):
+            found = cache.look(prompt, now)
+            assert found.depth <= max(0, len(prompt) - 1)
+            cache.admit(prompt, (*found.keep, len(prompt)), now)
+            assert cache.used[0] <= cache.capacity[0]
+        assert len(cache) < 5000
+    cache = PrefixCache(shape, 0, RULES["three"])
+    assert cache.admit([1, 2], [2], 0) == () and cache.look([1, 2, 3], 1).depth == 0
+    with pytest.raises(ValueError, match="invalid literal"):
+        cache.look(["no symbol"], 2)
+
+
+def test_points_of_admission() -> None:
+    def kept(rules: Rules, unit: int = 1) -> Keep:
+        made = decide(Lookup(rules, unit, prompt=100, matched=40, usable=20))
+        assert isinstance(made, Keep)
+        return made
+
+    assert kept(RULES["three"]) == Keep((40, 96), 1)
+    assert kept(RULES["marconi"]) == Keep((40,), 1)
+    assert kept(RULES["ends"]) == Keep((100,), 1)
+    assert kept(block_lru(32)) == Keep((96,), 32)
+    assert kept(block_lru(32, "every")) == Keep((32, 64, 96), 32)
+    assert kept(Rules(("branch",), grid=16)) == Keep((32,), 0)
+    assert kept(Rules(("branch",), grid=64)) == Keep((), 0)
+    assert kept(block_lru(1024), unit=512) == Keep((98,), 2)
