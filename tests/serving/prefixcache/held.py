@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.serving.prefixcache.policy.tree import (
+from windtunnel.serving.prefixcache.policy.changes import (
     Change,
     Evict,
     Found,
@@ -12,10 +12,11 @@ from windtunnel.serving.prefixcache.policy.tree import (
     Make,
     Merge,
     Move,
-    PrefixCache,
     Split,
     Strip,
-)
+)  # fmt: skip
+from windtunnel.serving.prefixcache.policy.index import Index
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
 Prefix = tuple[int, ...]
 
@@ -88,10 +89,10 @@ class Held:
                 taken[piece.state_tier] += self.cache.shape.state
         assert taken == self.cache.used and len(self.pieces) == len(self.cache)
         assert all(used <= most for used, most in zip(taken, self.cache.capacity, strict=True))
-        known = [dict(index._known) for index in self.cache._index]
+        known = [rows(index) for index in self.cache._index]
         for node in self.cache._nodes.values():
             self.cache._refresh(node)
-        assert known == [index._known for index in self.cache._index], "what may go is not as it is known"
+        assert known == [rows(index) for index in self.cache._index], "what may go is not as it is known"
 
     def usable(self, prompt: Prefix, most: int, tiers: int = 99) -> int:
         """By hand: the deepest prefix of ``prompt`` that can be used, of what lies in the first ``tiers``."""
@@ -108,3 +109,7 @@ class Held:
         assert kv == [prompt[:end] for end in range(1, found.depth + 1)]
         if self.cache.shape.state and found.depth:
             assert self.pieces[found.node].state == prompt[: found.depth]
+
+
+def rows(index: Index) -> dict[int, tuple[float, ...]]:
+    return {int(node): told for node, *told in zip(*index.columns(), strict=True)}

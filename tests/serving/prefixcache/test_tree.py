@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from held import Held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.prefixcache.policy import Eviction, Keep, Lookup, Observation, decide
+from windtunnel.serving.prefixcache.policy import (
+    Candidate,
+    Decision,
+    Eviction,
+    Keep,
+    Lookup,
+    Observation,
+    decide,
+)
+from windtunnel.serving.prefixcache.policy.changes import Evict, Strip, Tier
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules, block_lru
 from windtunnel.serving.prefixcache.policy.shapes import Shape
-from windtunnel.serving.prefixcache.policy.tree import Evict, PrefixCache, Strip, Tier
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
 HYBRID = Shape(kv=1, state=5, token=10.0, pairs=((0, 1.0),))
 ATTENTION = Shape(kv=2, state=0, token=10.0, pairs=((0, 1.0),))
-RULE = [*(RULES[name] for name in ("three", "radix", "ends", "seglen", "three-lru", "greedy")),
+RULE = [*(RULES[name] for name in ("three", "radix", "ends", "seglen", "three-lru", "density")),
         Rules(order="flops", alpha=0.7), block_lru(2), block_lru(3, "every")]  # fmt: skip
 symbols = st.lists(st.integers(0, 2), max_size=9).map(tuple)
 requests = st.lists(st.tuples(symbols, symbols, st.booleans()), max_size=30)
@@ -106,26 +117,28 @@ def test_alpha_zero_is_the_least_recently_used(shape: Shape) -> None:
 
 def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
     """The few that are shown to the policy always hold the one with the lowest score of all."""
-    seen: list[tuple[Eviction, int]] = []
+    sizes: list[tuple[int, int]] = []
 
-    def watched(one: Observation) -> object:
-        made = decide(one)
-        if isinstance(one, Eviction) and made.certain:  # type: ignore[union-attr]
-            index = cache._index[0]
-            shown, others = index.shortlist(len(index))
-            whole = Eviction(one.rules, one.alpha, one.now, one.used, one.worth, others, shown)
-            assert decide(whole) == made
-            seen.append((one, len(index)))
+    def watched(seen: Observation) -> Decision:
+        made = decide(seen)
+        if isinstance(seen, Eviction):
+            rows = list(zip(*(column.tolist() for column in cache._index[0].columns()), strict=True))
+            everyone = tuple(Candidate(*row) for row in rows)
+            assert decide(replace(seen, candidates=everyone)) == made
+            assert (min(one.used for one in everyone), max(one.worth for one in everyone)) == (
+                seen.used[0], seen.worth[1],
+            )  # fmt: skip
+            sizes.append((len(seen.candidates), len(rows)))
         return made
 
     random = np.random.default_rng(4)
-    for rules in (Rules(order="flops", alpha=0.5), RULES["seglen"], RULES["greedy"], RULES["three-lru"]):
-        cache = PrefixCache(HYBRID, 1500, rules, decide=watched)  # type: ignore[arg-type]
-        for now in range(250):
+    for rules in (Rules(order="flops", alpha=0.5), RULES["seglen"], RULES["density"], RULES["three-lru"]):
+        cache = PrefixCache(HYBRID, 1500, rules, decide=watched)
+        for now in range(200):
             prompt = tuple(random.integers(0, 3, random.integers(2, 60)).tolist())
             found = cache.look(prompt, now * float(random.random()))
             cache.admit(prompt, (*found.keep, len(prompt)), float(now))
-    assert any(len(one.candidates) < size / 2 for one, size in seen)
+    assert any(shown < count / 2 for shown, count in sizes)
 
 
 def test_alpha_is_tuned_by_replay_always_to_the_same() -> None:

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.serving.prefixcache.policy.density import Table, buckets
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 
 __all__ = [
     "POLICIES", "Alpha", "Candidate", "Decision", "Eviction", "Keep", "Lookup", "Observation", "Restore",
-    "Return", "Trials", "Victim", "decide",
+    "Return", "Trials", "Victim", "decide", "scores",
 ]  # fmt: skip
 
+Floats = NDArray[np.float64]
 RECENCY_WEIGHT = 0.85
 """Of recency in SegLen's score; the rest is of the length of replay."""
 SOON = 1e-3
@@ -49,34 +53,35 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may go. ``used``: when it was used last, seconds. ``worth``: by the rules' order: FLOPs that a hit
-    saves a byte that is freed; tokens of replay; or the priority that greedy gave it when it was used."""
+    """What may go. ``used``: when it was used last, seconds. ``worth``: FLOPs that a hit saves a byte that is
+    freed; by ``seglen`` tokens of replay. ``group``: of nodes whose densities are counted together."""
 
     node: int
     used: float
     worth: float
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Room is needed. ``candidates`` are the oldest and the least worth of all that may go, whose ``used``
-    and ``worth`` lie in these ranges; those that are not shown have at least ``others``."""
+    """Room is needed. ``used`` and ``worth``: least and most of all that may go, of which ``candidates`` are
+    the oldest, the least worth, and those with the lowest scores. ``densities``: hits a second to be
+    expected, by group and bucket of age (`density`)."""
 
     rules: Rules
     alpha: float
     now: float
-    used: tuple[float, float]
-    worth: tuple[float, float]
-    others: tuple[float, float]
-    candidates: tuple[Candidate, ...]
+    densities: Table = ()
+    used: tuple[float, float] = (0.0, 0.0)
+    worth: tuple[float, float] = (0.0, 0.0)
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Which goes. Not ``certain``: one that was not shown may score less, more have to be shown."""
+    """Which goes."""
 
     node: int
-    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +150,33 @@ def _keep(seen: Lookup) -> Keep:
 
 def _victim(seen: Eviction) -> Victim:
     """The lowest score goes; of equal ones the oldest, then the first that was made."""
-    score = partial(_score, seen)
-    best = min(seen.candidates, key=lambda one: (score(one.used, one.worth), one.used, one.node))
-    return Victim(best.node, score(best.used, best.worth) <= score(*seen.others))
+    shown = seen.candidates
+    used, worth = (np.array([getattr(one, name) for one in shown]) for name in ("used", "worth"))
+    found = scores(seen, used, worth, np.array([one.group for one in shown]))
+    best = min(range(len(shown)), key=lambda one: (found[one], used[one], shown[one].node))
+    return Victim(shown[best].node)
 
 
-def _score(seen: Eviction, used: float, worth: float) -> float:
-    if used == inf:
-        return inf
+def scores(seen: Eviction, used: Floats, worth: Floats, group: NDArray[np.int64]) -> Floats:
+    """Of candidates with these columns; ``seen`` without its own."""
     match seen.rules.order:
-        case "lru":
-            return used
-        case "greedy":
-            return worth
         case "seglen":
-            recency = _within(used, *seen.used)
-            return RECENCY_WEIGHT * recency + (1 - RECENCY_WEIGHT) * _within(worth, *seen.worth)
-        case "flops":
-            if not seen.alpha:
-                return used
+            return RECENCY_WEIGHT * _within(used, seen.used) + (1 - RECENCY_WEIGHT) * _within(
+                worth, seen.worth
+            )
+        case "density" if seen.densities:
+            found: Floats = worth * np.array(seen.densities)[group, buckets(seen.now - used)]
+            return found
+        case "flops" if seen.alpha:
             oldest, newest = (1 / max(seen.now - one, SOON) for one in seen.used)
-            recency = _within(1 / max(seen.now - used, SOON), oldest, newest)
-            return recency + seen.alpha * _within(worth, *seen.worth)
+            recency = _within(1 / np.maximum(seen.now - used, SOON), (oldest, newest))
+            return recency + seen.alpha * _within(worth, seen.worth)
+        case _:
+            return used
 
 
-def _within(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.0
+def _within(values: Floats, most: tuple[float, float]) -> Floats:
+    return (values - most[0]) / (most[1] - most[0]) if most[1] > most[0] else np.zeros(len(values))
 
 
 def _by(rules: Rules, seen: Observation) -> Decision:

@@ -1,51 +1,62 @@
-"""Those that may go, in two orders at once: so that the next victim is found among a few, not all."""
+"""Those that may go, as columns: so that all of them are scored at once, and the policy is shown the
+lowest."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from math import inf
+from dataclasses import replace
+from typing import Any
 
-from windtunnel.serving.prefixcache.policy import Candidate
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.serving.prefixcache.policy import Candidate, Eviction, scores
+
+SHOWN = 3
 
 
 class Index:
-    """Nodes with when they were used last and what they are worth; both lists are sorted, lowest first."""
+    """Nodes with when they were used last, what they are worth and the group that they are of."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Candidate] = {}
-        self._used: list[tuple[float, int]] = []
-        self._worth: list[tuple[float, int]] = []
+        self._slots: dict[int, int] = {}
+        self._columns = [np.zeros(64, kind) for kind in (np.int64, np.float64, np.float64, np.int64)]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._slots)
 
-    def put(self, node: int, used: float, worth: float) -> None:
-        """Add the node, or say anew what it is worth."""
-        known = self._known.get(node)
-        if known is not None:
-            if known.used == used and known.worth == worth:
-                return
-            self.drop(node)
-        self._known[node] = Candidate(node, used, worth)
-        insort(self._used, (used, node))
-        insort(self._worth, (worth, node))
+    def __contains__(self, node: int) -> bool:
+        return node in self._slots
+
+    def columns(self) -> list[NDArray[Any]]:
+        """Of all of them: node, used, worth, group, each of shape (len(self),)."""
+        return [column[: len(self._slots)] for column in self._columns]
+
+    def put(self, node: int, *told: float) -> None:
+        """Add the node, or say anew when it was ``used``, what it is ``worth`` and its ``group``."""
+        slot = self._slots.setdefault(node, len(self._slots))
+        if slot == len(self._columns[0]):
+            self._columns = [np.concatenate([column, column]) for column in self._columns]
+        for column, value in zip(self._columns, (node, *told), strict=True):
+            column[slot] = value
 
     def drop(self, node: int) -> None:
-        known = self._known.pop(node, None)
-        if known is not None:
-            del self._used[bisect_left(self._used, (known.used, node))]
-            del self._worth[bisect_left(self._worth, (known.worth, node))]
+        slot = self._slots.pop(node, None)
+        last = len(self._slots)
+        if slot is not None and slot != last:
+            for column in self._columns:
+                column[slot] = column[last]
+            self._slots[int(self._columns[0][slot])] = slot
 
-    def shortlist(self, count: int) -> tuple[tuple[Candidate, ...], tuple[float, float]]:
-        """The ``count`` that are oldest and the ``count`` that are least worth, and what all others have at
-        least: (used, worth); infinite where there are no others."""
-        shown = dict.fromkeys(node for _, node in self._used[:count])
-        shown |= dict.fromkeys(node for _, node in self._worth[:count])
-        rest = len(shown) < len(self._known)
-        others = (self._used[count][0], self._worth[count][0]) if rest else (inf, inf)
-        return tuple(self._known[node] for node in shown), others
-
-    @property
-    def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Lowest and highest: when they were used, what they are worth."""
-        return (self._used[0][0], self._used[-1][0]), (self._worth[0][0], self._worth[-1][0])
+    def shown(self, seen: Eviction) -> Eviction:
+        """With the candidates of the lowest scores, the oldest and the least worth, and the ranges of all."""
+        node, used, worth, group = columns = self.columns()
+        seen = replace(
+            seen, used=(float(used.min()), float(used.max())), worth=(float(worth.min()), float(worth.max()))
+        )
+        found = scores(seen, used, worth, group)
+        lowest = found.argpartition(SHOWN)[:SHOWN] if len(found) > SHOWN else range(len(found))
+        ties = np.flatnonzero(found == found.min())
+        best = ties[np.lexsort((node[ties], used[ties]))[:1]]
+        slots = {int(used.argmin()), int(worth.argmin()), *map(int, lowest), *map(int, best)}
+        rows = (tuple(column[slot].item() for column in columns) for slot in sorted(slots))
+        return replace(seen, candidates=tuple(Candidate(*row) for row in rows))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Point = Literal["branch", "boundary", "prompt", "end", "last", "every"]
-Order = Literal["lru", "flops", "seglen", "greedy"]
+Order = Literal["lru", "flops", "seglen", "density"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Rules:
     multiples, where the kernels tell states only there. ``touch``: whether a hit renews all that it used or
     only the deepest part. ``order``: what goes first: ``lru``, the one used longest ago; ``flops``, the
     lowest recency + alpha · FLOPs saved a byte (Marconi); ``seglen``, the lowest weighted recency and length
-    of replay; ``greedy``, the fewest FLOPs saved a byte times uses, with ageing (GreedyDual-Size-Frequency).
-    ``alpha``: of ``flops``; ``tuned``: whether it is found by replay while the cache runs. ``empty``: nothing
-    is ever kept."""
+    of replay; ``density``, the fewest FLOPs saved a byte times hits to be expected a second, as counted
+    meanwhile (LHD). ``alpha``: of ``flops``; ``tuned``: whether it is found by replay meanwhile. ``empty``:
+    nothing is kept."""
 
     points: tuple[Point, ...] = ("branch", "boundary", "end")
     block: int = 16
     paged: bool = False
     grid: int = 1
     touch: Literal["deepest", "path"] = "deepest"
-    order: Order = "flops"
+    order: Order = "density"
     alpha: float = 0.0
     tuned: bool = False
     empty: bool = False
@@ -53,16 +53,17 @@ def block_lru(block: int, state: Literal["every", "last"] = "last") -> Rules:
 
 
 RULES: Mapping[str, Rules] = {
+    "density": Rules(),
     "three": Rules(order="flops", tuned=True),
-    "none": Rules((), order="lru", empty=True),
-    **{f"block{size}": block_lru(size) for size in (16, 528, 1648, 2048)},
-    "every32": block_lru(32, "every"), "every528": block_lru(528, "every"),
+    "three-lru": Rules(order="lru"),
+    "marconi": Rules(("branch", "end"), order="flops", tuned=True),
     "radix": Rules(("branch", "end"), touch="path", order="lru"),
     "ends": Rules(("prompt", "end"), touch="path", order="lru"),
-    "marconi": Rules(("branch", "end"), order="flops", tuned=True),
     "seglen": Rules(order="seglen"),
-    "three-lru": Rules(order="lru"),
-    "greedy": Rules(order="greedy"),
-}  # fmt: skip
-"""``three``: ours, the three points and a tuned alpha. ``radix``: as SGLang, for a model without states its
-radix cache. ``ends``: a state at the end of each prompt and answer. ``marconi``: the paper's two points."""
+    **{f"block{size}": block_lru(size) for size in (16, 528, 1648, 2048)},
+    **{f"every{size}": block_lru(size, "every") for size in (32, 528)},
+    "none": Rules((), order="lru", empty=True),
+}
+"""``density``: ours, three points and counted densities; ``three``: with Marconi's order. ``marconi``: the
+paper's two points. ``radix``: as SGLang's hybrid cache, for a model without states its radix cache. ``ends``:
+a state at the end of each prompt and answer."""

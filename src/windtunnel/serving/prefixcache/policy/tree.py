@@ -20,19 +20,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.serving.prefixcache.policy import (
-    Alpha,
-    Decision,
-    Eviction,
-    Keep,
-    Lookup,
-    Observation,
-    Restore,
-    Return,
-    Trials,
-    Victim,
-    decide,
+from windtunnel.serving.prefixcache import policy
+from windtunnel.serving.prefixcache.policy import Decision, Eviction, Lookup, Observation, Return, Trials
+from windtunnel.serving.prefixcache.policy.changes import (
+    Change,
+    Evict,
+    Found,
+    Hold,
+    Make,
+    Merge,
+    Move,
+    Op,
+    Split,
+    Strip,
+    Tier,
 )  # fmt: skip
+from windtunnel.serving.prefixcache.policy.density import Ages
 from windtunnel.serving.prefixcache.policy.index import Index
 from windtunnel.serving.prefixcache.policy.rules import Rules
 from windtunnel.serving.prefixcache.policy.shapes import Shape
@@ -40,105 +43,12 @@ from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, Replay, Tuner
 
 Symbols = NDArray[np.int64]
 Log = Callable[[Observation, Decision], None]
-FIRST_SHOWN = 4
-"""Candidates of each order that the policy is shown first; four times as many if it asks for more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """A lower tier: what it holds, bytes, and what bringing something back takes: ``latency`` seconds and
-    ``bandwidth`` bytes/s. ``rate``: FLOP/s of computing it anew."""
-
-    name: str
-    capacity: int
-    bandwidth: float
-    latency: float
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """A node for the symbols [begin, end) of what was admitted, below ``parent`` (0: the root)."""
-
-    node: int
-    parent: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The symbols of ``node`` before depth ``at`` are now those of a new node, ``upper``, between it and its
-    parent."""
-
-    node: int
-    upper: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The state that was copied at ``depth`` belongs to ``node``, which ends there."""
-
-    node: int
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """The KV of ``gone`` is put in front of that of ``into``, its only child."""
-
-    gone: int
-    into: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """The node is gone, with all that it held in any tier."""
-
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """The state of the node is gone."""
-
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """KV or state of the node moves to ``tier`` (0: the first)."""
-
-    node: int
-    what: str
-    tier: int
-
-
-Change = tuple[Make | Split | Hold | Merge | Evict | Strip | Move, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """``depth``: symbols of the prompt that need no computing, with the state of ``node`` (0: none).
-    ``matched``: symbols that are known, usable or not. ``keep`` and ``end`` as in `Keep`. ``path``: the nodes
-    from the root to ``node``; their KV up to ``depth`` is used. ``away``: those of them that must be brought
-    back by `PrefixCache.restore` first, which takes ``seconds``."""
-
-    depth: int
-    node: int
-    matched: int
-    keep: tuple[int, ...]
-    end: int
-    path: tuple[int, ...]
-    away: tuple[int, ...] = ()
-    seconds: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """``state``: the tier where its state lies, None where it has none. ``age``: greedy's, when it was
-    used."""
+    """``state``: the tier where its state lies, None where it has none. ``tail``: it was the end of a
+    request."""
 
     id: int
     parent: Node | None
@@ -149,7 +59,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     used: float = 0.0
     uses: int = 0
-    age: float = 0.0
+    tail: bool = False
     pins: int = 0
 
     @property
@@ -163,10 +73,9 @@ class PrefixCache:
 
     def __init__(
         self, shape: Shape, capacity: int, rules: Rules, *, unit: int = 1, tiers: Sequence[Tier] = (),
-        decide: Callable[[Observation], Decision] = decide, log: Log | None = None,
+        decide: Callable[[Observation], Decision] = policy.decide, log: Log | None = None,
     ) -> None:  # fmt: skip
-        self.shape, self.rules, self.unit = shape, rules, unit
-        self.tiers = tuple(tiers)
+        self.shape, self.rules, self.unit, self.tiers = shape, rules, unit, tuple(tiers)
         self.capacity = (capacity, *(tier.capacity for tier in tiers))
         self.used = [0] * len(self.capacity)
         self.alpha = rules.alpha
@@ -176,11 +85,12 @@ class PrefixCache:
         self._nodes: dict[int, Node] = {0: self._root}
         self._next = 1
         self._index = [Index() for _ in self.capacity]
-        self._age = [0.0] * len(self.capacity)
         self._decide, self._log = decide, log
         self._now = 0.0
         self._tuner = Tuner() if rules.tuned else None
-        self._done: list[Make | Split | Hold | Merge | Evict | Strip | Move] = []
+        self._ages = Ages() if rules.order == "density" else None
+        self._block = max(1, rules.block // unit)
+        self._done: list[Op] = []
 
     # what callers ask
 
@@ -201,16 +111,18 @@ class PrefixCache:
         if away:
             near = self._usable(path, min(matched, most), near=True)
             recompute = self.shape.flops(near[0] * self.unit, depth * self.unit)
-            rate = min(tier.rate for tier in self.tiers)
-            told = self._ask(Return(seconds, recompute / rate))
-            assert isinstance(told, Restore)
+            told = self._ask(Return(seconds, recompute / min(tier.rate for tier in self.tiers)))
+            assert isinstance(told, policy.Restore)
             if not told.restore:
                 (depth, node, reached), away, seconds = near, (), 0.0
         used = path[:reached]
         for one in used if self.rules.touch == "path" else used[-1:]:
+            if self._ages is not None:
+                self._ages.note(self._group(one), now - one.used, True)
+            one.uses += 1
             self._touch(one)
         keep = self._ask(Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth))
-        assert isinstance(keep, Keep)
+        assert isinstance(keep, policy.Keep)
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
         ids = tuple(one.id for one in used)
         return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)
@@ -218,23 +130,19 @@ class PrefixCache:
     def admit(self, symbols: ArrayLike, kept: Sequence[int], now: float) -> Change:
         """Take in what a request has computed: KV of all ``symbols`` and states at the depths ``kept``.
 
-        What there is no room for, or what could not be used, is left out; so are states that are there
-        already.
+        What there is no room for, or what could not be used, is left out; so are states that are there.
         """
         known = _symbols(symbols)
         self._now = now
         if self.rules.empty:
             return ()
-        depths = sorted({depth for depth in kept if 0 < depth <= len(known)}) if self._state else []
-        length = len(known)
-        if self.rules.paged:
-            block = max(1, self.rules.block // self.unit)
-            length -= length % block
-            depths = [depth for depth in depths if depth <= length and depth % block == 0]
+        grid = self._block if self.rules.paged else 1
+        length = len(known) // grid * grid
+        depths = sorted({depth for depth in kept if 0 < depth <= length and depth % grid == 0})
         if self._state:  # KV behind the last state could not be used
             length = depths[-1] if depths else 0
-        path, matched, length, depths = self._room(known, length, depths)
-        self._grow(path, matched, known, length, depths)
+        path, matched, length, depths = self._room(known, length, depths if self._state else [])
+        self._grow(path, matched, known[:length], depths, len(known))
         done = self._changes()
         if self._tuner is not None:
             self._tuner.admitted(self, known, kept, now)
@@ -266,7 +174,7 @@ class PrefixCache:
     def settle(self, saved: tuple[float, ...]) -> float:
         """The alpha that the policy takes for the rest, by what each of `ALPHAS` saved in a replay."""
         told = self._ask(Trials(ALPHAS, saved))
-        assert isinstance(told, Alpha)
+        assert isinstance(told, policy.Alpha)
         self.alpha = told.alpha
         return told.alpha
 
@@ -276,12 +184,7 @@ class PrefixCache:
         other = PrefixCache(
             self.shape, self.capacity[0], rules, unit=self.unit, tiers=self.tiers, decide=self._decide
         )
-        other.used, other.alpha, other._next, other._age = (
-            list(self.used),
-            self.alpha,
-            self._next,
-            list(self._age),
-        )
+        other.used, other.alpha, other._next = list(self.used), self.alpha, self._next
         for node in sorted(self._nodes.values(), key=lambda one: one.begin):
             if node.parent is not None:
                 twin = replace(node, parent=other._nodes[node.parent.id], children={}, pins=0)
@@ -333,11 +236,8 @@ class PrefixCache:
             sizes[one.tier] += len(one.label) * self._kv
         sizes[node.state or 0] += self._state
         away = tuple(one.id for one in path if one.tier or (one is node and one.state))
-        return away, sum(
-            tier.latency + size / tier.bandwidth
-            for tier, size in zip(self.tiers, sizes[1:], strict=True)
-            if size
-        )
+        there = [(tier, size) for tier, size in zip(self.tiers, sizes[1:], strict=True) if size]
+        return away, sum(tier.latency + size / tier.bandwidth for tier, size in there)
 
     def _base(self, node: Node) -> int:
         """The depth from which it would have to be computed without this node."""
@@ -380,29 +280,24 @@ class PrefixCache:
                 if length == least:
                     length = 0
 
-    def _grow(self, path: list[Node], matched: int, known: Symbols, length: int, depths: list[int]) -> None:
+    def _grow(self, path: list[Node], matched: int, known: Symbols, depths: list[int], whole: int) -> None:
+        """Nodes for what is ``known`` beyond what matches, and states at ``depths``; ``whole``: symbols that
+        the request had."""
         for node in path:
             if node.tier:
                 self._shift(node, 0, state=False)
             if self.rules.touch == "path":
                 self._touch(node)
-        if length > matched:
-            node = self._root
-            if path:
-                node = path[-1] if matched == path[-1].end else self._split(path[-1], matched)
-                path[-1] = node
-            block = max(1, self.rules.block // self.unit)
-            cuts = {
-                *depths,
-                length,
-                *(range(matched - matched % block + block, length, block) if self.rules.paged else ()),
-            }
-            begin = matched
+        if len(known) > matched:
+            if path and matched < path[-1].end:
+                path[-1] = self._split(path[-1], matched)
+            cuts = {*depths, len(known)}
+            if self.rules.paged:
+                cuts.update(range(matched // self._block * self._block, len(known), self._block))
             for end in sorted(cut for cut in cuts if cut > matched):
-                node = self._make(node, known[begin:end])
-                path.append(node)
-                begin = end
-        elif path and length:
+                path.append(self._make(path[-1] if path else self._root, known[matched:end]))
+                matched = end
+        elif path and len(known):
             self._touch(path[-1])
         for depth in depths:
             place = next(place for place, node in enumerate(path) if depth <= node.end)
@@ -410,14 +305,14 @@ class PrefixCache:
             if depth < node.end:
                 node = self._split(node, depth)
                 path.insert(place, node)
-            node.state = 0
+            node.state, node.tail = 0, depth == whole
             self.used[0] += self._state
             self._done.append(Hold(node.id, depth))
             self._touch(node)
             self._below(node)
 
     def _make(self, parent: Node, label: Symbols) -> Node:
-        node = Node(self._next, parent, label.copy(), parent.end, age=self._age[0])
+        node = Node(self._next, parent, label.copy(), parent.end)
         self._next += 1
         self._nodes[node.id] = parent.children[int(label[0])] = node
         self.used[0] += len(label) * self._kv
@@ -430,16 +325,7 @@ class PrefixCache:
         """The part before depth ``at`` becomes a node of its own."""
         assert node.parent is not None
         first, rest = node.label[: at - node.begin], node.label[at - node.begin :]
-        upper = Node(
-            self._next,
-            node.parent,
-            first,
-            node.begin,
-            node.tier,
-            used=node.used,
-            uses=node.uses,
-            age=node.age,
-        )
+        upper = Node(self._next, node.parent, first, node.begin, node.tier, used=node.used)
         self._next += 1
         self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
         upper.children[int(rest[0])] = node
@@ -460,22 +346,13 @@ class PrefixCache:
         return True
 
     def _victim(self, tier: int) -> int:
-        index, count = self._index[tier], FIRST_SHOWN
-        if self.rules.order in ("lru", "greedy") or (self.rules.order == "flops" and not self.alpha):
-            count = 1
-        while True:
-            shown, others = index.shortlist(count)
-            used, worth = index.ranges
-            told = self._decide(
-                seen := Eviction(self.rules, self.alpha, self._now, used, worth, others, shown)
-            )
-            assert isinstance(told, Victim)
-            if told.certain:
-                break
-            count *= 4
-        if self._log is not None:
-            self._log(seen, told)
-        self._age[tier] = max(self._age[tier], next(one.worth for one in shown if one.node == told.node))
+        table = self._ages.table if self._ages is not None else ()
+        seen = self._index[tier].shown(Eviction(self.rules, self.alpha, self._now, table))
+        told = self._ask(seen)
+        assert isinstance(told, policy.Victim)
+        if self._ages is not None and tier == 0:
+            node = self._nodes[told.node]
+            self._ages.note(self._group(node), self._now - node.used, False)
         return told.node
 
     def _go(self, node: Node, tier: int) -> None:
@@ -498,7 +375,7 @@ class PrefixCache:
         below = self.tiers[tier]
         recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
         told = self._ask(Return(below.latency + self._held(node, tier, leaf) / below.bandwidth, recompute))
-        assert isinstance(told, Restore)
+        assert isinstance(told, policy.Restore)
         if not told.restore or self._held(node, tier, leaf) > below.capacity:
             return False
         self._pin(node, 1)
@@ -590,7 +467,7 @@ class PrefixCache:
     # books
 
     def _touch(self, node: Node) -> None:
-        node.used, node.uses, node.age = self._now, node.uses + 1, self._age[node.tier]
+        node.used = self._now
         self._refresh(node)
 
     def _pin(self, node: Node, count: int) -> None:
@@ -615,22 +492,20 @@ class PrefixCache:
             ):
                 index.drop(node.id)
             else:
-                index.put(node.id, node.used, self._worth(node, tier, leaf))
+                index.put(node.id, node.used, self._worth(node, tier, leaf), self._group(node))
+
+    def _group(self, node: Node) -> int:
+        """Nodes that live alike: by whether a request ended there, others went on from there, it was used."""
+        return 4 * node.tail + 2 * bool(node.children) + bool(node.uses)
 
     def _worth(self, node: Node, tier: int, leaf: bool) -> float:
-        order = self.rules.order
-        if order == "lru":
+        if self.rules.order == "lru" or (self._state and node.state is None):
             return 0.0
         base = self._base(node)
-        if order == "seglen":
+        if self.rules.order == "seglen":
             return float((node.end - base) * self.unit)
-        saved = (
-            self.shape.flops(base * self.unit, node.end * self.unit)
-            if node.state is not None or not self._state
-            else 0.0
-        )
-        worth = saved / max(1, self._held(node, tier, leaf))
-        return worth if order == "flops" else node.age + node.uses * worth
+        saved = self.shape.flops(base * self.unit, node.end * self.unit)
+        return saved / max(1, self._held(node, tier, leaf))
 
     def _below(self, node: Node) -> None:
         """Those whose nearest state above has changed are worth something else now."""

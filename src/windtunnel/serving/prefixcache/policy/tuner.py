@@ -62,12 +62,12 @@ class Tuner:
     def looked(self, prompt: Symbols, now: float, most: int | None) -> None:
         self.requests += 1
         if self.start is not None and self.requests <= self.wanted:
-            self.calls.append((prompt, now, most))
+            self.calls.append((prompt.copy(), now, most))
 
     def admitted(self, cache: PrefixCache, symbols: Symbols, kept: Sequence[int], now: float) -> None:
         if self.start is not None:
             if self.requests <= self.wanted:
-                self.calls.append((symbols, tuple(kept), now, None))
+                self.calls.append((symbols.copy(), tuple(kept), now, None))
         elif cache.evictions and self.requests >= self.pause:
             self.wanted = min(max(TIMES * self.requests, LEAST), MOST) if not self.wanted else self.wanted
             self.start, self.requests = cache.clone(), 0

@@ -1,0 +1,148 @@
+"""Requests to hold prefix caches against: agents' and chats' sessions from a seed, and Mooncake's trace from
+its file.
+
+The sessions are synthetic. Their parameters are those that the paper's artefact tells (Marconi, MLSys '25:
+SWE-bench agents with at most 50 turns, thinking times of 5 to 10 s and old observations collapsed; ShareGPT
+chats of 10 and more turns, LMSys chats of few, typed at 90 words a minute; inputs to 32 K); lengths of turns
+are inference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.base.errors import UserError
+
+Symbols = NDArray[np.int64]
+MOONCAKE_UNIT = 512
+DECODED = 0.02  # seconds a token, so that times of requests do not depend on the cache
+TYPED = 0.75 / 1.5  # seconds a token: three quarters of a word, 90 words a minute
+LONGEST = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its ``prompt`` arrives, and all of it with what was decoded, ``whole``, is known at ``done``
+    (seconds). ``tokens``: of the prompt."""
+
+    arrival: float
+    done: float
+    prompt: Symbols
+    whole: Symbols
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Sessions of one kind: medians of lognormal lengths in tokens, mean seconds between turns. ``systems``:
+    system prompts and their lengths, drawn by Zipf's law. ``collapse``: tokens at which all observations but
+    the last five are cut to ``stub`` tokens (0: never)."""
+
+    turns: tuple[int, int]
+    systems: tuple[int, ...]
+    task: int
+    answer: int
+    heard: int
+    think: float
+    typed: bool = False
+    collapse: int = 0
+    stub: int = 12
+
+
+KINDS = {
+    "agent": Kind((8, 50), (3000, 3400, 2600), 900, 160, 450, 7.5, collapse=24_000),
+    "chat long": Kind((10, 24), (900, 400, 200, 60), 60, 240, 60, 10.0, typed=True),
+    "chat short": Kind((1, 6), (900, 400, 200, 60), 120, 240, 60, 10.0, typed=True),
+}
+
+
+def sessions(kind: str, count: int, rate: float, seed: int, unit: int = 1) -> list[Asked]:
+    """The requests of ``count`` sessions that begin at ``rate`` a second, by arrival; ``unit``: tokens of a
+    symbol, to which all lengths are rounded."""
+    random, told, fresh = np.random.default_rng(seed), KINDS[kind], _Fresh()
+    found: list[Asked] = []
+    systems = [fresh.take(-(-length // unit)) for length in told.systems]
+    popular = 1 / np.arange(1, len(systems) + 1)
+    begins = np.cumsum(random.exponential(1 / rate, count))
+    for begin in begins.tolist():
+        system = systems[int(random.choice(len(systems), p=popular / popular.sum()))]
+        found += _session(told, system, begin, random, fresh, unit)
+    return sorted(found, key=lambda one: one.arrival)
+
+
+def _session(
+    kind: Kind, system: Symbols, now: float, random: np.random.Generator, fresh: _Fresh, unit: int
+) -> Iterator[Asked]:
+    def said(median: int) -> Symbols:
+        return fresh.take(max(1, round(median * float(random.lognormal(0.0, 0.7)) / unit)))
+
+    parts, heard = [system, said(kind.task)], []  # which parts are observations
+    for _ in range(int(random.integers(*kind.turns, endpoint=True))):
+        prompt = np.concatenate(parts)
+        if len(prompt) * unit > LONGEST:
+            return
+        answer = said(kind.answer)
+        done = now + 0.5 + DECODED * len(answer) * unit
+        yield Asked(now, done, prompt, np.concatenate([prompt, answer]), len(prompt) * unit)
+        told = said(kind.heard)
+        heard.append(len(parts) + 1)
+        parts += [answer, told]
+        now = done + float(random.exponential(kind.think)) + (TYPED * len(told) * unit if kind.typed else 0.0)
+        if kind.collapse and sum(map(len, parts)) * unit > kind.collapse:
+            for place in heard[:-5]:
+                parts[place] = parts[place][: max(1, kind.stub // unit)]
+
+
+class _Fresh:
+    """Symbols that were not there before."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, count: int) -> Symbols:
+        self._next += count
+        return np.arange(self._next - count, self._next)
+
+
+def mooncake(path: Path) -> list[Asked]:
+    """A trace in Mooncake's form: JSON lines with timestamp (ms), input_length, output_length (tokens) and
+    hash_ids, one for 512 tokens of the prompt. What was decoded has none: it is given ids that do not recur,
+    and the prompt's last block in part goes with it.
+
+    Raises:
+        UserError: the file cannot be read, or a line has not that form.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    found = []
+    unknown = -1
+    for number, line in enumerate(lines, 1):
+        when, tokens, answer, ids = _fields(path, number, line)
+        prompt = np.array(ids, np.int64)
+        full = prompt[: tokens // MOONCAKE_UNIT]
+        more = -(-(tokens + answer) // MOONCAKE_UNIT) - len(full)
+        whole = np.concatenate([full, np.arange(unknown, unknown - more, -1)])
+        unknown -= more
+        found.append(Asked(when / 1e3, when / 1e3 + 0.5 + DECODED * answer, prompt, whole, tokens))
+    return sorted(found, key=lambda one: one.arrival)
+
+
+def _fields(path: Path, number: int, line: str) -> tuple[float, int, int, list[int]]:
+    try:
+        told = json.loads(line)
+        when, tokens, answer = (told[name] for name in ("timestamp", "input_length", "output_length"))
+        ids = told["hash_ids"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: line {number} is not of Mooncake's form: {error}") from None
+    good = all(type(one) is int and one >= 0 for one in (when, tokens, answer)) and isinstance(ids, list)
+    if not good or not all(type(one) is int for one in ids) or len(ids) != -(-tokens // MOONCAKE_UNIT):
+        raise UserError(f"{path}: line {number}: {len(ids)} hash_ids do not fit {tokens} tokens of input")
+    return when, tokens, answer, ids
