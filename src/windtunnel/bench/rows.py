@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from windtunnel.base.errors import UserError
@@ -75,28 +76,33 @@ class Run(Protocol):
         *,
         quick: bool = False,
         minutes: float | None = None,
+        trace: Path | None = None,
         progress: Callable[[str, float], None] | None = None,
         shown: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
         """The rows of the ``wanted`` sections (default: all), in the order of the table.
 
         ``quick``: fewer repeats, and nothing that is large. ``minutes``: of the sections that go on for a
-        time (None: their own). ``progress`` is called with the section that
-        begins, and the part of them that is done; ``shown`` with the rows of each section once it is done.
+        time (None: their own). ``trace``: a file for the sections that hold a published trace against
+        policies. ``progress`` is called with the section that begins, and the part of them that is done;
+        ``shown`` with the rows of each section once it is done.
 
         Raises:
-            UserError: a section that there is not, or ``minutes`` where none takes them.
+            UserError: a section that there is not, or ``minutes`` or a ``trace`` where none takes them.
         """
         ...
 
 
-def runner(package: str, sections: Mapping[str, str], *, missing: str = "", timed: Sequence[str] = ()) -> Run:
+def runner(
+    package: str, sections: Mapping[str, str], *, missing: str = "", timed: Sequence[str] = (),
+    traced: Sequence[str] = (),
+) -> Run:  # fmt: skip
     """The bench of ``package``.
 
     ``sections``: of each section "module.function" in ``package``, imported when it runs, so that one does
-    not pay for what another needs; the function takes ``quick`` (of ``timed`` sections also ``minutes``) and
-    yields rows. ``missing``: such a function without arguments that says why nothing can be measured here, or
-    "".
+    not pay for what another needs; the function takes ``quick`` (of ``timed`` sections also ``minutes``, of
+    ``traced`` ones the ``trace``) and yields rows. ``missing``: such a function without arguments that says
+    why nothing can be measured here, or "".
     """
 
     def named(place: str) -> Callable[..., Any]:
@@ -104,10 +110,10 @@ def runner(package: str, sections: Mapping[str, str], *, missing: str = "", time
         found: Callable[..., Any] = getattr(import_module(f"{package}.{module}"), function)
         return found
 
-    def produce(name: str, quick: bool, minutes: float | None) -> Iterable[Row]:
+    def produce(name: str, quick: bool, minutes: float | None, trace: Path | None) -> Iterable[Row]:
         if missing and (why := named(missing)()):
             return [left_out(name, name, why)]
-        given = (quick, minutes) if name in timed else (quick,)
+        given = (quick, *([minutes] if name in timed else []), *([trace] if name in traced else []))
         rows: Iterable[Row] = named(sections[name])(*given)
         return rows
 
@@ -116,6 +122,7 @@ def runner(package: str, sections: Mapping[str, str], *, missing: str = "", time
         *,
         quick: bool = False,
         minutes: float | None = None,
+        trace: Path | None = None,
         progress: Callable[[str, float], None] | None = None,
         shown: Callable[[list[Row]], None] | None = None,
     ) -> list[Row]:
@@ -128,11 +135,16 @@ def runner(package: str, sections: Mapping[str, str], *, missing: str = "", time
                 f"bench: --minutes {minutes:g} is of no section that runs here; accepted with"
                 f" {', '.join(timed) or 'none of this bench'}"
             )
+        if trace is not None and not set(chosen) & set(traced):
+            raise UserError(
+                f"bench: --trace {trace} is of no section that runs here; accepted with"
+                f" {', '.join(traced) or 'none of this bench'}"
+            )
         rows: list[Row] = []
         for place, name in enumerate(chosen):
             if progress is not None:
                 progress(name, place / len(chosen))
-            found = guarded(name, partial(produce, name, quick, minutes))
+            found = guarded(name, partial(produce, name, quick, minutes, trace))
             if shown is not None:
                 shown(found)
             rows += found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,9 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0.5, help="Of a section that goes on for a time, such as forecast.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A published trace's file, for the sections that take one.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows and what they were measured on as JSON.")
     ] = False,
@@ -54,7 +58,9 @@ def bench(
             _print(console, capability, found)
 
     with shown_progress(f"bench {capability}") as progress:
-        rows = module.run(tuple(only or ()), quick=quick, minutes=minutes, progress=progress, shown=shown)
+        rows = module.run(
+            tuple(only or ()), quick=quick, minutes=minutes, trace=trace, progress=progress, shown=shown
+        )
     if as_json:
         typer.echo(json.dumps(show.document(capability, rows, host, quick=quick)))
     elif as_markdown:

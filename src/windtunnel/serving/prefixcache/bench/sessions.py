@@ -142,7 +142,11 @@ def _fields(path: Path, number: int, line: str) -> tuple[float, int, int, list[i
         ids = told["hash_ids"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: line {number} is not of Mooncake's form: {error}") from None
-    good = all(type(one) is int and one >= 0 for one in (when, tokens, answer)) and isinstance(ids, list)
-    if not good or not all(type(one) is int for one in ids) or len(ids) != -(-tokens // MOONCAKE_UNIT):
+    counts = {"timestamp": when, "input_length": tokens, "output_length": answer}
+    wrong = [(name, value) for name, value in counts.items() if type(value) is not int or value < 0]
+    for name, value in wrong or ([] if isinstance(ids, list) else [("hash_ids", ids)]):
+        told = f"field {name} is {str(value)[:60]}, not of Mooncake's form"
+        raise UserError(f"{path}: line {number}: {told}")
+    if not all(type(one) is int for one in ids) or len(ids) != -(-tokens // MOONCAKE_UNIT):
         raise UserError(f"{path}: line {number}: {len(ids)} hash_ids do not fit {tokens} tokens of input")
     return when, tokens, answer, ids

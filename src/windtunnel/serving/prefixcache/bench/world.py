@@ -13,7 +13,6 @@ from math import inf
 import numpy as np
 
 from windtunnel.bench.measure import quantile
-from windtunnel.serving.engine.model import StepTime
 from windtunnel.serving.prefixcache.bench.sessions import Asked, Symbols
 from windtunnel.serving.prefixcache.policy.rules import Rules
 from windtunnel.serving.prefixcache.policy.shapes import Shape
@@ -23,7 +22,7 @@ from windtunnel.serving.prefixcache.policy.tree import Node, PrefixCache
 @dataclass(frozen=True)
 class Outcome:
     """``hits``: share of prompt tokens that were not computed; ``flops``: share of the FLOPs that were saved;
-    ``ttft``: its 95th percentile, seconds, by a step-time model and without waiting. ``seconds``: what the
+    ``ttft``: its 95th percentile, seconds, from FLOPs and without waiting. ``seconds``: what the
     cache itself took here, ``peak``: most bytes; ``alphas``: those that were found."""
 
     hits: float
@@ -31,11 +30,20 @@ class Outcome:
     ttft: float
     seconds: float
     lookups: int
+    evictions: int
     peak: int
     alphas: tuple[float, ...] = ()
 
 
-def through(cache: PrefixCache, asked: Sequence[Asked], step: StepTime) -> Outcome:
+@dataclass(frozen=True)
+class Speed:
+    """Seconds until a first token whatever is computed, and FLOP/s of a prefill."""
+
+    base: float
+    rate: float
+
+
+def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome:
     """Each prompt is looked up when it arrives, and all that its request knows is admitted when that is
     done."""
     unit, shape = cache.unit, cache.shape
@@ -59,18 +67,21 @@ def through(cache: PrefixCache, asked: Sequence[Asked], step: StepTime) -> Outco
     for place, one in enumerate(asked):
         finish(one.arrival)
         found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
+        if found.away and not cache.restore(found, one.arrival)[0]:
+            found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
         keep = tuple(depth for depth in found.keep if depth * unit <= one.tokens)
         heappush(running, (one.done, place, keep, found.end))
         hit = found.depth * unit
         hits += hit
         saved += shape.flops(0, hit)
-        times.append(step.of(0, hit, one.tokens - hit, one.tokens))
+        times.append(speed.base + found.seconds + shape.flops(hit, one.tokens) / speed.rate)
     finish(inf)
     taken = time.perf_counter() - began
     tokens = sum(one.tokens for one in asked)
     flops = sum(shape.flops(0, one.tokens) for one in asked)
+    late = quantile(times, 0.95)
     return Outcome(
-        hits / tokens, saved / flops, quantile(times, 0.95), taken, len(asked), peak, tuple(alphas)
+        hits / tokens, saved / flops, late, taken, len(asked), cache.evictions, peak, tuple(alphas)
     )  # fmt: skip
 
 

@@ -271,13 +271,14 @@ class PrefixCache:
                 self._pin(node, -1)
             if freed:
                 continue  # states of the path may have gone
-            if self._state:
-                depths = depths[:-1]
+            over = max(1, needed - self.capacity[0])
+            while self._state and depths and over > 0:
+                last = depths.pop()
+                over -= self._state + (last - max(depths[-1] if depths else 0, matched)) * self._kv
                 length = depths[-1] if depths else 0
-            else:
-                least = matched if path and path[-1].tier == 0 else 0
-                length = max(least, length - 1 - (needed - 1 - self.capacity[0] + self.used[0]) // self._kv)
-                if length == least:
+            if not self._state:
+                length -= -(-max(over, needed - self.capacity[0] + self.used[0]) // self._kv)
+                if length <= (matched if not path or path[-1].tier == 0 else 0):
                     length = 0
 
     def _grow(self, path: list[Node], matched: int, known: Symbols, depths: list[int], whole: int) -> None:
@@ -392,37 +393,42 @@ class PrefixCache:
         return True
 
     def _remove(self, node: Node) -> None:
-        """The node goes, and with it what lies below it in lower tiers."""
-        parent = node.parent
-        assert parent is not None
-        del parent.children[int(node.label[0])]
-        queue = [node]
-        while queue:
-            one = queue.pop()
-            queue += one.children.values()
-            self.used[one.tier] -= len(one.label) * self._kv
-            if one.state is not None:
-                self.used[one.state] -= self._state
-            self._forget(one)
-            self._done.append(Evict(one.id))
-        self._bare(parent)
+        """The node goes, with what lies below it in lower tiers, and what above it is now of no use."""
+        while True:
+            parent = node.parent
+            assert parent is not None
+            del parent.children[int(node.label[0])]
+            queue = [node]
+            while queue:
+                one = queue.pop()
+                queue += one.children.values()
+                self.used[one.tier] -= len(one.label) * self._kv
+                if one.state is not None:
+                    self.used[one.state] -= self._state
+                self._forget(one)
+                self._done.append(Evict(one.id))
+            if not self._idle(parent) or parent.children:
+                return self._bare(parent)
+            node = parent
+
+    def _idle(self, node: Node) -> bool:
+        """Whether it holds KV for others only: of a model with states, without one of its own."""
+        return bool(self._state) and node.state is None and not node.pins and node.parent is not None
 
     def _bare(self, node: Node) -> None:
-        """A node has lost a child or its state: without any it is of no use, with one child it is part of
-        that."""
-        if node.parent is None:
-            return
-        if self._state and node.state is None and not node.pins:
-            if not node.children:
-                return self._remove(node)
-            [child, *others] = node.children.values()
-            if not others and child.tier == node.tier and not self.rules.paged:
+        """A node has lost a child or its state: without either it goes, with one child it is part of that."""
+        if self._idle(node) and not node.children:
+            return self._remove(node)
+        if self._idle(node) and len(node.children) == 1 and not self.rules.paged:
+            [child] = node.children.values()
+            if child.tier == node.tier:
+                assert node.parent is not None
                 child.label, child.begin = np.concatenate([node.label, child.label]), node.begin
                 child.parent = node.parent
-                node.parent.children[int(child.label[0])] = child
+                child.parent.children[int(child.label[0])] = child
                 self._forget(node)
                 self._done.append(Merge(node.id, child.id))
-                return self._refresh(child)
+                node = child
         self._refresh(node)
 
     def _forget(self, node: Node) -> None:
