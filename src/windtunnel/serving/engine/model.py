@@ -1,9 +1,10 @@
 """What the scheduler of the engine knows of requests: counts and times, no tokens.
 
-A request is a prompt and then stages. A `Serial` stage decodes one unit. A `Parallel` one decodes several units
-(branches), each with a private suffix on what they share, and is joined: the branches' tokens are put one after
-another behind the shared prefix, then the ``join`` tokens, and all that is prefilled before the next stage. A unit
-is one stream of tokens that is decoded; which of a request's units take part is decided in every step.
+A request is a prompt and then stages. A `Serial` stage decodes one unit. A `Parallel` one decodes several
+units (branches), each with a private suffix on what they share, and is joined: the branches' tokens are put
+one after another behind the shared prefix, then the ``join`` tokens, and all that is prefilled before the
+next stage. A unit is one stream of tokens that is decoded; which of a request's units take part is decided
+in every step.
 
 Times are seconds on one clock that the caller keeps; tokens are counts.
 """
@@ -45,7 +46,7 @@ Stage = Serial | Parallel
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``prompt``: its tokens; ``cached``: of these, what a prefix cache holds already."""
+    """``prompt``: its tokens; ``cached``: of these, what a prefix cache holds (all but one at most)."""
 
     id: int
     arrival: float
@@ -56,17 +57,24 @@ class Request:
 
     @property
     def most(self) -> int:
-        """Tokens whose KV it may hold at once: all of its branches' and what follows them."""
-        return self.prompt + sum(
-            one.tokens if isinstance(one, Serial) else 2 * (sum(one.heads) + sum(one.tokens)) + one.join
-            for one in self.stages
-        )
+        """Tokens whose KV it may hold at once. Branches are dropped when they are joined, before what they
+        said is prefilled again; the token that they begin with is held by each of them."""
+        trunk = most = self.prompt
+        for one in self.stages:
+            if isinstance(one, Serial):
+                trunk += one.tokens
+            else:
+                grown = sum(one.heads) + sum(one.tokens)
+                most = max(most, trunk + grown + len(one.heads))
+                trunk += grown + one.join
+            most = max(most, trunk)
+        return most
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: ``base + row·n + kv·K + token·p + pair·p·Kp`` for n decoded rows that read K KV tokens
-    (a shared prefix counted once), and p prefilled tokens whose context is Kp tokens at their end."""
+    """Seconds of a step: ``base + row·n + kv·K + token·p + pair·p·Kp`` for n decoded rows that read K KV
+    tokens (a shared prefix counted once), and p prefilled tokens whose context is Kp tokens at their end."""
 
     base: float
     row: float
@@ -76,6 +84,5 @@ class StepTime:
 
     def of(self, rows: int, read: int, prefilled: int = 0, context: int = 0) -> float:
         """Seconds."""
-        return (
-            self.base + self.row * rows + self.kv * read + self.token * prefilled + self.pair * prefilled * context
-        )  # fmt: skip
+        decoded = self.base + self.row * rows + self.kv * read
+        return decoded + (self.token + self.pair * context) * prefilled
