@@ -1,0 +1,1 @@
+"""The engine's real world: tensors, the step loop and the HTTP server."""

@@ -1,0 +1,222 @@
+"""The only module that knows how Transformers' models keep what they have read.
+
+A model is not changed. Its attention layers call a function that is registered here by name, which hands queries to
+the step's own attention; its cache is a `StepCache`, which hands new keys and values on and gives linear-attention
+layers the states of the step's rows. Which layer an attention call belongs to is told by the cache update before it:
+a block that stands at several depths (Zamba) has no index of its own. A model whose attention does not go this way is
+refused by name at its first step.
+
+Written for Transformers 5.23: cache attributes change between minor versions, others are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    get_layer_types_and_kwargs,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from windtunnel.base.errors import UserError
+
+VERSIONS = ("5.23",)
+ATTENTION = "windtunnel"
+KINDS = {"full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"}
+States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), layer and index: (rows, …)
+
+
+class Step(Protocol):
+    """What a forward pass asks of those who keep keys and values."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """New keys and values: (rows, heads, tokens, dim)."""
+
+    def attend(
+        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
+
+
+class StepCache(Cache):  # type: ignore[misc]
+    """Transformers' cache of one forward pass: it keeps nothing itself but the rows' linear-attention states."""
+
+    def __init__(self, config: PreTrainedConfig, step: Step, depth: int, states: States | None) -> None:
+        like = DynamicCache(config=config).layers
+        super().__init__(
+            layers=[
+                LinearAttentionLayer(number_of_states=each.number_of_states)
+                if isinstance(each, LinearAttentionCacheLayerMixin)
+                else DummyLayer()
+                for each in like
+            ]
+        )
+        self.windows = [getattr(each, "sliding_window", None) for each in like]
+        self.step, self.depth, self.pending = step, depth, -1
+        self.before: Tensor | None = None  # the state that a scan of several tokens goes on from
+        for (kind, layer, index), state in (states or {}).items():
+            each = self.layers[layer]
+            getattr(each, f"{kind}_states")[index] = state
+            getattr(each, f"is_{kind}_states_initialized")[index] = True
+            each.has_previous_state[index] = True
+            if kind == "conv":
+                each.conv_kernel_size[index] = state.shape[-1]
+                each.dtype, each.device = state.dtype, state.device
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        """Hands them to the step; attention gets them as they are."""
+        self.settled()
+        self.pending = layer_idx
+        self.step.write(layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def settled(self) -> None:
+        """Raises where a layer's keys were kept and its attention was made elsewhere."""
+        if self.pending >= 0:
+            raise UserError(f"layer {self.pending} does not make its attention through AttentionInterface")
+
+    def states(self) -> States:
+        """The states after the pass."""
+        return {
+            (kind, number, index): state
+            for number, layer in enumerate(self.layers)
+            if isinstance(layer, LinearAttentionLayer)
+            for kind in ("conv", "recurrent")
+            for index, state in getattr(layer, f"{kind}_states").items()
+            if state is not None
+        }
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The layer's state, which its scan, the next one, is to go on from."""
+        self.before = super().get_recurrent_state(layer_idx, state_idx)
+        return self.before
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens read before this pass."""
+        return self.depth
+
+
+_CACHE: ContextVar[StepCache | None] = ContextVar("windtunnel_step_cache", default=None)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    cache = _CACHE.get()
+    name = type(module).__name__
+    if cache is None or cache.pending < 0:
+        raise UserError(f"{name} reads keys that another layer keeps: not supported")
+    layer, cache.pending = cache.pending, -1
+    window, told = cache.windows[layer], asked.get("sliding_window")
+    if told is not None and told != window:
+        raise UserError(f"{name} has a window of {told} tokens where its cache has one of {window}: not supported")
+    unknown = [each for each in ("position_bias", "indices", "block_mask") if asked.get(each) is not None]
+    if attention_mask is not None or unknown:
+        raise UserError(f"{name} asks for {', '.join(unknown) or 'a mask'} in its attention: not supported")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return cache.step.attend(layer, query, scale, window, asked.get("softcap"), asked.get("s_aux")), None
+
+
+def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba's first form begins every scan of several tokens from zero. It is linear in its state h: what came before
+    adds C · exp(A · cumsum(dt)) · h to the outputs and exp(A · sum(dt)) · h to the last state. Without a state of a
+    `StepCache` the scan is as it was."""
+
+    def continued(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,  # noqa: N803 (the names are the scan's)
+        B: Tensor,  # noqa: N803
+        C: Tensor,  # noqa: N803
+        **named: Any,
+    ) -> Any:
+        cache = _CACHE.get()
+        before = None if cache is None else cache.before
+        found = scan(hidden_states, dt, A, B, C, **named)
+        if before is None:
+            return found
+        bias = named.get("delta_bias")
+        steps = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
+        steps = F.softplus(steps) if named.get("delta_softplus") else steps
+        decayed = torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None]) * before[:, :, None]  # (1, width, T, N)
+        added = torch.einsum("bdtn,bnt->bdt", decayed, C.to(decayed.dtype))
+        if named.get("z") is not None:
+            added = added * F.silu(named["z"])
+        out, last = found
+        return out + added.to(out.dtype), last + decayed[:, :, -1].to(last.dtype)
+
+    return continued
+
+
+def prepare(model: Any) -> None:
+    """Makes ``model`` ready for `forward`. Raises `UserError` for what is known not to work, by name."""
+    if not any(transformers.__version__.startswith(f"{each}.") for each in VERSIONS):
+        raise UserError(
+            f"the engine knows Transformers {' and '.join(VERSIONS)}, {transformers.__version__} is installed"
+        )
+    config = model.config.get_text_config(decoder=True)
+    kinds, _ = get_layer_types_and_kwargs(config)
+    if unknown := sorted(set(kinds) - KINDS):
+        raise UserError(f"{config.model_type} has layers of the kind {', '.join(unknown)}: not supported")
+    if rope := _lengthening(getattr(config, "rope_parameters", None)):
+        raise UserError(
+            f"{config.model_type} with {rope} position embeddings is not supported: its rows depend on one another"
+        )
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+    model.eval().set_attn_implementation(ATTENTION)
+    if config._attn_implementation != ATTENTION:
+        raise UserError(f"{config.model_type} does not make its attention through AttentionInterface: not supported")
+    code = sys.modules[type(model).__module__]
+    scan = getattr(code, "mamba_selective_scan", None)
+    if scan is not None and scan.__module__ != __name__:
+        code.mamba_selective_scan = _continued(scan)  # type: ignore[attr-defined]
+
+
+def _lengthening(rope: Any) -> str:
+    """The kind of position embedding whose frequencies depend on the longest row of a batch, if any."""
+    if not isinstance(rope, dict):
+        return ""
+    kind = str(rope.get("rope_type", ""))
+    return kind if kind in ("dynamic", "longrope") else next(filter(None, map(_lengthening, rope.values())), "")
+
+
+def forward(
+    model: Any, tokens: Tensor, positions: Tensor, step: Step, depth: int, states: States | None
+) -> tuple[Tensor, States]:
+    """One pass over ``tokens``, shape (rows, tokens of each), at ``positions``, the same shape. ``depth``: tokens that
+    were read before (of one row's pass). ``states`` are updated in place; without, they begin anew. Returns the logits
+    of each row's last token, (rows, vocabulary), and the states."""
+    cache = StepCache(model.config.get_text_config(decoder=True), step, depth, states)
+    named = {"past_key_values": cache, "position_ids": positions}
+    takes = inspect.signature(type(model).forward).parameters
+    if "past_key_values" not in takes:
+        named = {"cache_params": cache}
+    if "logits_to_keep" in takes:
+        named["logits_to_keep"] = 1
+    held = _CACHE.set(cache)
+    try:
+        logits: Tensor = model(input_ids=tokens, use_cache=True, **named).logits
+    finally:
+        _CACHE.reset(held)
+    cache.settled()
+    return logits[:, -1], cache.states()

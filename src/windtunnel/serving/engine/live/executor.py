@@ -1,0 +1,426 @@
+"""The tensors of a running engine: sequences are prefilled, decoded together, forked, kept and restored.
+
+A `Sequence` is a path of frozen pieces that it may share with others, a tail of its own, and the states of its
+linear-attention layers. A step decodes any sequences together, whatever their lengths, or prefills one. Forking,
+keeping and restoring freeze the tail: they copy states, never keys and values. Joining branches (the default way) is
+no operation of its own: the branches' tokens are prefilled on the parent, which a fork leaves as it was.
+
+The caller keeps the rules (who takes part, what is kept, what is evicted); this module keeps the bytes and refuses what
+would be wrong: a snapshot is restored only for tokens that begin with those it was taken after, at their very depth.
+After an error in the middle of a step the sequences that took part are undefined: free them.
+Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.live import adapter
+from windtunnel.serving.engine.live.attention import Plan, Read, attend
+from windtunnel.serving.engine.live.segments import Piece, Place, Slots, Store
+
+CHUNK = 512  # tokens of a prefill that go through the model at once
+Path = tuple[tuple[Piece, int], ...]  # pieces and how many tokens of each are read
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a family of models was seen to do right. ``several``: several tokens may go on from a state at once (else
+    they are fed one by one); ``prefixes``: its state may be kept and gone on from at all; ``reason``: a sentence for
+    what is off."""
+
+    several: bool = True
+    prefixes: bool = True
+    reason: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One stream of tokens. Made by `Executor.new`, `fork` and `restore`; ended by `Executor.free`."""
+
+    path: Path = ()
+    tail: Piece | None = None
+    place: Place | None = None  # of its states
+    depth: int = 0  # tokens that it has read
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Snapshot:
+    """A sequence at a depth: never changed, restored any number of times. ``digest`` is of the tokens it has read."""
+
+    depth: int
+    digest: bytes
+    path: Path
+    states: adapter.States
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of its states, which are its own; its pieces may be shared."""
+        return sum(each.nbytes for each in self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes: ``kv`` in pieces, ``states`` of sequences, ``snapshots`` (states only), ``free`` slots."""
+
+    kv: int
+    states: int
+    snapshots: int
+    free: int
+
+    @property
+    def total(self) -> int:
+        """All tensors of the executor."""
+        return self.kv + self.states + self.snapshots + self.free
+
+
+class Executor:
+    """Sequences over one causal model of Transformers, which is made ready by `adapter.prepare`."""
+
+    def __init__(self, model: Any, support: Support | None = None) -> None:
+        """Raises `UserError` where the model cannot be served, by name."""
+        adapter.prepare(model)
+        self.model, self.support = model, support or Support()
+        self.device: torch.device = next(model.parameters()).device
+        config = model.config.get_text_config(decoder=True)
+        self.vocabulary: int = config.vocab_size
+        self.limit: int | None = getattr(config, "max_position_embeddings", None)  # tokens of a sequence at most
+        self.store, self.pool = Store(), Slots()
+        self.sequences: set[Sequence] = set()
+        self.snapshots: set[Snapshot] = set()
+        probe = self.new()
+        self.prefill(probe, [0, 0])
+        self.layer_bytes = self._layer_bytes(probe)
+        self.free(probe)
+
+    # sequences
+
+    def new(self) -> Sequence:
+        """An empty sequence, to be prefilled."""
+        return self._keep(Sequence())
+
+    @torch.inference_mode()
+    def prefill(
+        self, sequence: Sequence, tokens: Ordered[int], keep: Ordered[int] = ()
+    ) -> tuple[Tensor, dict[int, Snapshot]]:
+        """Reads one token or more. Returns the logits of the last one, shape (vocabulary,), and a snapshot for each
+        depth of ``keep`` (counted from the sequence's beginning, each within what is read now)."""
+        first, last = sequence.depth, sequence.depth + len(tokens)
+        if not tokens or any(not first < depth <= last for depth in keep):
+            raise ValueError(f"{len(tokens)} tokens behind {first} are to be read, and {sorted(keep)} kept")
+        if not self.support.prefixes and (first or set(keep) - {last}):
+            raise UserError(self.support.reason)
+        kept: dict[int, Snapshot] = {}
+        logits = None
+        for stop in sorted({*keep, last}):
+            self._room(sequence, stop - sequence.depth)
+            while sequence.depth < stop:
+                size = min(CHUNK, stop - sequence.depth)
+                if not self.support.prefixes:
+                    size = len(tokens)
+                elif not self.support.several and sequence.depth:
+                    size = 1
+                part = tokens[sequence.depth - first : sequence.depth - first + size]
+                logits = self._pass([sequence], [part])
+            if stop in keep:
+                kept[stop] = self.snapshot(sequence)
+        assert logits is not None
+        return logits[0], kept
+
+    @torch.inference_mode()
+    def decode(self, rows: Ordered[Sequence], tokens: Ordered[int]) -> Tensor:
+        """Each of ``rows``, prefilled ones, reads its token of ``tokens``: logits of shape (rows, vocabulary)."""
+        if len(rows) != len(tokens) or len(set(rows)) != len(rows) or not rows:
+            raise ValueError(f"{len(tokens)} tokens for {len(set(rows))} sequences")
+        if not all(row.depth for row in rows):
+            raise ValueError("a sequence that has read nothing is to be prefilled")
+        for row in rows:
+            self._room(row, 1)
+        order = list(range(len(rows)))
+        if places := [row.place for row in rows if row.place is not None]:
+            self.pool.front(places, exactly=True)
+            order.sort(key=lambda at: place.index if (place := rows[at].place) else -1)
+        logits = self._pass([rows[at] for at in order], [[tokens[at]] for at in order])
+        back = torch.empty(len(order), dtype=torch.long)
+        back[order] = torch.arange(len(order))
+        return logits[back.to(self.device)]
+
+    def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
+        """``count`` sequences that have read what ``sequence`` has. It stays as it is."""
+        self._freeze(sequence)
+        return [self._branch(sequence.path, sequence.depth, self._states(sequence)) for _ in range(count)]
+
+    @torch.inference_mode()
+    def snapshot(self, sequence: Sequence) -> Snapshot:
+        """The sequence as it is now: its states copied, its pieces shared."""
+        if not self.support.prefixes and self.pool.tensors:
+            raise UserError(self.support.reason)
+        self._freeze(sequence)
+        states = {key: state.clone() for key, state in self._states(sequence).items()}
+        return self._remember(Snapshot(sequence.depth, _digest(self.tokens(sequence)), sequence.path, states))
+
+    def restore(self, snapshot: Snapshot, tokens: Ordered[int], depth: int | None = None) -> Sequence:
+        """A sequence that has read the first ``depth`` of ``tokens`` (by default as many as the snapshot). They are
+        held against those of the snapshot. A smaller depth than its own is for models without linear attention only:
+        a state cannot be taken back. Raises ValueError where the snapshot does not fit."""
+        if snapshot not in self.snapshots:
+            raise ValueError("the snapshot was freed")
+        depth = snapshot.depth if depth is None else depth
+        if not 0 < depth <= snapshot.depth or (depth < snapshot.depth and snapshot.states):
+            raise ValueError(f"a snapshot at depth {snapshot.depth} cannot be restored at {depth}")
+        path, wanted, at = _cut(snapshot.path, depth), array("i", tokens[:depth]), 0
+        for piece, length in path:
+            if wanted[at : at + length] != piece.tokens[:length]:
+                raise ValueError(f"the snapshot holds other tokens than these between {at} and {at + length}")
+            at += length
+        if depth == snapshot.depth and _digest(wanted) != snapshot.digest:
+            raise ValueError(f"the snapshot's states are not of these {depth} tokens")
+        return self._branch(path, depth, snapshot.states)
+
+    def free(self, what: Sequence | Snapshot) -> None:
+        """Ends a sequence, or forgets a snapshot. Raises ValueError if that was done before."""
+        if isinstance(what, Snapshot):
+            if what not in self.snapshots:
+                raise ValueError("the snapshot was freed before")
+            self.snapshots.remove(what)
+        else:
+            if what not in self.sequences:
+                raise ValueError("the sequence was freed before")
+            self.sequences.remove(what)
+            if what.tail is not None:
+                self.store.drop(what.tail)
+            if what.place is not None:
+                self.pool.give(what.place)
+        for piece, length in what.path:
+            self.store.release(piece, length)
+
+    def tokens(self, sequence: Sequence) -> array[int]:
+        """What it has read."""
+        read = array("i")
+        for piece, length in sequence.path:
+            read += piece.tokens[:length]
+        return read + sequence.tail.tokens if sequence.tail is not None else read
+
+    # bytes
+
+    @property
+    def held(self) -> Held:
+        """What all tensors take, as they are."""
+        used = self.pool.slot_bytes * len(self.pool.places)
+        free = self.store.held - self.store.used + self.pool.held - used
+        return Held(self.store.used, used, sum(each.state_bytes for each in self.snapshots), free)
+
+    def held_by(self, what: Sequence | Snapshot) -> int:
+        """Bytes that nobody else shares, and that `free` would give back."""
+        own = sum(piece.bytes for piece, _ in what.path if piece.ends.total() == 1)
+        if isinstance(what, Snapshot):
+            return own + what.state_bytes
+        own += what.tail.bytes if what.tail is not None else 0
+        return own + (self.pool.slot_bytes if what.place is not None else 0)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token, all layers together."""
+        return sum(kv for kv, _ in self.layer_bytes.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence."""
+        return sum(state for _, state in self.layer_bytes.values())
+
+    # a second tier
+
+    def export(self, snapshot: Snapshot, begin: int = 0) -> dict[str, Tensor]:
+        """The snapshot as plain tensors in host memory, without the keys and values of its first ``begin`` tokens:
+        ``tokens``, ``digest``, ``k.LAYER`` and ``v.LAYER`` (heads, tokens, dim), ``KIND.LAYER.INDEX`` of states."""
+        out = {"digest": torch.frombuffer(bytearray(snapshot.digest), dtype=torch.uint8)}
+        parts: dict[str, list[Tensor]] = {}
+        tokens, at = array("i"), 0
+        for piece, length in snapshot.path:
+            low = max(0, begin - at)
+            if low < length:
+                tokens += piece.tokens[low:length]
+                for (kind, layer), held in piece.slots.tensors.items():  # type: ignore[misc]
+                    parts.setdefault(f"{kind}.{layer}", []).append(held[piece.place.index, :, low:length])
+            at += length
+        out["tokens"] = torch.tensor(tokens, dtype=torch.int32)
+        out |= {name: torch.cat(each, 1).cpu() for name, each in parts.items()}
+        return out | {".".join(map(str, key)): state.cpu() for key, state in snapshot.states.items()}
+
+    @torch.inference_mode()
+    def adopt(self, tensors: dict[str, Tensor], parent: Snapshot | None = None) -> Snapshot:
+        """The snapshot that `export` wrote, behind ``parent``, which holds its first tokens. Raises ValueError where
+        they do not belong together."""
+        own = array("i", tensors["tokens"].tolist())
+        read = array("i")
+        for piece, length in parent.path if parent else ():
+            read += piece.tokens[:length]
+        digest = bytes(tensors["digest"].tolist())
+        if _digest(read + own) != digest:
+            raise ValueError("the snapshot does not go on from this parent, or is damaged")
+        path, states = (parent.path if parent else ()), {}
+        if own:
+            piece = self.store.new(len(own))
+            piece.tokens = own
+            path = (*path, (piece, len(own)))
+        for name, held in tensors.items():
+            kind, *at = name.split(".")
+            if kind in "kv":
+                shape = (held.shape[0], piece.capacity, held.shape[2])
+                target = piece.slots.tensor((kind, int(at[0])), held.to(self.device), shape)
+                target[piece.place.index, :, : held.shape[1]] = held.to(self.device)
+            elif at:
+                states[kind, int(at[0]), int(at[1])] = held.to(self.device, copy=True)
+        return self._remember(Snapshot(len(read) + len(own), digest, path, states))
+
+    # within
+
+    def _keep(self, sequence: Sequence) -> Sequence:
+        self.sequences.add(sequence)
+        for piece, length in sequence.path:
+            self.store.hold(piece, length)
+        return sequence
+
+    def _remember(self, snapshot: Snapshot) -> Snapshot:
+        self.snapshots.add(snapshot)
+        for piece, length in snapshot.path:
+            self.store.hold(piece, length)
+        return snapshot
+
+    @torch.inference_mode()
+    def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:
+        made = self._keep(Sequence(path, None, None, depth))
+        self._place(made, states)
+        return made
+
+    def _states(self, sequence: Sequence) -> adapter.States:
+        """Views of its states, (1, …)."""
+        if sequence.place is None:
+            return {}
+        at = sequence.place.index
+        return {key: each[at : at + 1] for key, each in self.pool.tensors.items()}  # type: ignore[misc]
+
+    def _place(self, sequence: Sequence, states: adapter.States) -> None:
+        """A slot for copies of ``states``."""
+        if states:
+            sequence.place = Place()
+            self.pool.take(sequence.place)
+        for key, state in states.items():
+            self.pool.tensor(key, state, state.shape[1:])[sequence.place.index] = state[0]  # type: ignore[union-attr]
+
+    def _freeze(self, sequence: Sequence) -> None:
+        if sequence not in self.sequences:
+            raise ValueError("the sequence was freed")
+        if sequence.tail is not None and sequence.tail.tokens:
+            length = len(sequence.tail.tokens)
+            self.store.hold(sequence.tail, length)
+            sequence.path, sequence.tail = (*sequence.path, (sequence.tail, length)), None
+
+    def _room(self, sequence: Sequence, count: int) -> None:
+        if sequence not in self.sequences:
+            raise ValueError("the sequence was freed")
+        if self.limit is not None and sequence.depth + count > self.limit:
+            raise UserError(f"{sequence.depth + count} tokens are more than the model's {self.limit}")
+        if sequence.tail is None:
+            sequence.tail = self.store.new(count)
+        self.store.reserve(sequence.tail, len(sequence.tail.tokens) + count)
+
+    def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]]) -> Tensor:
+        """One forward pass: one row of several tokens, or rows of one. With states, the rows are the pool's first."""
+        count = len(tokens[0])
+        step = _Step(rows, count, self.device)
+        at = rows[0].place.index if rows[0].place is not None else 0
+        span = slice(at, at + len(rows))
+        held: adapter.States = {}
+        if rows[0].place is not None:
+            held = {key: each[span] for key, each in self.pool.tensors.items()}  # type: ignore[misc]
+        depths = torch.tensor([row.depth for row in rows])
+        positions = (depths[:, None] + torch.arange(count)).to(self.device)
+        ids = torch.tensor([list(each) for each in tokens]).to(self.device)
+        logits, states = adapter.forward(self.model, ids, positions, step, rows[0].depth, held or None)
+        if held:
+            for key, state in states.items():
+                if state.data_ptr() != held[key].data_ptr():
+                    held[key].copy_(state)
+        else:
+            self._place(rows[0], states)
+        for row, read in zip(rows, tokens, strict=True):
+            assert row.tail is not None
+            row.tail.tokens.extend(read)
+            row.depth += count
+        return logits
+
+    def _layer_bytes(self, probe: Sequence) -> dict[int, tuple[int, int]]:
+        """By layer: bytes of a token's keys and values, and of its states."""
+        found: dict[int, tuple[int, int]] = {}
+        assert probe.tail is not None
+        for (_, layer), each in probe.tail.slots.tensors.items():  # type: ignore[misc]
+            kv, state = found.get(layer, (0, 0))
+            found[layer] = (kv + each[0].nbytes // probe.tail.capacity, state)
+        for (_, layer, _), each in self.pool.tensors.items():  # type: ignore[misc]
+            kv, state = found.get(layer, (0, 0))
+            found[layer] = (kv, state + each[0].nbytes)
+        return dict(sorted(found.items()))
+
+
+class _Step:
+    """Writes and reads the pieces of the rows of one pass."""
+
+    def __init__(self, rows: Ordered[Sequence], count: int, device: torch.device) -> None:
+        reads: list[Read] = []
+        by_slots: dict[Slots, list[tuple[int, Piece]]] = {}
+        for at, row in enumerate(rows):
+            assert row.tail is not None
+            by_slots.setdefault(row.tail.slots, []).append((at, row.tail))
+            begin = 0
+            for piece, length in chain(row.path, ((row.tail, len(row.tail.tokens) + count),)):
+                reads += [Read(at + t, row.depth + t, piece, begin, length) for t in range(count)]
+                begin += length
+        self.count = count
+        self.plan = Plan(reads, len(rows) * count, device)
+        self.writes = []  # where new keys go: slots, rows, the slots' numbers, offsets; pieces do not move from here on
+        for slots, members in by_slots.items():
+            numbers = [(at, tail.place.index, len(tail.tokens), tail.capacity) for at, tail in members]
+            self.writes.append((slots, members[0][1].capacity, torch.tensor(numbers, device=device).T))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """New keys and values: (rows, heads, tokens, dim)."""
+        for slots, capacity, (rows, places, offsets, _) in self.writes:
+            for name, new in (("k", key), ("v", value)):
+                held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
+                if self.count == 1:
+                    held[places, :, offsets] = new[rows, :, 0]
+                else:
+                    at, begin = int(places[0]), int(offsets[0])
+                    held[at, :, begin : begin + self.count] = new[0]
+
+    def attend(
+        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
+        rows, heads, count, dim = query.shape
+        asked = query.transpose(1, 2).reshape(rows * count, heads, dim)
+        return attend(self.plan, layer, asked, scale, window, softcap, sinks).view(rows, count, heads, -1)
+
+
+def _digest(tokens: array[int]) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+
+
+def _cut(path: Path, depth: int) -> Path:
+    """The path's first ``depth`` tokens."""
+    cut, left = [], depth
+    for piece, length in path:
+        if left > 0:
+            cut.append((piece, min(length, left)))
+        left -= length
+    return tuple(cut)

@@ -1,0 +1,200 @@
+"""Where keys, values and recurrent states lie: slots of equal size, kept without gaps.
+
+What a sequence has read is a path of **pieces**. A piece holds the keys and values of some tokens for all layers. The
+last piece of a sequence, its tail, grows and belongs to it alone; once frozen a piece never changes and may be read by
+many paths, each from its beginning to a length of its own. So forking, keeping and restoring copy no keys and values.
+
+Pieces of similar size lie side by side in one `Slots` (tensors of shape (slots, heads, capacity, dim)), so that one
+batched product serves all of them. Slots are kept dense, and those that a step reads are brought to the front: a step
+takes a view, never a copy. States of linear-attention layers lie in a `Slots`, too, and are updated in place there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def capacity_for(length: int) -> int:
+    """The smallest of 16, 24, 32, 48, 64, 96, … tokens that holds ``length``."""
+    size = 16
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+class Place:
+    """A slot of a `Slots`: ``index`` changes when others come and go."""
+
+    __slots__ = ("index",)
+
+    def __init__(self) -> None:
+        self.index = -1
+
+
+class Slots:
+    """Tensors of shape (slots, …), one a key, of which the first ``len(places)`` slots are taken.
+
+    A tensor is made when its key is first written. A slot is zeroed when it is taken: what an earlier owner left there,
+    be it not a number, must not reach a product with a later one.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[Hashable, Tensor] = {}
+        self.places: list[Place] = []
+        self.room = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot, all tensors together."""
+        return sum(each[0].nbytes for each in self.tensors.values()) if self.room else 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of all tensors, free slots included."""
+        return sum(each.nbytes for each in self.tensors.values())
+
+    def tensor(self, key: Hashable, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """The tensor of ``key``: (slots, *shape), of ``like``'s type and device."""
+        made = self.tensors.get(key)
+        if made is None:
+            made = self.tensors[key] = torch.zeros((self.room, *shape), dtype=like.dtype, device=like.device)
+        return made
+
+    def take(self, place: Place) -> None:
+        """A zeroed slot for ``place``."""
+        place.index = len(self.places)
+        if place.index == self.room:
+            self._resize(max(2, self.room * 3 // 2))
+        self.places.append(place)
+        for each in self.tensors.values():
+            each[place.index].zero_()
+
+    def give(self, place: Place) -> None:
+        """Frees the slot; the last one moves to where it was."""
+        last = self.places.pop()
+        if last is not place:
+            for each in self.tensors.values():
+                each[place.index].copy_(each[last.index])
+            self.places[place.index] = last
+            last.index = place.index
+        place.index = -1
+        if self.room > 4 and len(self.places) * 3 < self.room:
+            self._resize(max(2, self.room // 2))
+
+    def front(self, places: Sequence[Place], exactly: bool = False) -> int:
+        """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most twice as many
+        as ``places``; with ``exactly`` as many."""
+        count = len(places)
+        if max(place.index for place in places) < (count if exactly else 2 * count):
+            return max(place.index for place in places) + 1
+        wanted = {place.index for place in places}
+        near = [index for index in range(count) if index not in wanted]
+        far = sorted(index for index in wanted if index >= count)
+        for each in self.tensors.values():
+            here, there = torch.tensor((near + far, far + near), device=each.device)
+            each[here] = each[there]
+        for a, b in zip(near, far, strict=True):
+            self.places[a], self.places[b] = self.places[b], self.places[a]
+            self.places[a].index, self.places[b].index = a, b
+        return count
+
+    def _resize(self, room: int) -> None:
+        for key, old in self.tensors.items():
+            made = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=old.device)
+            made[: len(self.places)] = old[: len(self.places)]
+            self.tensors[key] = made
+        self.room = room
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """``tokens``: those whose keys and values it holds; ``ends``: the paths that read it, by how far each reads;
+    ``frozen``: no more is written to it."""
+
+    slots: Slots
+    capacity: int
+    place: Place = field(default_factory=Place)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    ends: Counter[int] = field(default_factory=Counter)
+    frozen: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its slot takes."""
+        return self.slots.slot_bytes
+
+
+class Store:
+    """All pieces, by capacity."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Slots] = {}
+
+    @property
+    def held(self) -> int:
+        """Bytes of all tensors, free slots included."""
+        return sum(each.held for each in self.slots.values())
+
+    @property
+    def used(self) -> int:
+        """Bytes of the slots that are taken."""
+        return sum(each.slot_bytes * len(each.places) for each in self.slots.values())
+
+    def new(self, length: int) -> Piece:
+        """An empty piece with room for ``length`` tokens."""
+        capacity = capacity_for(length)
+        piece = Piece(self._of(capacity), capacity)
+        piece.slots.take(piece.place)
+        return piece
+
+    def reserve(self, piece: Piece, length: int) -> None:
+        """Room for ``length`` tokens in all."""
+        if length > piece.capacity:
+            self._move(piece, capacity_for(length))
+
+    def hold(self, piece: Piece, length: int) -> None:
+        """One more path reads the first ``length`` tokens of a piece, which is frozen by that."""
+        piece.frozen = True
+        piece.ends[length] += 1
+
+    def release(self, piece: Piece, length: int) -> None:
+        """A path that read ``length`` tokens is no more; what nobody reads any longer is freed."""
+        piece.ends[length] -= 1
+        if not piece.ends[length]:
+            del piece.ends[length]
+        if not piece.ends:
+            self.drop(piece)
+        elif (most := max(piece.ends)) < len(piece.tokens):
+            del piece.tokens[most:]
+            if capacity_for(most) < piece.capacity:
+                self._move(piece, capacity_for(most))
+
+    def drop(self, piece: Piece) -> None:
+        """Frees its slot."""
+        piece.slots.give(piece.place)
+
+    def keys(self, pieces: Iterable[Piece]) -> dict[Slots, list[Piece]]:
+        """The pieces by the slots that they lie in."""
+        grouped: dict[Slots, list[Piece]] = {}
+        for piece in pieces:
+            grouped.setdefault(piece.slots, []).append(piece)
+        return grouped
+
+    def _of(self, capacity: int) -> Slots:
+        return self.slots.setdefault(capacity, Slots())
+
+    def _move(self, piece: Piece, capacity: int) -> None:
+        old, made, place = piece.slots, self._of(capacity), Place()
+        made.take(place)
+        length = len(piece.tokens)
+        for key, source in old.tensors.items():
+            target = made.tensor(key, source, (source.shape[1], capacity, source.shape[3]))
+            target[place.index, :, :length] = source[piece.place.index, :, :length]
+        old.give(piece.place)
+        piece.slots, piece.place, piece.capacity = made, place, capacity
