@@ -1,10 +1,10 @@
 """The only module that knows how Transformers' models keep what they have read.
 
-A model is not changed. Its attention layers call a function that is registered here by name, which hands queries to
-the step's own attention; its cache is a `StepCache`, which hands new keys and values on and gives linear-attention
-layers the states of the step's rows. Which layer an attention call belongs to is told by the cache update before it:
-a block that stands at several depths (Zamba) has no index of its own. A model whose attention does not go this way is
-refused by name at its first step.
+A model is not changed. Its attention layers call a function that is registered here by name, which hands
+queries to the step's own attention; its cache is a `StepCache`, which hands new keys and values on and gives
+linear-attention layers the states of the step's rows. Which layer an attention call belongs to is told by the
+cache update before it: a block that stands at several depths (Zamba) has no index of its own. A model whose
+attention does not go this way is refused by name at its first step.
 
 Written for Transformers 5.23: cache attributes change between minor versions, others are refused.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,15 @@ from windtunnel.base.errors import UserError
 
 VERSIONS = ("5.23",)
 ATTENTION = "windtunnel"
-KINDS = {"full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"}
+KINDS = {
+    "full_attention",
+    "sliding_attention",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "dummy",
+}
 States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), layer and index: (rows, …)
 
 
@@ -47,16 +56,34 @@ class Step(Protocol):
         """New keys and values: (rows, heads, tokens, dim)."""
 
     def attend(
-        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
 
 
-class StepCache(Cache):  # type: ignore[misc]
-    """Transformers' cache of one forward pass: it keeps nothing itself but the rows' linear-attention states."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A prepared model: ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if it
+    has any, which Transformers' single steps leave out."""
 
-    def __init__(self, config: PreTrainedConfig, step: Step, depth: int, states: States | None) -> None:
-        like = DynamicCache(config=config).layers
+    model: Any
+    config: PreTrainedConfig
+    takes: frozenset[str]
+    limits: tuple[float, float] | None
+
+
+class StepCache(Cache):  # type: ignore[misc]
+    """Transformers' cache of one forward pass: it keeps nothing itself but the rows' linear-attention
+    states."""
+
+    def __init__(self, ready: Ready, step: Step, depth: int, states: States | None, reading: bool) -> None:
+        like = DynamicCache(config=ready.config).layers
         super().__init__(
             layers=[
                 LinearAttentionLayer(number_of_states=each.number_of_states)
@@ -67,7 +94,8 @@ class StepCache(Cache):  # type: ignore[misc]
         )
         self.windows = [getattr(each, "sliding_window", None) for each in like]
         self.step, self.depth, self.pending = step, depth, -1
-        self.before: Tensor | None = None  # the state that a scan of several tokens goes on from
+        self.limits = ready.limits if reading else None
+        self.before: Tensor | None = None  # the state that a scan goes on from
         for (kind, layer, index), state in (states or {}).items():
             each = self.layers[layer]
             getattr(each, f"{kind}_states")[index] = state
@@ -129,7 +157,9 @@ def _attention(
     layer, cache.pending = cache.pending, -1
     window, told = cache.windows[layer], asked.get("sliding_window")
     if told is not None and told != window:
-        raise UserError(f"{name} has a window of {told} tokens where its cache has one of {window}: not supported")
+        raise UserError(
+            f"{name} has a window of {told} tokens where its cache has one of {window}: not supported"
+        )
     unknown = [each for each in ("position_bias", "indices", "block_mask") if asked.get(each) is not None]
     if attention_mask is not None or unknown:
         raise UserError(f"{name} asks for {', '.join(unknown) or 'a mask'} in its attention: not supported")
@@ -138,16 +168,16 @@ def _attention(
 
 
 def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
-    """Mamba's first form begins every scan of several tokens from zero. It is linear in its state h: what came before
-    adds C · exp(A · cumsum(dt)) · h to the outputs and exp(A · sum(dt)) · h to the last state. Without a state of a
-    `StepCache` the scan is as it was."""
+    """Mamba's first form begins every scan of several tokens from zero. It is linear in its state h: what
+    came before adds C · exp(A · cumsum(dt)) · h to the outputs and exp(A · sum(dt)) · h to the last state.
+    Without a state of a `StepCache` the scan is as it was."""
 
     def continued(
         hidden_states: Tensor,
         dt: Tensor,
-        A: Tensor,  # noqa: N803 (the names are the scan's)
-        B: Tensor,  # noqa: N803
-        C: Tensor,  # noqa: N803
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
         **named: Any,
     ) -> Any:
         cache = _CACHE.get()
@@ -158,7 +188,9 @@ def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
         bias = named.get("delta_bias")
         steps = dt if bias is None else dt + bias.to(dt.dtype)[..., None]
         steps = F.softplus(steps) if named.get("delta_softplus") else steps
-        decayed = torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None]) * before[:, :, None]  # (1, width, T, N)
+        decayed = (
+            torch.exp(A[None, :, None] * steps.cumsum(-1)[..., None]) * before[:, :, None]
+        )  # (1, width, T, N)
         added = torch.einsum("bdtn,bnt->bdt", decayed, C.to(decayed.dtype))
         if named.get("z") is not None:
             added = added * F.silu(named["z"])
@@ -168,7 +200,27 @@ def _continued(scan: Callable[..., Any]) -> Callable[..., Any]:
     return continued
 
 
-def prepare(model: Any) -> None:
+def _limited(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Mamba's second form limits its time steps where it scans, and not where it takes a single step. A token
+    that is read alone, at a prompt's end, is to give what it gives in a scan; one that is decoded what
+    ``generate`` gives."""
+
+    def limited(state: Tensor, hidden_states: Tensor, dt: Tensor, *args: Any, **named: Any) -> Any:
+        cache = _CACHE.get()
+        if cache is None or cache.limits is None:
+            return update(state, hidden_states, dt, *args, **named)
+        bias = named.pop("dt_bias", None)
+        steps = dt if bias is None else dt + bias.to(dt.dtype)
+        steps = F.softplus(steps) if named.pop("dt_softplus", False) else steps
+        return update(state, hidden_states, steps.clamp(*cache.limits), *args, **named)
+
+    return limited
+
+
+MENDED = {"mamba_selective_scan": _continued, "mamba2_selective_state_update": _limited}
+
+
+def prepare(model: Any) -> Ready:
     """Makes ``model`` ready for `forward`. Raises `UserError` for what is known not to work, by name."""
     if not any(transformers.__version__.startswith(f"{each}.") for each in VERSIONS):
         raise UserError(
@@ -180,16 +232,24 @@ def prepare(model: Any) -> None:
         raise UserError(f"{config.model_type} has layers of the kind {', '.join(unknown)}: not supported")
     if rope := _lengthening(getattr(config, "rope_parameters", None)):
         raise UserError(
-            f"{config.model_type} with {rope} position embeddings is not supported: its rows depend on one another"
+            f"{config.model_type} has {rope} position embeddings, by the longest row: not supported"
         )
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
     model.eval().set_attn_implementation(ATTENTION)
     if config._attn_implementation != ATTENTION:
-        raise UserError(f"{config.model_type} does not make its attention through AttentionInterface: not supported")
+        raise UserError(
+            f"{config.model_type} does not make its attention through AttentionInterface: not supported"
+        )
     code = sys.modules[type(model).__module__]
-    scan = getattr(code, "mamba_selective_scan", None)
-    if scan is not None and scan.__module__ != __name__:
-        code.mamba_selective_scan = _continued(scan)  # type: ignore[attr-defined]
+    for name, mended in MENDED.items():
+        plain = getattr(code, name, None)
+        if plain is not None and plain.__module__ != __name__:
+            setattr(code, name, mended(plain))
+    limits = {
+        tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
+    }
+    takes = frozenset(inspect.signature(type(model).forward).parameters)
+    return Ready(model, config, takes, limits.pop() if limits else None)
 
 
 def _lengthening(rope: Any) -> str:
@@ -197,26 +257,41 @@ def _lengthening(rope: Any) -> str:
     if not isinstance(rope, dict):
         return ""
     kind = str(rope.get("rope_type", ""))
-    return kind if kind in ("dynamic", "longrope") else next(filter(None, map(_lengthening, rope.values())), "")
+    return (
+        kind if kind in ("dynamic", "longrope") else next(filter(None, map(_lengthening, rope.values())), "")
+    )
 
 
 def forward(
-    model: Any, tokens: Tensor, positions: Tensor, step: Step, depth: int, states: States | None
+    ready: Ready,
+    tokens: Tensor,
+    positions: Tensor,
+    step: Step,
+    depth: int,
+    states: States | None,
+    reading: bool,
 ) -> tuple[Tensor, States]:
-    """One pass over ``tokens``, shape (rows, tokens of each), at ``positions``, the same shape. ``depth``: tokens that
-    were read before (of one row's pass). ``states`` are updated in place; without, they begin anew. Returns the logits
-    of each row's last token, (rows, vocabulary), and the states."""
-    cache = StepCache(model.config.get_text_config(decoder=True), step, depth, states)
-    named = {"past_key_values": cache, "position_ids": positions}
-    takes = inspect.signature(type(model).forward).parameters
-    if "past_key_values" not in takes:
-        named = {"cache_params": cache}
-    if "logits_to_keep" in takes:
-        named["logits_to_keep"] = 1
+    """One pass over ``tokens``, shape (rows, tokens of each), at ``positions``, the same shape. ``depth``:
+    tokens that were read before (of one row's pass). ``states`` are updated in place; without, they begin
+    anew. ``reading``: the tokens are of a prompt, not decoded. Returns the logits of each row's last token,
+    (rows, vocabulary), and the states."""
+    cache = StepCache(ready, step, depth, states, reading)
     held = _CACHE.set(cache)
     try:
-        logits: Tensor = model(input_ids=tokens, use_cache=True, **named).logits
+        logits = call(ready.model, ready.takes, tokens, positions, cache)
     finally:
         _CACHE.reset(held)
     cache.settled()
-    return logits[:, -1], cache.states()
+    return logits, cache.states()
+
+
+def call(model: Any, takes: Container[str], tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+    """The logits of each row's last token, by the model's own call: the cache's name differs between
+    families, and some begin positions anew where they are not told."""
+    named: dict[str, Any] = {"cache_params": cache}
+    if "past_key_values" in takes:
+        named = {"past_key_values": cache, "position_ids": positions}
+    if "logits_to_keep" in takes:
+        named["logits_to_keep"] = 1
+    logits: Tensor = model(input_ids=tokens, use_cache=True, **named).logits
+    return logits[:, -1]

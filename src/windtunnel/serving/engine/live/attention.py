@@ -1,9 +1,10 @@
 """Attention of a step's queries over the pieces that each reads, merged by log-sum-exp.
 
-A query reads a path: several pieces. A piece that one query reads is done together with all such pieces of its size in
-one batched product; a piece that many read is done once for all of them. Every part yields its output ``o`` and the
-logarithm ``l`` of the sum of its exponentiated scores; a query's parts are joined as ``sum(o·e^l) / sum(e^l)``. Heads
-that share keys (grouped queries) are rows of the same product: nothing is repeated in memory.
+A query reads a path: several pieces. A piece that one query reads is done together with all such pieces of
+its size in one batched product; a piece that many read is done once for all of them. Every part yields its
+output ``o`` and the logarithm ``l`` of the sum of its exponentiated scores; a query's parts are joined as
+``sum(o·e^l) / sum(e^l)``. Heads that share keys (grouped queries) are rows of the same product: nothing is
+repeated in memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ LOWEST = -1e30  # stands for no score at all: finite, so that the difference of 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Query ``query``, which stands at ``position``, reads ``length`` tokens of ``piece``, whose first one has the
-    position ``begin``."""
+    """Query ``query``, which stands at ``position``, reads ``length`` tokens of ``piece``, whose first one
+    has the position ``begin``."""
 
     query: int
     position: int
@@ -33,9 +34,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Slots ``begin`` to ``begin + count``, of each the keys ``low`` to ``high``. ``readers`` are queries, shape
-    (count · readers of each,); ``to`` is where each one's part goes; ``mask`` is added to the scores, shape
-    (count, 1, readers of each, 1, keys), or None."""
+    """Slots ``begin`` to ``begin + count``, of each the keys ``low`` to ``high``. ``readers`` are queries,
+    shape (count · readers of each,); ``to`` is where each one's part goes; ``mask`` is added to the scores,
+    shape (count, 1, readers of each, 1, keys), or None."""
 
     slots: Slots
     begin: int
@@ -48,7 +49,8 @@ class Batch:
 
 
 class Plan:
-    """What the queries of one step read. Made once a step, used by every layer; pieces may not move meanwhile."""
+    """What the queries of one step read. Made once a step, used by every layer; pieces may not move
+    meanwhile."""
 
     def __init__(self, reads: Sequence[Read], queries: int, device: torch.device) -> None:
         self.queries, self.device = queries, device
@@ -61,11 +63,13 @@ class Plan:
         for piece, readers in shared.items():
             if len(readers) == 1:
                 alone.setdefault(piece.slots, []).append(piece)
-        self._front = {slots: slots.front([piece.place for piece in pieces]) for slots, pieces in alone.items()}
+        self._front = {
+            slots: slots.front([piece.place for piece in pieces]) for slots, pieces in alone.items()
+        }
 
     def batches(self, window: int | None) -> tuple[int, list[Batch]]:
-        """The most parts that a query has, and the products to be made; with a ``window`` a query sees so many tokens,
-        itself included."""
+        """The most parts that a query has, and the products to be made; with a ``window`` a query sees so
+        many tokens, itself included."""
         made = self._by_window.get(window)
         if made is None:
             made = self._by_window[window] = self._make(window)
@@ -99,7 +103,9 @@ class Plan:
         nowhere = self.queries * most
         rows = torch.tensor([(0, nowhere, low, high)] * (count * each)).view(count, each, 4)
         at_slots = [piece.place.index - begin for piece, _ in members]
-        rows[at_slots] = torch.tensor([[(q, q * most + part, a, b) for q, part, a, b in seen] for _, seen in members])
+        rows[at_slots] = torch.tensor(
+            [[(q, q * most + part, a, b) for q, part, a, b in seen] for _, seen in members]
+        )
         rows = rows.to(self.device)
         mask = None
         lows, highs = rows[..., 2, None], rows[..., 3, None]
@@ -119,9 +125,11 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The attention of ``query``, shape (queries, heads, dim), by ``plan``: shape (queries, heads, dim of values).
+    """The attention of ``query``, shape (queries, heads, dim), by ``plan``: shape (queries, heads, dim of
+    values).
 
-    ``softcap``: scores s become softcap · tanh(s / softcap); ``sinks``: one more score a head, of a key without value.
+    ``softcap``: scores s become softcap · tanh(s / softcap); ``sinks``: one more score a head, of a key
+    without value.
     """
     queries, heads, dim = query.shape
     most, batches = plan.batches(window)
@@ -134,7 +142,9 @@ def attend(
         count, shared = batch.count, keys.shape[1]
         each, group = len(batch.readers) // count, heads // shared
         asked = query[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
-        scores = torch.bmm(asked.reshape(count * shared, each * group, dim), keys.flatten(0, 1).transpose(1, 2))
+        scores = torch.bmm(
+            asked.reshape(count * shared, each * group, dim), keys.flatten(0, 1).transpose(1, 2)
+        )
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
         if batch.mask is not None:
@@ -148,7 +158,9 @@ def attend(
             sums = query.new_full((queries * most + 1, heads), LOWEST)
         found = found.view(count, shared, each, group, -1).transpose(1, 2)
         out[batch.to] = found.reshape(count * each, heads, -1)
-        sums[batch.to] = top.add_(total.log_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
+        sums[batch.to] = (
+            top.add_(total.log_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
+        )
     assert out is not None and sums is not None  # every query reads at least itself
     return _merge(out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads), sinks)
 

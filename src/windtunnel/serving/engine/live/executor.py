@@ -1,14 +1,15 @@
 """The tensors of a running engine: sequences are prefilled, decoded together, forked, kept and restored.
 
-A `Sequence` is a path of frozen pieces that it may share with others, a tail of its own, and the states of its
-linear-attention layers. A step decodes any sequences together, whatever their lengths, or prefills one. Forking,
-keeping and restoring freeze the tail: they copy states, never keys and values. Joining branches (the default way) is
-no operation of its own: the branches' tokens are prefilled on the parent, which a fork leaves as it was.
+A `Sequence` is a path of frozen pieces that it may share with others, a tail of its own, and the states of
+its linear-attention layers. A step decodes any sequences together, whatever their lengths, or prefills one.
+Forking, keeping and restoring freeze the tail: they copy states, never keys and values. Joining branches (the
+default way) is no operation of its own: the branches' tokens are prefilled on the parent, which a fork leaves
+as it was.
 
-The caller keeps the rules (who takes part, what is kept, what is evicted); this module keeps the bytes and refuses what
-would be wrong: a snapshot is restored only for tokens that begin with those it was taken after, at their very depth.
-After an error in the middle of a step the sequences that took part are undefined: free them.
-Not for several threads at once.
+The caller keeps the rules (who takes part, what is kept, what is evicted); this module keeps the bytes and
+refuses what would be wrong: a snapshot is restored only for tokens that begin with those it was taken after,
+at their very depth. After an error in the middle of a step the sequences that took part are undefined: free
+them. Not for several threads at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -34,9 +35,9 @@ Path = tuple[tuple[Piece, int], ...]  # pieces and how many tokens of each are r
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a family of models was seen to do right. ``several``: several tokens may go on from a state at once (else
-    they are fed one by one); ``prefixes``: its state may be kept and gone on from at all; ``reason``: a sentence for
-    what is off."""
+    """What a family of models was seen to do right. ``several``: several tokens may go on from a state at
+    once (else they are fed one by one); ``prefixes``: its state may be kept and gone on from at all;
+    ``reason``: a sentence for what is off."""
 
     several: bool = True
     prefixes: bool = True
@@ -55,7 +56,8 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
-    """A sequence at a depth: never changed, restored any number of times. ``digest`` is of the tokens it has read."""
+    """A sequence at a depth: never changed, restored any number of times. ``digest`` is of the tokens it has
+    read."""
 
     depth: int
     digest: bytes
@@ -88,12 +90,10 @@ class Executor:
 
     def __init__(self, model: Any, support: Support | None = None) -> None:
         """Raises `UserError` where the model cannot be served, by name."""
-        adapter.prepare(model)
-        self.model, self.support = model, support or Support()
+        self.ready, self.support = adapter.prepare(model), support or Support()
         self.device: torch.device = next(model.parameters()).device
-        config = model.config.get_text_config(decoder=True)
-        self.vocabulary: int = config.vocab_size
-        self.limit: int | None = getattr(config, "max_position_embeddings", None)  # tokens of a sequence at most
+        self.vocabulary: int = self.ready.config.vocab_size
+        self.limit: int | None = getattr(self.ready.config, "max_position_embeddings", None)  # tokens at most
         self.store, self.pool = Store(), Slots()
         self.sequences: set[Sequence] = set()
         self.snapshots: set[Snapshot] = set()
@@ -112,8 +112,8 @@ class Executor:
     def prefill(
         self, sequence: Sequence, tokens: Ordered[int], keep: Ordered[int] = ()
     ) -> tuple[Tensor, dict[int, Snapshot]]:
-        """Reads one token or more. Returns the logits of the last one, shape (vocabulary,), and a snapshot for each
-        depth of ``keep`` (counted from the sequence's beginning, each within what is read now)."""
+        """Reads one token or more. Returns the logits of the last one, shape (vocabulary,), and a snapshot
+        for each depth of ``keep`` (counted from the sequence's beginning, each within what is read now)."""
         first, last = sequence.depth, sequence.depth + len(tokens)
         if not tokens or any(not first < depth <= last for depth in keep):
             raise ValueError(f"{len(tokens)} tokens behind {first} are to be read, and {sorted(keep)} kept")
@@ -130,7 +130,7 @@ class Executor:
                 elif not self.support.several and sequence.depth:
                     size = 1
                 part = tokens[sequence.depth - first : sequence.depth - first + size]
-                logits = self._pass([sequence], [part])
+                logits = self._pass([sequence], [part], reading=True)
             if stop in keep:
                 kept[stop] = self.snapshot(sequence)
         assert logits is not None
@@ -138,7 +138,8 @@ class Executor:
 
     @torch.inference_mode()
     def decode(self, rows: Ordered[Sequence], tokens: Ordered[int]) -> Tensor:
-        """Each of ``rows``, prefilled ones, reads its token of ``tokens``: logits of shape (rows, vocabulary)."""
+        """Each of ``rows``, prefilled ones, reads its token of ``tokens``: logits of shape (rows,
+        vocabulary)."""
         if len(rows) != len(tokens) or len(set(rows)) != len(rows) or not rows:
             raise ValueError(f"{len(tokens)} tokens for {len(set(rows))} sequences")
         if not all(row.depth for row in rows):
@@ -149,7 +150,7 @@ class Executor:
         if places := [row.place for row in rows if row.place is not None]:
             self.pool.front(places, exactly=True)
             order.sort(key=lambda at: place.index if (place := rows[at].place) else -1)
-        logits = self._pass([rows[at] for at in order], [[tokens[at]] for at in order])
+        logits = self._pass([rows[at] for at in order], [[tokens[at]] for at in order], reading=False)
         back = torch.empty(len(order), dtype=torch.long)
         back[order] = torch.arange(len(order))
         return logits[back.to(self.device)]
@@ -169,9 +170,9 @@ class Executor:
         return self._remember(Snapshot(sequence.depth, _digest(self.tokens(sequence)), sequence.path, states))
 
     def restore(self, snapshot: Snapshot, tokens: Ordered[int], depth: int | None = None) -> Sequence:
-        """A sequence that has read the first ``depth`` of ``tokens`` (by default as many as the snapshot). They are
-        held against those of the snapshot. A smaller depth than its own is for models without linear attention only:
-        a state cannot be taken back. Raises ValueError where the snapshot does not fit."""
+        """A sequence that has read the first ``depth`` of ``tokens`` (by default as many as the snapshot).
+        They are held against those of the snapshot. A smaller depth than its own is for models without linear
+        attention only: a state cannot be taken back. Raises ValueError where the snapshot does not fit."""
         if snapshot not in self.snapshots:
             raise ValueError("the snapshot was freed")
         depth = snapshot.depth if depth is None else depth
@@ -186,6 +187,7 @@ class Executor:
             raise ValueError(f"the snapshot's states are not of these {depth} tokens")
         return self._branch(path, depth, snapshot.states)
 
+    @torch.inference_mode()
     def free(self, what: Sequence | Snapshot) -> None:
         """Ends a sequence, or forgets a snapshot. Raises ValueError if that was done before."""
         if isinstance(what, Snapshot):
@@ -240,8 +242,9 @@ class Executor:
     # a second tier
 
     def export(self, snapshot: Snapshot, begin: int = 0) -> dict[str, Tensor]:
-        """The snapshot as plain tensors in host memory, without the keys and values of its first ``begin`` tokens:
-        ``tokens``, ``digest``, ``k.LAYER`` and ``v.LAYER`` (heads, tokens, dim), ``KIND.LAYER.INDEX`` of states."""
+        """The snapshot as plain tensors in host memory, without the keys and values of its first ``begin``
+        tokens: ``tokens``, ``digest``, ``k.LAYER`` and ``v.LAYER`` (heads, tokens, dim), ``KIND.LAYER.INDEX``
+        of states."""
         out = {"digest": torch.frombuffer(bytearray(snapshot.digest), dtype=torch.uint8)}
         parts: dict[str, list[Tensor]] = {}
         tokens, at = array("i"), 0
@@ -249,7 +252,7 @@ class Executor:
             low = max(0, begin - at)
             if low < length:
                 tokens += piece.tokens[low:length]
-                for (kind, layer), held in piece.slots.tensors.items():  # type: ignore[misc]
+                for (kind, layer), held in piece.slots.tensors.items():
                     parts.setdefault(f"{kind}.{layer}", []).append(held[piece.place.index, :, low:length])
             at += length
         out["tokens"] = torch.tensor(tokens, dtype=torch.int32)
@@ -258,8 +261,8 @@ class Executor:
 
     @torch.inference_mode()
     def adopt(self, tensors: dict[str, Tensor], parent: Snapshot | None = None) -> Snapshot:
-        """The snapshot that `export` wrote, behind ``parent``, which holds its first tokens. Raises ValueError where
-        they do not belong together."""
+        """The snapshot that `export` wrote, behind ``parent``, which holds its first tokens. Raises
+        ValueError where they do not belong together."""
         own = array("i", tensors["tokens"].tolist())
         read = array("i")
         for piece, length in parent.path if parent else ():
@@ -307,7 +310,7 @@ class Executor:
         if sequence.place is None:
             return {}
         at = sequence.place.index
-        return {key: each[at : at + 1] for key, each in self.pool.tensors.items()}  # type: ignore[misc]
+        return {key: each[at : at + 1] for key, each in self.pool.tensors.items()}
 
     def _place(self, sequence: Sequence, states: adapter.States) -> None:
         """A slot for copies of ``states``."""
@@ -334,19 +337,22 @@ class Executor:
             sequence.tail = self.store.new(count)
         self.store.reserve(sequence.tail, len(sequence.tail.tokens) + count)
 
-    def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]]) -> Tensor:
-        """One forward pass: one row of several tokens, or rows of one. With states, the rows are the pool's first."""
+    def _pass(self, rows: Ordered[Sequence], tokens: Ordered[Ordered[int]], reading: bool) -> Tensor:
+        """One forward pass: one row of several tokens, or rows of one. With states, the rows are the pool's
+        first."""
         count = len(tokens[0])
         step = _Step(rows, count, self.device)
         at = rows[0].place.index if rows[0].place is not None else 0
         span = slice(at, at + len(rows))
         held: adapter.States = {}
         if rows[0].place is not None:
-            held = {key: each[span] for key, each in self.pool.tensors.items()}  # type: ignore[misc]
+            held = {key: each[span] for key, each in self.pool.tensors.items()}
         depths = torch.tensor([row.depth for row in rows])
         positions = (depths[:, None] + torch.arange(count)).to(self.device)
         ids = torch.tensor([list(each) for each in tokens]).to(self.device)
-        logits, states = adapter.forward(self.model, ids, positions, step, rows[0].depth, held or None)
+        logits, states = adapter.forward(
+            self.ready, ids, positions, step, rows[0].depth, held or None, reading
+        )
         if held:
             for key, state in states.items():
                 if state.data_ptr() != held[key].data_ptr():
@@ -363,10 +369,10 @@ class Executor:
         """By layer: bytes of a token's keys and values, and of its states."""
         found: dict[int, tuple[int, int]] = {}
         assert probe.tail is not None
-        for (_, layer), each in probe.tail.slots.tensors.items():  # type: ignore[misc]
+        for (_, layer), each in probe.tail.slots.tensors.items():
             kv, state = found.get(layer, (0, 0))
             found[layer] = (kv + each[0].nbytes // probe.tail.capacity, state)
-        for (_, layer, _), each in self.pool.tensors.items():  # type: ignore[misc]
+        for (_, layer, _), each in self.pool.tensors.items():
             kv, state = found.get(layer, (0, 0))
             found[layer] = (kv, state + each[0].nbytes)
         return dict(sorted(found.items()))
@@ -387,14 +393,15 @@ class _Step:
                 begin += length
         self.count = count
         self.plan = Plan(reads, len(rows) * count, device)
-        self.writes = []  # where new keys go: slots, rows, the slots' numbers, offsets; pieces do not move from here on
+        # Where new keys go: rows, slots' numbers and offsets. From here on no piece moves.
+        self.writes: list[tuple[Slots, int, Tensor]] = []
         for slots, members in by_slots.items():
-            numbers = [(at, tail.place.index, len(tail.tokens), tail.capacity) for at, tail in members]
+            numbers = [(at, tail.place.index, len(tail.tokens)) for at, tail in members]
             self.writes.append((slots, members[0][1].capacity, torch.tensor(numbers, device=device).T))
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """New keys and values: (rows, heads, tokens, dim)."""
-        for slots, capacity, (rows, places, offsets, _) in self.writes:
+        for slots, capacity, (rows, places, offsets) in self.writes:
             for name, new in (("k", key), ("v", value)):
                 held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
                 if self.count == 1:
@@ -404,7 +411,13 @@ class _Step:
                     held[at, :, begin : begin + self.count] = new[0]
 
     def attend(
-        self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
         rows, heads, count, dim = query.shape

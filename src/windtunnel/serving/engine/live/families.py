@@ -1,17 +1,26 @@
 """Families of models that are known by name: tiny configurations of them, and the check that a family works.
 
-A configuration is random weights in a real shape: small enough for a test, with every kind of layer that the family
-has. The check compares what the executor does with the model's own plain forward pass.
+A configuration is random weights in a real shape: small enough for a test, with every kind of layer that the
+family has. The check compares what the executor does with the model's own plain forward pass.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence as Ordered
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.live import adapter
+from windtunnel.serving.engine.live.executor import Executor, Support
+
+TOLERANCE = {torch.float32: 1e-4}  # of the largest logit; coarser numbers get COARSE
+COARSE = 5e-2
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 199,
@@ -52,7 +61,11 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": 8},
     "gemma2": {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "gpt_neox": {},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_oss": {
@@ -87,6 +100,7 @@ TINY: dict[str, dict[str, Any]] = {
         "use_mem_rope": True,
         "adapter_rank": 4,
         "num_key_value_heads": 4,
+        "initializer_range": 0.1,
     },
     "nemotron_h": {
         "hybrid_override_pattern": "M*-",
@@ -121,6 +135,9 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+ALIASES = {"tiny": "llama", "tiny-hybrid": "bamba"}
+
+
 def tiny(family: str, **other: Any) -> Any:
     """A tiny configuration of a family; ``other`` fields replace its own."""
     if family not in TINY:
@@ -128,9 +145,110 @@ def tiny(family: str, **other: Any) -> Any:
     return AutoConfig.for_model(family, **{**_SMALL, **TINY[family], **other})
 
 
-def build(config: Any, seed: int = 0, device: str = "cpu") -> Any:
+def build(config: Any, seed: int = 0, device: str | torch.device = "cpu") -> Any:
     """A model of ``config`` with random weights, float32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     return model.to(device).eval()
+
+
+def load(
+    source: str | Path, device: str | torch.device = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Executor:
+    """An executor over a checked model: of a directory with weights, of a ``config.json`` (random weights by
+    ``seed``), or of ``tiny``, ``tiny-hybrid`` or ``tiny-FAMILY``. Nothing is downloaded. Raises `UserError`
+    in a sentence."""
+    path, name = Path(source), str(source)
+    try:
+        if path.is_dir():
+            model = (
+                AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=dtype)
+                .to(device)
+                .eval()
+            )
+        elif path.is_file():
+            model = build(AutoConfig.from_pretrained(path, local_files_only=True), seed, device).to(dtype)
+        elif name in ALIASES or name.startswith("tiny-"):
+            model = build(tiny(ALIASES.get(name, name.removeprefix("tiny-"))), seed, device).to(dtype)
+        else:
+            raise UserError(
+                f"{name} is no directory, no file and none of {', '.join(ALIASES)} or tiny-FAMILY"
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return Executor(model, check(model))
+
+
+@torch.inference_mode()
+def check(model: Any) -> Support:
+    """What a model's family does right here: held against the plain forward pass and the plain steps of a
+    tiny model of its type (of the model itself where no tiny configuration is known) are one prefill, several
+    tokens that go on from a kept state, the same one by one, and rows of different lengths that decode
+    together. Raises `UserError` where even the first or the last differs."""
+    family = model.config.get_text_config(decoder=True).model_type
+    device = next(model.parameters()).device
+    subject = build(tiny(family), device=device) if family in TINY else model
+    some = torch.Generator().manual_seed(0)
+    tokens = torch.randint(
+        3, subject.config.get_text_config(decoder=True).vocab_size, (36,), generator=some
+    ).tolist()
+    plain = subject(input_ids=torch.tensor([tokens], device=device)).logits[0]
+    lengths = (33, 20, 7)
+    one_reference = _steps(subject, tokens, 17, 16)[-1]
+    stepped = [_steps(subject, tokens, length, 3) for length in lengths]
+    bound = TOLERANCE.get(plain.dtype, COARSE) * plain.abs().max().item()
+
+    executor = Executor(subject)
+    rows = [executor.new() for _ in lengths]
+    worst = 0.0
+    for row, length in zip(rows, lengths, strict=True):
+        worst = max(worst, _gap(executor.prefill(row, tokens[:length])[0], plain[length - 1]))
+    if worst > bound:
+        raise UserError(
+            f"{family} cannot be served: its prefill differs by {worst:.1e} from its plain forward pass"
+        )
+    for step in range(3):
+        found = executor.decode(rows, [tokens[length + step] for length in lengths])
+        worst = max(worst, *(_gap(one, want[step]) for one, want in zip(found, stepped, strict=True)))
+    if worst > bound:
+        raise UserError(
+            f"{family} cannot be served: rows that decode together differ by {worst:.1e} from each alone"
+        )
+
+    kept = executor.prefill(executor.new(), tokens[:17], keep=[17])[1][17]
+    several, single = executor.restore(kept, tokens), executor.restore(kept, tokens)
+    at_once = _gap(executor.prefill(several, tokens[17:33])[0], plain[32])
+    for token in tokens[17:33]:
+        found = executor.decode([single], [token])
+    one_by_one = _gap(found[0], one_reference)
+    if at_once <= bound:
+        return Support()
+    if one_by_one <= bound:
+        return Support(
+            several=False,
+            reason=f"{family} reads on from a kept state token by token: at once differs by {at_once:.1e}",
+        )
+    return Support(
+        False,
+        False,
+        f"prefix caching is off for {family}: behind a kept state logits differ by {at_once:.1e}",
+    )
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+def _steps(model: Any, tokens: Ordered[int], length: int, count: int) -> list[Tensor]:
+    """The logits after each of ``count`` tokens that follow the first ``length``, by the model's own
+    cache."""
+    cache, device = DynamicCache(config=model.config), next(model.parameters()).device
+    takes = inspect.signature(type(model).forward).parameters
+    ids = torch.tensor([list(tokens[: length + count])], device=device)
+    at = torch.arange(length + count, device=device)[None]
+    adapter.call(model, takes, ids[:, :length], at[:, :length], cache)
+    return [
+        adapter.call(model, takes, ids[:, t : t + 1], at[:, t : t + 1], cache)[0]
+        for t in range(length, length + count)
+    ]

@@ -1,23 +1,30 @@
 """Where keys, values and recurrent states lie: slots of equal size, kept without gaps.
 
-What a sequence has read is a path of **pieces**. A piece holds the keys and values of some tokens for all layers. The
-last piece of a sequence, its tail, grows and belongs to it alone; once frozen a piece never changes and may be read by
-many paths, each from its beginning to a length of its own. So forking, keeping and restoring copy no keys and values.
+What a sequence has read is a path of **pieces**. A piece holds the keys and values of some tokens for all
+layers. The last piece of a sequence, its tail, grows and belongs to it alone; once frozen a piece never
+changes and may be read by many paths, each from its beginning to a length of its own. So forking, keeping and
+restoring copy no keys and values.
 
-Pieces of similar size lie side by side in one `Slots` (tensors of shape (slots, heads, capacity, dim)), so that one
-batched product serves all of them. Slots are kept dense, and those that a step reads are brought to the front: a step
-takes a view, never a copy. States of linear-attention layers lie in a `Slots`, too, and are updated in place there.
+Pieces of similar size lie side by side in one `Slots` (tensors of shape (slots, heads, capacity, dim)), so
+that one batched product serves all of them. Slots are kept dense, and those that a step reads are brought to
+the front: a step takes a view, never a copy. States of linear-attention layers lie in a `Slots`, too, and are
+updated in place there.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Key = tuple[
+    Any, ...
+]  # which tensor: ("k", layer) and ("v", layer) of pieces, the states' (kind, layer, index)
 
 
 def capacity_for(length: int) -> int:
@@ -40,12 +47,12 @@ class Place:
 class Slots:
     """Tensors of shape (slots, …), one a key, of which the first ``len(places)`` slots are taken.
 
-    A tensor is made when its key is first written. A slot is zeroed when it is taken: what an earlier owner left there,
-    be it not a number, must not reach a product with a later one.
+    A tensor is made when its key is first written. A slot is zeroed when it is taken: what an earlier owner
+    left there, be it not a number, must not reach a product with a later one.
     """
 
     def __init__(self) -> None:
-        self.tensors: dict[Hashable, Tensor] = {}
+        self.tensors: dict[Key, Tensor] = {}
         self.places: list[Place] = []
         self.room = 0
 
@@ -59,7 +66,7 @@ class Slots:
         """Bytes of all tensors, free slots included."""
         return sum(each.nbytes for each in self.tensors.values())
 
-    def tensor(self, key: Hashable, like: Tensor, shape: Sequence[int]) -> Tensor:
+    def tensor(self, key: Key, like: Tensor, shape: Sequence[int]) -> Tensor:
         """The tensor of ``key``: (slots, *shape), of ``like``'s type and device."""
         made = self.tensors.get(key)
         if made is None:
@@ -88,8 +95,8 @@ class Slots:
             self._resize(max(2, self.room // 2))
 
     def front(self, places: Sequence[Place], exactly: bool = False) -> int:
-        """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most twice as many
-        as ``places``; with ``exactly`` as many."""
+        """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most
+        twice as many as ``places``; with ``exactly`` as many."""
         count = len(places)
         if max(place.index for place in places) < (count if exactly else 2 * count):
             return max(place.index for place in places) + 1
@@ -114,8 +121,8 @@ class Slots:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """``tokens``: those whose keys and values it holds; ``ends``: the paths that read it, by how far each reads;
-    ``frozen``: no more is written to it."""
+    """``tokens``: those whose keys and values it holds; ``ends``: the paths that read it, by how far each
+    reads; ``frozen``: no more is written to it."""
 
     slots: Slots
     capacity: int
@@ -178,13 +185,6 @@ class Store:
     def drop(self, piece: Piece) -> None:
         """Frees its slot."""
         piece.slots.give(piece.place)
-
-    def keys(self, pieces: Iterable[Piece]) -> dict[Slots, list[Piece]]:
-        """The pieces by the slots that they lie in."""
-        grouped: dict[Slots, list[Piece]] = {}
-        for piece in pieces:
-            grouped.setdefault(piece.slots, []).append(piece)
-        return grouped
 
     def _of(self, capacity: int) -> Slots:
         return self.slots.setdefault(capacity, Slots())

@@ -1,0 +1,288 @@
+"""The executor against the models' own code: one model of each family, tiny and random."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from windtunnel.base.errors import UserError  # noqa: E402
+from windtunnel.serving.engine.live import adapter, families  # noqa: E402
+from windtunnel.serving.engine.live.executor import Executor, Sequence, Snapshot, Support  # noqa: E402
+
+TIE = 1e-4  # two best logits as near as this may change places: sums in another order
+CLOSE = 1e-5  # of the largest logit
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _ids(count: int, seed: int) -> list[int]:
+    return [random.Random(f"{seed} {at}").randrange(3, 199) for at in range(count)]
+
+
+def _generated(plain: Any, prompt: list[int], count: int) -> list[int]:
+    """What Transformers generates greedily."""
+    with torch.no_grad():
+        out = plain.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+class _Row:
+    """A sequence that decodes greedily, held against what was generated; a tie ends it."""
+
+    def __init__(self, sequence: Sequence, logits: Any, wanted: list[int]) -> None:
+        self.sequence, self.logits, self.left, self.ties = sequence, logits, list(wanted), 0
+
+    def token(self) -> int:
+        wanted, best = self.left.pop(0), int(self.logits.argmax())
+        if best != wanted:
+            assert self.logits[best] - self.logits[wanted] < TIE
+            self.ties += 1
+        return wanted
+
+
+def _decode(served: Executor, rows: list[_Row], chance: random.Random) -> int:
+    """Decodes all to their ends, in each step some of them in any order; tells how many ties there were."""
+    while alive := [row for row in rows if row.left]:
+        some = chance.sample(alive, chance.randint(1, len(alive)))
+        for row, logits in zip(
+            some, served.decode([row.sequence for row in some], [row.token() for row in some]), strict=True
+        ):
+            row.logits = logits
+    return sum(row.ties for row in rows)
+
+
+def _same(found: Any, wanted: Any) -> None:
+    assert (found - wanted).abs().max() <= CLOSE * wanted.abs().max()
+
+
+def _sum(served: Executor, snapshot: Snapshot) -> str:
+    held = sorted(served.export(snapshot).items())
+    return hashlib.sha256(b"".join(name.encode() + each.numpy().tobytes() for name, each in held)).hexdigest()
+
+
+@pytest.mark.parametrize("family", sorted(families.TINY))
+def test_a_family_is_served_as_it_generates(family: str) -> None:
+    """Batched with any others, chunked, forked, joined, kept and restored: the same tokens as alone."""
+    plain, chance = families.build(families.tiny(family)), random.Random(family)
+    served = Executor(families.build(families.tiny(family)))
+    prompts = [_ids(length, length) for length in (1, 7, 26)]
+    rows = []
+    for prompt in prompts:
+        sequence, at = served.new(), 0
+        while at < len(prompt):
+            size = chance.randint(1, len(prompt) - at)
+            logits, _ = served.prefill(sequence, prompt[at : at + size])
+            at += size
+        rows.append(_Row(sequence, logits, _generated(plain, prompt, 4)))
+    heads = [_ids(length, 50 + length) for length in (1, 5)]
+    trunk = served.new()
+    served.prefill(trunk, prompts[1])
+    branches = []
+    for branch, head in zip(served.fork(trunk, len(heads)), heads, strict=True):
+        logits, _ = served.prefill(branch, head)
+        branches.append(_Row(branch, logits, _generated(plain, prompts[1] + head, 4)))
+    assert _decode(served, rows + branches, chance) <= 1
+    assert served.tokens(branches[1].sequence)[: len(prompts[1])].tolist() == prompts[1]
+
+    joined = [token for row in branches for token in served.tokens(row.sequence)[trunk.depth :]]
+    logits, _ = served.prefill(trunk, joined)
+    with torch.no_grad():
+        _same(logits, plain(input_ids=torch.tensor([served.tokens(trunk).tolist()])).logits[0, -1])
+
+
+@pytest.mark.parametrize("family", sorted(families.TINY))
+def test_what_is_kept_is_gone_on_from_at_its_depth_alone(family: str) -> None:
+    """Cut points around the convolution (4) and the scan's chunk (8); two restored at once; never changed."""
+    plain, tokens = families.build(families.tiny(family)), _ids(27, 3)
+    served = Executor(families.build(families.tiny(family)))
+    with torch.no_grad():
+        wanted = plain(input_ids=torch.tensor([tokens])).logits[0]
+    cuts = [1, 3, 7, 8, 9, 13, 26]
+    logits, kept = served.prefill(whole := served.new(), tokens, keep=cuts)
+    _same(logits, wanted[-1])
+    assert sorted(kept) == cuts
+    sums = {cut: _sum(served, kept[cut]) for cut in cuts}
+    served.free(whole)
+    for cut in cuts:
+        again = [served.restore(kept[cut], tokens) for _ in range(2)]
+        for one in again:
+            _same(served.prefill(one, tokens[cut:])[0], wanted[-1])
+        step = served.decode(again, [5, 6])
+        served.free(again.pop())
+        assert (step[0] - step[1]).abs().max() > 0.01
+    assert {cut: _sum(served, kept[cut]) for cut in cuts} == sums
+
+    with pytest.raises(ValueError, match="other tokens"):
+        served.restore(kept[9], [*tokens[:8], tokens[8] + 1, *tokens[9:]])
+    if kept[9].states:
+        with pytest.raises(ValueError, match="cannot be restored at 8"):
+            served.restore(kept[9], tokens, depth=8)
+        wrong = replace(kept[9], digest=kept[8].digest)
+        served.snapshots.add(wrong)
+        with pytest.raises(ValueError, match="not of these 9 tokens"):
+            served.restore(wrong, tokens)
+    else:
+        _same(served.prefill(served.restore(kept[13], tokens, depth=11), tokens[11:])[0], wanted[-1])
+    for cut in (8, 26):  # the second tier: the deeper one is written without what the other holds
+        parent = kept[8] if cut == 26 else None
+        back = served.adopt(served.export(kept[cut], begin=8 if parent else 0), parent)
+        _same(served.prefill(served.restore(back, tokens), tokens[cut:])[0], wanted[-1])
+    with pytest.raises(ValueError, match="parent"):
+        served.adopt(served.export(kept[26], begin=8), kept[9])
+
+
+def _check_bytes(served: Executor) -> None:
+    """What is accounted is what is there: counted anew from what is alive."""
+    holders = [*served.sequences, *served.snapshots]
+    pieces = {piece for one in holders for piece, _ in one.path}
+    assert sum(sum(piece.ends.values()) for piece in pieces) == sum(len(one.path) for one in holders)
+    pieces |= {one.tail for one in served.sequences if one.tail is not None}
+    tensors = [
+        each for slots in (*served.store.slots.values(), served.pool) for each in slots.tensors.values()
+    ]
+    tensors += [each for one in served.snapshots for each in one.states.values()]
+    assert served.held.total == sum(each.nbytes for each in tensors)
+    assert served.held.kv == sum(piece.capacity * served.token_bytes for piece in pieces)
+    assert served.held.states == served.state_bytes * sum(one.place is not None for one in served.sequences)
+    for slots in (*served.store.slots.values(), served.pool):
+        assert [place.index for place in slots.places] == list(range(len(slots.places)))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "falcon_h1", "lfm2"])
+def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
+    """Random forks, pauses, aborts, keeps and restores: bytes are accounted, nobody reads another's state."""
+    served, chance = Executor(families.build(families.tiny(family))), random.Random(family)
+    plain = families.build(families.tiny(family))
+    snapshots: list[Snapshot] = []
+    for event in range(160):
+        alive = sorted(served.sequences, key=lambda one: (one.depth, served.tokens(one).tolist()))
+        what = chance.choice(
+            ["new", "decode", "decode", "fork", "keep", "restore", "abort", "forget", "more"]
+        )
+        if what == "new" or not alive:
+            served.prefill(served.new(), _ids(chance.randint(1, 40), event))
+        elif what == "decode":
+            some = chance.sample(alive, chance.randint(1, len(alive)))
+            served.decode(some, _ids(len(some), event))
+        elif what == "fork" and len(alive) < 12:
+            served.fork(chance.choice(alive), chance.randint(1, 3))
+        elif what == "more":
+            served.prefill(chance.choice(alive), _ids(chance.randint(1, 9), event))
+        elif what == "keep":
+            snapshots.append(served.snapshot(chance.choice(alive)))
+        elif what == "restore" and snapshots:
+            kept = chance.choice(snapshots)
+            served.restore(kept, [token for piece, length in kept.path for token in piece.tokens[:length]])
+        elif what == "abort":
+            served.free(chance.choice(alive))
+        elif what == "forget" and snapshots:
+            served.free(snapshots.pop(chance.randrange(len(snapshots))))
+        _check_bytes(served)
+    for one in list(served.sequences)[:6]:
+        logits = served.decode([one], [7])[0]
+        with torch.no_grad():
+            _same(logits, plain(input_ids=torch.tensor([served.tokens(one).tolist()])).logits[0, -1])
+    for one in [*served.sequences, *snapshots]:
+        served.free(one)
+        _check_bytes(served)
+    held = served.held
+    assert (held.kv, held.states, held.snapshots) == (
+        0,
+        0,
+        0,
+    ) and held.free < 40 * 64 * served.token_bytes + 2**17
+    with pytest.raises(ValueError, match="freed before"):
+        served.free(one)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "sentence"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ("gemma3n_text", {}, "reads keys that another layer keeps"),
+        ("llama4_text", {}, "chunked_attention"),
+        ("bloom", {}, "AttentionInterface"),
+        ("gptj", {}, "AttentionInterface"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(family: str, fields: dict[str, Any], sentence: str) -> None:
+    small = {**families._SMALL, "head_dim": 16, "num_local_experts": 2, "layer_types": None, **fields}
+    if family == "gemma3n_text":
+        small |= {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": [96] * 4}
+        small |= {"vocab_size_per_layer_input": 199, "activation_sparsity_pattern": None, "sliding_window": 8}
+        small |= {"hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    model = families.build(families.AutoConfig.for_model(family, **small))
+    with pytest.raises(UserError, match=sentence):
+        Executor(model)
+
+
+def test_a_family_that_errs_is_found_and_served_without_what_errs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jamba's own scan begins every time from zero; without the mend that is found, and tokens go singly."""
+    assert families.check(families.build(families.tiny("jamba"))) == Support()
+    monkeypatch.setattr(adapter.StepCache, "get_recurrent_state", adapter.Cache.get_recurrent_state)
+    model, tokens = families.build(families.tiny("jamba")), _ids(15, 4)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    support = families.check(model)
+    assert not support.several and support.prefixes and "token by token" in support.reason
+    for known, right in ((support, True), (Support(), False)):
+        served = Executor(model, known)
+        kept = served.prefill(served.new(), tokens[:6], keep=[6])[1][6]
+        found = served.prefill(served.restore(kept, tokens), tokens[6:])[0]
+        assert ((found - wanted).abs().max() <= CLOSE * wanted.abs().max()) == right
+
+    served = Executor(model, Support(several=False, prefixes=False, reason="prefix caching is off for jamba"))
+    with pytest.raises(UserError, match="prefix caching is off"):
+        served.prefill(served.new(), tokens, keep=[6])
+    _same(served.prefill(served.new(), tokens)[0], wanted)
+
+
+def test_a_row_without_numbers_harms_no_other() -> None:
+    """Keys that are no numbers stay where they are: no later owner of the slot, and no other row, does."""
+    served, tokens = Executor(families.build(families.tiny("qwen3"))), _ids(20, 9)
+    wanted = served.prefill(served.new(), tokens)[0]
+    ill, well = served.new(), served.new()
+    served.prefill(ill, tokens)
+    with torch.inference_mode():
+        for each in ill.tail.slots.tensors.values():
+            each[ill.tail.place.index] = torch.nan
+    served.prefill(well, tokens[:19])
+    found = served.decode([ill, well], [tokens[19]] * 2)
+    assert torch.isnan(found[0]).all()
+    _same(found[1], wanted)
+    served.free(ill)
+    _same(served.prefill(served.new(), tokens)[0], wanted)
+
+
+def test_wrong_calls_are_refused() -> None:
+    served = families.load("tiny")
+    assert served.support == Support()
+    row = served.new()
+    with pytest.raises(ValueError, match="read nothing"):
+        served.decode([row], [1])
+    served.prefill(row, [5, 6])
+    for rows, tokens in (([row, row], [1, 2]), ([row], [1, 2]), ([], [])):
+        with pytest.raises(ValueError, match="tokens for"):
+            served.decode(rows, tokens)
+    with pytest.raises(ValueError, match="kept"):
+        served.prefill(row, [5], keep=[2])
+    with pytest.raises(UserError, match="more than the model's 4096"):
+        served.prefill(row, [5] * 4095)
+    for name in ("no/such/place", "'bert'"):
+        with pytest.raises(UserError, match=name):
+            families.load(name if "/" in name else "tiny-bert")
