@@ -210,6 +210,16 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
         served.free(one)
 
 
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+
+
 @pytest.mark.parametrize(
     ("family", "fields", "sentence"),
     [
@@ -217,6 +227,7 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
         ("gemma3n_text", {}, "reads keys that another layer keeps"),
         ("llama4_text", {}, "chunked_attention"),
         ("bloom", {}, "AttentionInterface"),
+        ("deepseek_v2", {"head_dim": None, **_LATENT}, "keeps other keys and values than it reads"),
         ("gptj", {}, "AttentionInterface"),
     ],
 )

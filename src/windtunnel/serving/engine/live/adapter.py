@@ -94,6 +94,7 @@ class StepCache(Cache):  # type: ignore[misc]
         )
         self.windows = [getattr(each, "sliding_window", None) for each in like]
         self.step, self.depth, self.pending = step, depth, -1
+        self.handed: tuple[torch.Size, torch.Size] | None = None
         self.limits = ready.limits if reading else None
         self.before: Tensor | None = None  # the state that a scan goes on from
         for (kind, layer, index), state in (states or {}).items():
@@ -108,7 +109,7 @@ class StepCache(Cache):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Hands them to the step; attention gets them as they are."""
         self.settled()
-        self.pending = layer_idx
+        self.pending, self.handed = layer_idx, (key_states.shape, value_states.shape)
         self.step.write(layer_idx, key_states, value_states)
         return key_states, value_states
 
@@ -155,6 +156,8 @@ def _attention(
     if cache is None or cache.pending < 0:
         raise UserError(f"{name} reads keys that another layer keeps: not supported")
     layer, cache.pending = cache.pending, -1
+    if (key.shape, value.shape) != cache.handed:
+        raise UserError(f"{name} keeps other keys and values than it reads: not supported")
     window, told = cache.windows[layer], asked.get("sliding_window")
     if told is not None and told != window:
         raise UserError(

@@ -176,8 +176,13 @@ def load(
                 f"{name} is no directory, no file and none of {', '.join(ALIASES)} or tiny-FAMILY"
             )
     except (OSError, ValueError) as error:
-        raise UserError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return Executor(model, check(model))
+        raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
+    try:
+        return Executor(model, check(model))
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{name} cannot be served: {type(error).__name__} in its own code, {_line(error)}"
+        ) from error
 
 
 @torch.inference_mode()
@@ -234,6 +239,10 @@ def check(model: Any) -> Support:
         False,
         f"prefix caching is off for {family}: behind a kept state logits differ by {at_once:.1e}",
     )
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _gap(one: Tensor, other: Tensor) -> float:
