@@ -17,6 +17,7 @@ from torch import Tensor
 
 from windtunnel.serving.engine.live.segments import Piece, Slots
 
+LOG2_E = 1.4426950408889634
 LOWEST = -1e30  # stands for no score at all: finite, so that the difference of two of them is a number
 
 
@@ -133,7 +134,7 @@ def attend(
     """
     queries, heads, dim = query.shape
     most, batches = plan.batches(window)
-    query = query * scale
+    query = query * (scale * LOG2_E if softcap is None else scale / softcap)
     out = sums = None
     for batch in batches:
         span = slice(batch.begin, batch.begin + batch.count)
@@ -146,11 +147,11 @@ def attend(
             asked.reshape(count * shared, each * group, dim), keys.flatten(0, 1).transpose(1, 2)
         )
         if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores.tanh_().mul_(softcap * LOG2_E)
         if batch.mask is not None:
             scores.view(count, shared, each, group, -1).add_(batch.mask)
         top = scores.amax(-1, keepdim=True)
-        weights = scores.sub_(top).exp_()
+        weights = scores.sub_(top).exp2_()
         total = weights.sum(-1, keepdim=True)
         found = torch.bmm(weights, values.flatten(0, 1)).div_(total)
         if out is None or sums is None:
@@ -159,7 +160,7 @@ def attend(
         found = found.view(count, shared, each, group, -1).transpose(1, 2)
         out[batch.to] = found.reshape(count * each, heads, -1)
         sums[batch.to] = (
-            top.add_(total.log_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
+            top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
         )
     assert out is not None and sums is not None  # every query reads at least itself
     return _merge(out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads), sinks)
@@ -169,9 +170,9 @@ def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
     if out.shape[1] == 1 and sinks is None:
         return out[:, 0]
     top = sums.amax(1, keepdim=True)
-    weights = (sums - top).exp_()
+    weights = (sums - top).exp2_()
     total = weights.sum(1)
     merged = torch.einsum("qph,qphd->qhd", weights, torch.where(weights[..., None] > 0, out, 0.0))
     if sinks is not None:
-        total = total + (sinks - top[:, 0]).exp()
+        total = total + (sinks * LOG2_E - top[:, 0]).exp2_()
     return merged / total[..., None]
