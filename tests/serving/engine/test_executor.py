@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.serving.engine.live import adapter, families  # noqa: E402
@@ -140,7 +141,8 @@ def test_what_is_kept_is_gone_on_from_at_its_depth_alone(family: str) -> None:
         _same(served.prefill(served.restore(kept[13], tokens, depth=11), tokens[11:])[0], wanted[-1])
     for cut in (8, 26):  # the second tier: the deeper one is written without what the other holds
         parent = kept[8] if cut == 26 else None
-        back = served.adopt(served.export(kept[cut], begin=8 if parent else 0), parent)
+        written = safetensors.save(served.export(kept[cut], begin=8 if parent else 0))
+        back = served.adopt(safetensors.load(written), parent)
         _same(served.prefill(served.restore(back, tokens), tokens[cut:])[0], wanted[-1])
     with pytest.raises(ValueError, match="parent"):
         served.adopt(served.export(kept[26], begin=8), kept[9])

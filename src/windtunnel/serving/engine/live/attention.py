@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +21,17 @@ from windtunnel.serving.engine.live.segments import Piece, Slots
 
 LOG2_E = 1.4426950408889634
 LOWEST = -1e30  # stands for no score at all: finite, so that the difference of two of them is a number
+
+
+Path = tuple[tuple[Piece, int], ...]  # pieces and how many tokens of each are read
+
+
+class Row(Protocol):
+    """A sequence: its frozen pieces, its growing tail, and how many tokens it has read."""
+
+    path: Path
+    tail: Piece | None
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,53 @@ class Plan:
         return Batch(slots, begin, count, low, high, rows[..., 0].flatten(), rows[..., 1].flatten(), mask)
 
 
+class Step:
+    """Writes and reads the pieces of the rows of one pass."""
+
+    def __init__(self, rows: Sequence[Row], count: int, device: torch.device) -> None:
+        reads: list[Read] = []
+        by_slots: dict[Slots, list[tuple[int, Piece]]] = {}
+        for at, row in enumerate(rows):
+            assert row.tail is not None
+            by_slots.setdefault(row.tail.slots, []).append((at, row.tail))
+            begin = 0
+            for piece, length in chain(row.path, ((row.tail, len(row.tail.tokens) + count),)):
+                reads += [Read(at + t, row.depth + t, piece, begin, length) for t in range(count)]
+                begin += length
+        self.count = count
+        self.plan = Plan(reads, len(rows) * count, device)
+        # Where new keys go: rows, slots' numbers and offsets. From here on no piece moves.
+        self.writes: list[tuple[Slots, int, Tensor]] = []
+        for slots, members in by_slots.items():
+            numbers = [(at, tail.place.index, len(tail.tokens)) for at, tail in members]
+            self.writes.append((slots, members[0][1].capacity, torch.tensor(numbers, device=device).T))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """New keys and values: (rows, heads, tokens, dim)."""
+        for slots, capacity, (rows, places, offsets) in self.writes:
+            for name, new in (("k", key), ("v", value)):
+                held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
+                if self.count == 1:
+                    held[places, :, offsets] = new[rows, :, 0]
+                else:
+                    at, begin = int(places[0]), int(offsets[0])
+                    held[at, :, begin : begin + self.count] = new[0]
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
+        rows, heads, count, dim = query.shape
+        asked = query.transpose(1, 2).reshape(rows * count, heads, dim)
+        return attend(self.plan, layer, asked, scale, window, softcap, sinks).view(rows, count, heads, -1)
+
+
 def attend(
     plan: Plan,
     layer: int,
@@ -153,17 +213,19 @@ def attend(
         top = scores.amax(-1, keepdim=True)
         weights = scores.sub_(top).exp2_()
         total = weights.sum(-1, keepdim=True)
-        found = torch.bmm(weights, values.flatten(0, 1)).div_(total)
+        found = torch.bmm(weights.to(values.dtype), values.flatten(0, 1)).float().div_(total)
         if out is None or sums is None:
-            out = query.new_empty((queries * most + 1, heads, found.shape[-1]))
-            sums = query.new_full((queries * most + 1, heads), LOWEST)
+            out = found.new_empty((queries * most + 1, heads, found.shape[-1]))
+            sums = found.new_full((queries * most + 1, heads), LOWEST)
         found = found.view(count, shared, each, group, -1).transpose(1, 2)
         out[batch.to] = found.reshape(count * each, heads, -1)
         sums[batch.to] = (
             top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
         )
     assert out is not None and sums is not None  # every query reads at least itself
-    return _merge(out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads), sinks)
+    return _merge(out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads), sinks).to(
+        query.dtype
+    )
 
 
 def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:

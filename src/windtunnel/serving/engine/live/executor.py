@@ -19,7 +19,6 @@ import hashlib
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -27,11 +26,10 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import adapter
-from windtunnel.serving.engine.live.attention import Plan, Read, attend
+from windtunnel.serving.engine.live.attention import Path, Step
 from windtunnel.serving.engine.live.segments import Piece, Place, Slots, Store
 
 CHUNK = 512  # tokens of a prefill that go through the model at once
-Path = tuple[tuple[Piece, int], ...]  # pieces and how many tokens of each are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,9 @@ class Executor:
             at += length
         out["tokens"] = torch.tensor(tokens, dtype=torch.int32)
         out |= {name: torch.cat(each, 1).cpu() for name, each in parts.items()}
-        return out | {".".join(map(str, key)): state.cpu() for key, state in snapshot.states.items()}
+        return out | {
+            ".".join(map(str, key)): state.to("cpu", copy=True) for key, state in snapshot.states.items()
+        }
 
     @torch.inference_mode()
     def adopt(self, tensors: dict[str, Tensor], parent: Snapshot | None = None) -> Snapshot:
@@ -344,7 +344,7 @@ class Executor:
         """One forward pass: one row of several tokens, or rows of one. With states, the rows are the pool's
         first."""
         count = len(tokens[0])
-        step = _Step(rows, count, self.device)
+        step = Step(rows, count, self.device)
         at = rows[0].place.index if rows[0].place is not None else 0
         span = slice(at, at + len(rows))
         held: adapter.States = {}
@@ -379,53 +379,6 @@ class Executor:
             kv, state = found.get(layer, (0, 0))
             found[layer] = (kv, state + each[0].nbytes)
         return dict(sorted(found.items()))
-
-
-class _Step:
-    """Writes and reads the pieces of the rows of one pass."""
-
-    def __init__(self, rows: Ordered[Sequence], count: int, device: torch.device) -> None:
-        reads: list[Read] = []
-        by_slots: dict[Slots, list[tuple[int, Piece]]] = {}
-        for at, row in enumerate(rows):
-            assert row.tail is not None
-            by_slots.setdefault(row.tail.slots, []).append((at, row.tail))
-            begin = 0
-            for piece, length in chain(row.path, ((row.tail, len(row.tail.tokens) + count),)):
-                reads += [Read(at + t, row.depth + t, piece, begin, length) for t in range(count)]
-                begin += length
-        self.count = count
-        self.plan = Plan(reads, len(rows) * count, device)
-        # Where new keys go: rows, slots' numbers and offsets. From here on no piece moves.
-        self.writes: list[tuple[Slots, int, Tensor]] = []
-        for slots, members in by_slots.items():
-            numbers = [(at, tail.place.index, len(tail.tokens)) for at, tail in members]
-            self.writes.append((slots, members[0][1].capacity, torch.tensor(numbers, device=device).T))
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """New keys and values: (rows, heads, tokens, dim)."""
-        for slots, capacity, (rows, places, offsets) in self.writes:
-            for name, new in (("k", key), ("v", value)):
-                held = slots.tensor((name, layer), new, (new.shape[1], capacity, new.shape[3]))
-                if self.count == 1:
-                    held[places, :, offsets] = new[rows, :, 0]
-                else:
-                    at, begin = int(places[0]), int(offsets[0])
-                    held[at, :, begin : begin + self.count] = new[0]
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
-        rows, heads, count, dim = query.shape
-        asked = query.transpose(1, 2).reshape(rows * count, heads, dim)
-        return attend(self.plan, layer, asked, scale, window, softcap, sinks).view(rows, count, heads, -1)
 
 
 def _keep_freed_memory() -> None:

@@ -122,14 +122,13 @@ class Slots:
 @dataclass(eq=False, slots=True)
 class Piece:
     """``tokens``: those whose keys and values it holds; ``ends``: the paths that read it, by how far each
-    reads; ``frozen``: no more is written to it."""
+    reads. As soon as one does, nothing more is written to it."""
 
     slots: Slots
     capacity: int
     place: Place = field(default_factory=Place)
     tokens: array[int] = field(default_factory=lambda: array("i"))
     ends: Counter[int] = field(default_factory=Counter)
-    frozen: bool = False
 
     @property
     def bytes(self) -> int:
@@ -167,7 +166,6 @@ class Store:
 
     def hold(self, piece: Piece, length: int) -> None:
         """One more path reads the first ``length`` tokens of a piece, which is frozen by that."""
-        piece.frozen = True
         piece.ends[length] += 1
 
     def release(self, piece: Piece, length: int) -> None:
