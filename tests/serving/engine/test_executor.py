@@ -265,21 +265,37 @@ def test_a_family_that_errs_is_found_and_served_without_what_errs(monkeypatch: p
     _same(served.prefill(served.new(), tokens)[0], wanted)
 
 
+def test_short_numbers_are_served_as_well_as_the_model_does() -> None:
+    plain, tokens = families.build(families.tiny("qwen3_next")), _ids(20, 6)
+    served = families.load("tiny-qwen3_next", dtype=torch.bfloat16)
+    row = served.new()
+    served.prefill(row, tokens[:12])
+    served.prefill(row, tokens[12:19])
+    found = served.decode([row], [tokens[19]])[0].float()
+    with torch.no_grad():
+        wanted = plain(input_ids=torch.tensor([tokens])).logits[0, -1]
+        short = plain.to(torch.bfloat16)(input_ids=torch.tensor([tokens])).logits[0, -1].float()
+    assert (found - wanted).abs().max() < 2 * (short - wanted).abs().max()
+
+
 def test_a_row_without_numbers_harms_no_other() -> None:
     """Keys that are no numbers stay where they are: no later owner of the slot, and no other row, does."""
     served, tokens = Executor(families.build(families.tiny("qwen3"))), _ids(20, 9)
     wanted = served.prefill(served.new(), tokens)[0]
-    ill, well = served.new(), served.new()
+    well, ill = served.new(), served.new()
+    served.prefill(well, tokens[:19])
     served.prefill(ill, tokens)
     with torch.inference_mode():
         for each in ill.tail.slots.tensors.values():
             each[ill.tail.place.index] = torch.nan
-    served.prefill(well, tokens[:19])
     found = served.decode([ill, well], [tokens[19]] * 2)
     assert torch.isnan(found[0]).all()
     _same(found[1], wanted)
+    place = ill.tail.place.index
     served.free(ill)
-    _same(served.prefill(served.new(), tokens)[0], wanted)
+    served.prefill(later := served.new(), tokens[:17])
+    assert later.tail.place.index == place
+    _same(served.prefill(served.new(), [*tokens[:17], 5])[0], served.decode([well, later], [5, 5])[1])
 
 
 def test_wrong_calls_are_refused() -> None:

@@ -203,9 +203,8 @@ def attend(
         count, shared = batch.count, keys.shape[1]
         each, group = len(batch.readers) // count, heads // shared
         asked = query[batch.readers].view(count, each, shared, group, dim).transpose(1, 2)
-        scores = torch.bmm(
-            asked.reshape(count * shared, each * group, dim), keys.flatten(0, 1).transpose(1, 2)
-        )
+        asked = asked.reshape(count * shared, each * group, dim)
+        scores = torch.bmm(asked, keys.flatten(0, 1).transpose(1, 2)).float()
         if softcap is not None:
             scores = scores.tanh_().mul_(softcap * LOG2_E)
         if batch.mask is not None:
@@ -219,13 +218,11 @@ def attend(
             sums = found.new_full((queries * most + 1, heads), LOWEST)
         found = found.view(count, shared, each, group, -1).transpose(1, 2)
         out[batch.to] = found.reshape(count * each, heads, -1)
-        sums[batch.to] = (
-            top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2).reshape(-1, heads)
-        )
+        logs = top.add_(total.log2_()).view(count, shared, each, group).transpose(1, 2)
+        sums[batch.to] = logs.reshape(count * each, heads)
     assert out is not None and sums is not None  # every query reads at least itself
-    return _merge(out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads), sinks).to(
-        query.dtype
-    )
+    parts, logs = out[:-1].view(queries, most, heads, -1), sums[:-1].view(queries, most, heads)
+    return _merge(parts, logs, sinks).to(query.dtype)
 
 
 def _merge(out: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:

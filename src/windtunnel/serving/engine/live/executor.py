@@ -358,7 +358,7 @@ class Executor:
         )
         if held:
             for key, state in states.items():
-                if state.data_ptr() != held[key].data_ptr():
+                if state.data_ptr() != held[key].data_ptr():  # some kernels make new ones
                     held[key].copy_(state)
         else:
             self._place(rows[0], states)

@@ -60,7 +60,12 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": 8},
-    "gemma2": {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 2.0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "gemma3_text": {
         "head_dim": 16,
         "sliding_window": 8,
