@@ -1,0 +1,101 @@
+"""What the scheduler is given, what a step consists of, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from windtunnel.serving.engine.model import Request, StepTime
+
+Depths = tuple[int, ...]
+"""Token positions, ascending."""
+Unit = tuple[int, int]
+"""(request, unit); unit 0 is the trunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``rows`` of a step and requests admitted at once; ``kv``: tokens; ``state``: KV tokens that as many
+    bytes hold as the recurrent state of one unit; ``chunk``: tokens prefilled in a step; ``queue``: requests
+    that may wait. ``admission`` and ``branching`` name policies, ``rho`` and ``pace`` are as in
+    `branching.policy.Observation`."""
+
+    rows: int
+    kv: int
+    chunk: int = 512
+    queue: int = 1 << 60
+    state: int = 0
+    admission: str = "refuse"
+    branching: str = "off"
+    rho: float = 0.9
+    pace: str = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens at positions [begin, end) of a unit to prefill. ``samples``: the unit's first token follows."""
+
+    request: int
+    unit: int
+    begin: int
+    end: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """What to do in one step, or in up to ``repeat`` ones that begin before ``until``. ``rows``: units that
+    decode one token each, which read ``read`` KV tokens in the first of these steps; the last of them are
+    ``branches``. ``modelled``: seconds by the step model; ``predicted``: with the gain of the steps before,
+    which those teach that are ``measured``."""
+
+    began: float
+    rows: tuple[Unit, ...]
+    branches: tuple[Unit, ...] = ()
+    prefill: tuple[Chunk, ...] = ()
+    joins: tuple[int, ...] = ()
+    forks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    admitted: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    read: int = 0
+    modelled: float = 0.0
+    predicted: float = 0.0
+    repeat: int = 1
+    until: float = inf
+    measured: bool = False
+
+    @property
+    def work(self) -> bool:
+        """Whether there is anything to compute: not if all that happened is that requests were refused."""
+        return bool(self.rows or self.prefill)
+
+    def seconds(self, time: StepTime, number: int = 0) -> float:
+        """What the step takes by ``time`` when it is taken for the ``number``-th time in a row, from 0."""
+        rows = len(self.rows)
+        total = time.of(rows, self.read + number * rows)
+        for one in self.prefill:
+            total += (time.token + time.pair * one.end) * (one.end - one.begin)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that has all its tokens. Times on the caller's clock; ``steps``: those in which it got on
+    after its first token; ``tokens``: that it emitted."""
+
+    request: Request
+    admitted: float
+    first: float
+    end: float
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought about: units that have all their tokens, requests that got their first one, and
+    those that are done."""
+
+    ended: list[Unit] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
