@@ -33,6 +33,8 @@ from windtunnel.serving.engine.model import Parallel, Request, Serial, Stage, St
 from windtunnel.serving.engine.policy.step import Chunk, Depths, Finished, Limits, Outcome, Step, Unit
 
 ALWAYS = branching.ALWAYS
+PATIENCE = 16
+"""Tokens that another branch must have left more before it becomes the protected one."""
 LOOK = 16
 """Waiting requests that one decision sees at most."""
 
@@ -42,18 +44,14 @@ Log = Callable[[str, str, object, object], None]
 
 
 class _Branch:
-    """``head``: tokens to prefill, the trunk's last one first; ``filled``: of these; ``left``: tokens that
-    it may still decode. It takes part in steps when it has ``emitted`` its first token."""
+    """``head``: tokens to prefill, the trunk's last one first; ``suffix``: tokens of its own in the KV;
+    ``left``: tokens that it may still decode. It is ``live`` from its first token on."""
 
-    __slots__ = ("emitted", "filled", "head", "left", "unit")
+    __slots__ = ("head", "left", "live", "suffix", "unit")
 
     def __init__(self, unit: int, head: int, left: int) -> None:
         self.unit, self.head, self.left = unit, head, left
-        self.filled = self.emitted = 0
-
-    @property
-    def suffix(self) -> int:
-        return self.filled + max(0, self.emitted - 1)
+        self.suffix, self.live = 0, False
 
 
 class _Running:
@@ -177,13 +175,16 @@ class Scheduler:
         """The step to take now; None if there is nothing to do. It may have refusals only (`Step.work`)."""
         admitted: tuple[int, ...] = ()
         refused: tuple[int, ...] = ()
+        deferred: tuple[int, ...] = ()
         prefill: tuple[Chunk, ...] = ()
         until, repeat = inf, ALWAYS
         protected = [self._protect(one) for one in self._parallel.values()]
         if self._waiting or self._deferred or self._urgent or self._filling:
             made = self._plan(now, len(self._serial) + len(protected))
-            admitted, refused, until = made.admit, made.refuse, made.until
+            admitted, refused, deferred, until = made.admit, made.refuse, made.defer, made.until
             prefill = tuple(self._chunk(*one) for one in made.prefill)
+            if prefill or admitted or refused or deferred:  # the next step sees others
+                repeat = 1
         if self._rows is None:
             self._rows = tuple((number, 0) for number in self._serial)
         branches: tuple[Unit, ...] = ()
@@ -191,7 +192,8 @@ class Scheduler:
         if protected:
             branches = tuple((one.request.id, branch.unit) for one, branch in protected)
             read += sum(one.held + branch.suffix for one, branch in protected)
-            if candidates := self._candidates(protected):
+            asked = self._log is not None or self._extend is not branching.off
+            if asked and (candidates := self._candidates(protected)):
                 wide = True
                 seen = self._seen(now, len(self._rows) + len(branches), read, prefill, candidates)
                 chosen = self._extend(seen)
@@ -199,20 +201,18 @@ class Scheduler:
                     self._log("serving.branching", self.limits.branching, seen, chosen)
                 branches += chosen.admitted
                 read += sum(self._running[number].branches[unit].suffix for number, unit in chosen.admitted)
-                repeat = chosen.holds
+                repeat = min(repeat, chosen.holds)
             repeat = min(repeat, self._stays(protected, set(branches)))
         rows = self._rows + branches
         if not rows and not prefill:
-            if admitted:  # with nothing to prefill before its branches: they are now what there is to do
+            if admitted or deferred:  # who has nothing to prefill before his branches; who waits behind these
                 again = self.next(now) or Step(now, ())
                 again.admitted, again.refused = admitted + again.admitted, refused + again.refused
                 return again
             return Step(now, (), refused=refused) if refused else None
         while self._ends and self._stale(self._ends[0]):
             heappop(self._ends)
-        if prefill:
-            repeat = 1
-        elif self._ends:
+        if self._ends:
             repeat = min(repeat, self._ends[0][0] - self._steps)
         step = Step(
             now, rows, branches, prefill, tuple(self._joins), tuple(self._forks.items()), admitted, refused,
@@ -235,7 +235,7 @@ class Scheduler:
             one = self._running.get(number)
             if one is not None:
                 branch = one.branches[unit]
-                branch.emitted, branch.left = branch.emitted + count, branch.left - count
+                branch.suffix, branch.left = branch.suffix + count, branch.left - count
                 self._emitted(one, count, count, out, now)
                 if branch.left <= 0 or (number, unit) in early:
                     self._branch_ends(one, branch, out, now)
@@ -325,7 +325,7 @@ class Scheduler:
         if unit == 0:
             return one.held, self._goal(one.request.stages[one.stage], one.known)
         branch = one.branches[unit]
-        return one.held + branch.filled, one.held + branch.head
+        return one.held + branch.suffix, one.held + branch.head
 
     def _chunk(self, number: int, unit: int, tokens: int) -> Chunk:
         one = self._running[number]
@@ -339,7 +339,7 @@ class Scheduler:
         self._backlog -= chunk.end - chunk.begin
         begin, end = self._span(one, chunk.unit)
         if chunk.unit:
-            one.branches[chunk.unit].filled += chunk.end - begin
+            one.branches[chunk.unit].suffix += chunk.end - begin
         else:
             one.held = chunk.end
         if chunk.end < end:
@@ -352,7 +352,7 @@ class Scheduler:
         self._emitted(one, 1, 1, out, now)
         if chunk.unit:
             branch = one.branches[chunk.unit]
-            branch.emitted, branch.left = 1, branch.left - 1
+            branch.live, branch.left = True, branch.left - 1
             self._parallel[chunk.request] = one
             if branch.left <= 0 or key in early:
                 self._branch_ends(one, branch, out, now)
@@ -403,7 +403,7 @@ class Scheduler:
         del one.branches[branch.unit]
         one.tail += branch.suffix
         out.ended.append((one.request.id, branch.unit))
-        if not any(other.emitted for other in one.branches.values()):
+        if not any(other.live for other in one.branches.values()):
             del self._parallel[one.request.id]
         if not one.branches:
             stage = one.request.stages[one.stage]
@@ -458,11 +458,13 @@ class Scheduler:
 
     @staticmethod
     def _protect(one: _Running) -> tuple[_Running, _Branch]:
-        """The branch with most work left; of several the one that was it before."""
-        best = max(
-            (branch for branch in one.branches.values() if branch.emitted),
-            key=lambda branch: (branch.left, branch.unit == one.protected, -branch.unit),
-        )
+        """The branch with most work left; the one that it was before, until another has `PATIENCE` more."""
+        most, best = -1, None
+        for branch in one.branches.values():
+            left = branch.left + PATIENCE if branch.unit == one.protected else branch.left
+            if left > most and branch.live:
+                most, best = left, branch
+        assert best is not None
         one.protected = best.unit
         return one, best
 
@@ -473,7 +475,7 @@ class Scheduler:
             for one, best in protected
             if len(one.branches) > 1
             for branch in one.branches.values()
-            if branch.emitted and branch is not best
+            if branch.live and branch is not best
         )
 
     @staticmethod
@@ -483,9 +485,9 @@ class Scheduler:
         for one, best in protected:
             steps = min(steps, best.left)
             for branch in one.branches.values():
-                if branch.emitted and branch is not best:
+                if branch.live and branch is not best:
                     taken = (one.request.id, branch.unit) in chosen
-                    steps = min(steps, branch.left if taken else best.left - branch.left + 1)
+                    steps = min(steps, branch.left if taken else best.left + PATIENCE - branch.left + 1)
         return steps
 
     def _seen(

@@ -1,0 +1,251 @@
+"""The engine's scheduler against a model of tensors that believes nothing it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.policy.scheduler import Scheduler
+from windtunnel.serving.engine.policy.step import Finished, Limits, Step, Unit
+
+TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> tuple[Serial | Parallel, ...]:
+    made: list[Serial | Parallel] = []
+    for _ in range(draw(st.integers(1, 3))):
+        if draw(st.booleans()):
+            made.append(Serial(draw(st.integers(1, 9))))
+        else:
+            count = draw(st.integers(1, 4))
+            sizes = st.lists(st.integers(1, 7), min_size=count, max_size=count).map(tuple)
+            heads = st.lists(st.integers(0, 9), min_size=count, max_size=count).map(tuple)
+            made.append(Parallel(draw(heads), draw(sizes), draw(st.integers(0, 5))))
+    return tuple(made)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Request]:
+    at, made = 0.0, []
+    for number in range(draw(st.integers(1, 12))):
+        at += draw(st.sampled_from([0.0, 0.004, 0.03, 0.2]))
+        prompt = draw(st.integers(1, 60))
+        objective = Objective(
+            draw(st.sampled_from([inf, 0.02, 0.1, 0.5])), draw(st.sampled_from([inf, 0.02]))
+        )
+        cached = draw(st.integers(0, prompt - 1))
+        made.append(Request(number, at, prompt, draw(stages()), objective, cached))
+    return made
+
+
+limits = st.builds(
+    Limits,
+    rows=st.integers(1, 6),
+    kv=st.integers(400, 700),
+    chunk=st.integers(1, 40),
+    state=st.integers(0, 3),
+    admission=st.sampled_from(["wait", "refuse", "defer"]),
+    branching=st.sampled_from(["off", "eager"]),
+    pace=st.sampled_from(["token", "step"]),
+)
+
+
+@dataclass
+class Tensors:
+    """What an executor would hold: how long each unit's KV is, and what was sampled in it."""
+
+    requests: dict[int, Request]
+    kv: dict[Unit, int] = field(default_factory=dict)
+    sampled: dict[Unit, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
+    stage: dict[int, int] = field(default_factory=dict)
+    branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    waiting_heads: dict[Unit, int] = field(default_factory=dict)
+
+    def take(self, step: Step) -> None:
+        for number in step.admitted:
+            request = self.requests[number]
+            self.kv[number, 0] = request.cached
+            self.known[number], self.stage[number] = request.prompt, 0
+        for number in step.joins:
+            stage = self.requests[number].stages[self.stage[number]]
+            assert isinstance(stage, Parallel)
+            joined = sum(self.sampled.pop((number, unit)) for unit in self.branches[number])
+            for unit in self.branches.pop(number):
+                del self.kv[number, unit]
+            self.known[number] += joined + sum(stage.heads) + stage.join
+            self.stage[number] += 1
+        for number, units in step.forks:
+            assert self.kv[number, 0] == self.known[number] - 1
+            if isinstance(self.requests[number].stages[self.stage[number]], Serial):
+                self.stage[number] += 1
+            stage = self.requests[number].stages[self.stage[number]]
+            assert isinstance(stage, Parallel) and len(units) == len(stage.heads)
+            self.branches[number] = units
+            for unit, head in zip(units, stage.heads, strict=True):
+                self.kv[number, unit] = self.kv[number, 0]
+                self.waiting_heads[number, unit] = self.kv[number, 0] + 1 + head
+        for chunk in step.prefill:
+            key = (chunk.request, chunk.unit)
+            assert self.kv[key] == chunk.begin < chunk.end
+            self.kv[key] = chunk.end
+            if chunk.unit:
+                assert chunk.samples == (chunk.end == self.waiting_heads[key])
+            if chunk.samples:
+                if chunk.unit == 0:
+                    stage = self.requests[chunk.request].stages[self.stage[chunk.request]]
+                    if not isinstance(stage, Serial) or self.sampled.pop(key, 0):
+                        self.stage[chunk.request] += 1
+                    assert chunk.end == self.known[chunk.request]
+                    self.known[chunk.request] += 1
+                self.sampled[key] = 1
+        for key in step.rows:
+            self.kv[key] += 1
+            self.sampled[key] += 1
+            if key[1] == 0:
+                self.known[key[0]] += 1
+
+    def held(self, joining: set[int]) -> int:
+        """Tokens in the KV; of requests that are ``joining`` those of the trunk."""
+        trunks = sum(length for (_, unit), length in self.kv.items() if unit == 0)
+        return trunks + sum(
+            length - self.kv[number, 0]
+            for (number, unit), length in self.kv.items()
+            if unit and number not in joining
+        )
+
+    def drop(self, number: int) -> None:
+        for held in (self.kv, self.sampled, self.waiting_heads):
+            for key in [one for one in held if one[0] == number]:
+                del held[key]
+        self.branches.pop(number, None)
+
+
+@dataclass
+class Ran:
+    finished: list[Finished]
+    refused: list[int]
+    steps: int
+
+
+def run(
+    workload: list[Request],
+    given_limits: Limits,
+    *,
+    jump: bool = False,
+    cancel: Callable[[int], list[int]] = lambda step: [],
+    ends: Callable[[Unit], bool] = lambda unit: False,
+) -> Ran:
+    """The whole workload, on a virtual clock; everything that must hold in each step is looked at."""
+    scheduler = Scheduler(given_limits, TIME)
+    tensors = Tensors({one.id: one for one in workload})
+    ran, now, arrived = Ran([], [], 0), 0.0, 0
+    cancelled: set[int] = set()
+    decoding: set[int] = set()
+    alive: set[Unit] = set()
+    ended: set[Unit] = set()
+    while True:
+        while arrived < len(workload) and workload[arrived].arrival <= now:
+            assert scheduler.arrive(workload[arrived])
+            arrived += 1
+        step = scheduler.next(now)
+        if step is None:
+            assert scheduler.waiting == scheduler.running == 0
+            if arrived == len(workload):
+                break
+            now = workload[arrived].arrival
+            continue
+        ran.refused += step.refused
+        assert len(step.rows) <= given_limits.rows and len(set(step.rows)) == len(step.rows)
+        assert sum(one.end - one.begin for one in step.prefill) <= given_limits.chunk
+        assert decoding - {number for number, _ in step.rows} == set(), "somebody who decodes was left out"
+        count = 0
+        while True:
+            if step.work:
+                tensors.take(step if count == 0 else replace(step, joins=(), forks=(), admitted=()))
+                now += step.seconds(TIME, count)
+            count += 1
+            coming = workload[arrived].arrival if arrived < len(workload) else inf
+            if not jump or count >= step.repeat or now > step.until or coming <= now or not step.work:
+                break
+        ran.steps += 1
+        past = {one.request.id for one in ran.finished} | set(ran.refused)
+        gone = [number for number in cancel(ran.steps) if number < arrived and number not in past]
+        for number in gone:
+            scheduler.cancel(number)
+            tensors.drop(number)
+        cancelled |= set(gone)
+        if not step.work:
+            continue
+        sampled = [*step.rows, *((one.request, one.unit) for one in step.prefill if one.samples)]
+        out = scheduler.done(step, now, [unit for unit in sampled if ends(unit)], count)
+        ran.finished += out.finished
+        over = {one.request.id for one in out.finished}
+        for number in over:
+            tensors.drop(number)
+        alive = {
+            unit for unit in alive.union(sampled).difference(out.ended) if unit[0] not in over | cancelled
+        }
+        decoding = {number for number, _ in alive}
+        assert 0 <= scheduler.reserved <= given_limits.kv
+        ended.update(out.ended)
+        done = {
+            number
+            for number, units in tensors.branches.items()
+            if all((number, one) in ended for one in units)
+        }
+        held = tensors.held(done)
+        assert scheduler.held() == held
+        lent = sum(tensors.requests[number].cached for number, unit in tensors.kv if unit == 0)
+        assert held - lent <= scheduler.reserved
+    assert scheduler.held() == scheduler.reserved == 0 and not tensors.kv
+    over = {one.request.id for one in ran.finished}
+    assert len(over) == len(ran.finished) and not over & cancelled
+    assert over | cancelled | set(ran.refused) == {one.id for one in workload}
+    assert not over & set(ran.refused)
+    return ran
+
+
+@settings(max_examples=120, deadline=None)
+@given(workload=workloads(), given_limits=limits)
+def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
+    workload: list[Request], given_limits: Limits
+) -> None:
+    single = run(workload, given_limits)
+    for one in single.finished:
+        asked = sum(
+            sum(stage.tokens) if isinstance(stage, Parallel) else stage.tokens for stage in one.request.stages
+        )
+        assert one.tokens == asked and one.request.arrival <= one.admitted < one.first <= one.end
+        assert one.steps <= one.tokens - 1
+    jumped = run(workload, given_limits, jump=True)
+    assert jumped.finished == single.finished and jumped.refused == single.refused
+    if given_limits.admission != "refuse":
+        assert single.refused == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    workload=workloads(),
+    given_limits=limits,
+    gone=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 11)), max_size=6),
+    short=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 6)), max_size=12),
+)
+def test_clients_may_leave_and_units_may_end_at_any_time(
+    workload: list[Request], given_limits: Limits, gone: list[tuple[int, int]], short: set[Unit]
+) -> None:
+    left: set[int] = set()
+
+    def cancel(step: int) -> list[int]:
+        now = [number for at, number in gone if at == step and number not in left and number < len(workload)]
+        left.update(now)
+        return now
+
+    run(workload, replace(given_limits, admission="wait"), cancel=cancel, ends=lambda unit: unit in short)
