@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
