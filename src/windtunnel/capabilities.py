@@ -84,6 +84,18 @@ CAPABILITIES = (
         ROOMS, "train", ("gradsync",), "gradsync",
     ),
     Capability(
+        "serving.engine", "A language model served over HTTP, batched step by step by a policy",
+        ("policy", "live"), "serve", ("serve",), "serving",
+    ),
+    Capability(
+        "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
+        ("policy",), "serve", (), "serving",
+    ),
+    Capability(
+        "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",
+        ("policy",), "serve", (), "serving",
+    ),
+    Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
     ),

@@ -237,11 +237,14 @@ class Scheduler:
                 branch = one.branches[unit]
                 branch.suffix, branch.left = branch.suffix + count, branch.left - count
                 self._emitted(one, count, count, out, now)
-                if branch.left <= 0 or (number, unit) in early:
+                if branch.left <= 0:
                     self._branch_ends(one, branch, out, now)
-        for number, unit in early:
-            if unit == 0 and number in self._serial:
-                self._trunk_ends(self._serial[number], out, now)
+        for number, unit in sorted(early):
+            one = self._running.get(number)
+            if one is not None and unit == 0 and number in self._serial:
+                self._trunk_ends(one, out, now)
+            elif one is not None and unit in one.branches and one.branches[unit].live:
+                self._branch_ends(one, one.branches[unit], out, now)
         while self._ends and self._ends[0][0] <= self._steps:
             if not self._stale(last := heappop(self._ends)):
                 self._trunk_ends(self._serial[last[1]], out, now)

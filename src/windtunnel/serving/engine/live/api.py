@@ -1,0 +1,254 @@
+"""The forms of the OpenAI HTTP API that are served, and one of our own: ``branches``.
+
+A field that is not known, or not served, is refused by its name; of those that clients send with a meaning of
+"nothing" (`NEUTRAL`) that value is taken.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "logit_bias": (None, {}),
+    "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""), "echo": (None, False), "best_of": (None, 1), "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False), "reasoning_effort": (None, "none"),
+}  # fmt: skip
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields that change nothing of an answer."""
+
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Refused(Exception):
+    """A request that is not served: what OpenAI's error object says of it, and the status."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    def plain(self) -> dict[str, Any]:
+        kinds = {404: "invalid_request_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Branched(Strict):
+    """What is decoded side by side on the prompt: each branch begins with one of ``prompts``. With ``join``,
+    all are put behind the prompt in their order, then ``join``, and the answer (choice 0) goes on from
+    there."""
+
+    prompts: Annotated[list[str | Tokens], Field(min_length=1, max_length=64)]
+    max_tokens: Count = 16
+    join: str | Tokens | None = None
+
+
+class Promised(Strict):
+    """Seconds until the first token and for each further one, which the policies try to keep."""
+
+    ttft: Annotated[float, Field(gt=0)] | None = None
+    tpot: Annotated[float, Field(gt=0)] | None = None
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Asked(Strict):
+    """What completions and chat have in common."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=128)] | None = 1
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    ignore_eos: bool = False
+    branches: Branched | None = None
+    objective: Promised | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in IGNORED and not (name in NEUTRAL and _among(value, NEUTRAL[name]))
+        }
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) and self.stop else list(self.stop or ())
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def most(self) -> int | None:
+        """Tokens of the answer at most; None: as many as the context allows."""
+        raise NotImplementedError
+
+    @property
+    def told(self) -> int | None:
+        """How many of the likeliest tokens are told with each one."""
+        raise NotImplementedError
+
+
+class Completion(Asked):
+    """POST /v1/completions."""
+
+    prompt: str | Tokens | Annotated[list[str], Field(min_length=1, max_length=256)] | Annotated[
+        list[Tokens], Field(min_length=1, max_length=256)
+    ]  # fmt: skip
+    max_tokens: Count | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # type: ignore[list-item, return-value]
+
+    @property
+    def most(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def told(self) -> int | None:
+        return self.logprobs
+
+
+class Part(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Chat(Asked):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def most(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def told(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Logprobs = list[tuple[str, float, list[tuple[str, float]]]]
+"""Of each token: its text, log-probability, and the likeliest ones."""
+
+
+class Answer:
+    """The objects of one answer, whole or in parts."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._chat, self._model = isinstance(asked, Chat), asked.model
+        kind = "chatcmpl" if self._chat else "cmpl"
+        self._head = {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time())}
+
+    def part(
+        self, index: int, text: str, logprobs: Logprobs | None = None, reason: str | None = None,
+        first: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One event of a stream."""
+        said: dict[str, Any] = {"text": text}
+        if self._chat:
+            said = {
+                "delta": {
+                    **({"role": "assistant"} if first else {}),
+                    **({"content": text} if text or first else {}),
+                }
+            }
+        return self._object([self._choice(index, said, logprobs, reason)], ".chunk" if self._chat else "")
+
+    def whole(
+        self, choices: Sequence[tuple[str, Logprobs | None, str]], prompt: int, tokens: int, cached: int
+    ) -> dict[str, Any]:
+        """The answer with all its choices: text, log-probabilities, and why each ended."""
+        made = [
+            self._choice(index, self._message(text) if self._chat else {"text": text}, told, reason)
+            for index, (text, told, reason) in enumerate(choices)
+        ]
+        return self._object(made, "") | self.usage(prompt, tokens, cached)
+
+    @staticmethod
+    def _message(text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def last(self, prompt: int, tokens: int, cached: int) -> dict[str, Any]:
+        """The event that tells what was used."""
+        return self._object([], ".chunk" if self._chat else "") | self.usage(prompt, tokens, cached)
+
+    @staticmethod
+    def usage(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
+        details = {"prompt_tokens_details": {"cached_tokens": cached}}
+        counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+        return {"usage": {**counts, **details}}
+
+    def _object(self, choices: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+        name = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": name + kind, "model": self._model, "choices": choices}
+
+    def _choice(
+        self, index: int, said: Mapping[str, Any], logprobs: Logprobs | None, reason: str | None
+    ) -> dict[str, Any]:
+        told: dict[str, Any] | None = None
+        if logprobs is not None and self._chat:
+            content = [
+                {**_token(text, value), "top_logprobs": [_token(*one) for one in top]}
+                for text, value, top in logprobs
+            ]
+            told = {"refusal": None, "content": content}
+        elif logprobs is not None:
+            told = {
+                "tokens": [text for text, _, _ in logprobs],
+                "token_logprobs": [value for _, value, _ in logprobs],
+                "top_logprobs": [dict(top) for _, _, top in logprobs],
+                "text_offset": [],
+            }
+        return {"index": index, **said, "logprobs": told, "finish_reason": reason}
+
+
+def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(text.encode())}

@@ -1,0 +1,303 @@
+"""The engine: the scheduler decides, the executor computes, and what came out of a step is told.
+
+It is told `Job`s, which say in tokens what `engine.model.Request` says in counts, and gives a `Report` after
+each step. Nothing in it waits or listens: `worker` runs it in a process of its own, a bench or test may in
+its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import Any
+
+import torch
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.live.executor import Executor, Snapshot
+from windtunnel.serving.engine.live.executor import Sequence as Stream
+from windtunnel.serving.engine.live.prefixes import Prefixes
+from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
+from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
+from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
+from windtunnel.serving.engine.policy.step import Limits, Step, Unit
+from windtunnel.serving.prefixcache.policy.tree import Found
+
+GREEDY, NOTHING = Sampling(), Objective()
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """A parallel stage in tokens: what each branch begins with, how many it decodes at most, and what is put
+    behind all of them when they are joined."""
+
+    heads: tuple[tuple[int, ...], ...]
+    tokens: tuple[int, ...]
+    join: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request in tokens; a stage that is a number decodes as many. ``stop``: tokens that end a unit.
+    ``had``: how many tokens of its answer the trunk's prompt ends with, where another worker began it.
+    ``arrival``: time.monotonic()."""
+
+    id: int
+    arrival: float
+    prompt: tuple[int, ...]
+    stages: tuple[int | Branches, ...]
+    sampling: Sampling = GREEDY
+    stop: frozenset[int] = frozenset()
+    objective: Objective = NOTHING
+    had: int = 0
+
+    def request(self) -> Request:
+        """What the scheduler knows of it."""
+        stages = tuple(
+            Serial(one)
+            if isinstance(one, int)
+            else Parallel(tuple(map(len, one.heads)), one.tokens, len(one.join))
+            for one in self.stages
+        )
+        return Request(self.id, self.arrival, len(self.prompt), stages, self.objective)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a step brought: tokens, in the order of their units; units that ended and whether by a token of
+    their stop; requests that are admitted (with their cached tokens), done, refused (``queue``, ``late``, or
+    a sentence) or failed (a sentence)."""
+
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[tuple[int, int, Sampled]] = field(default_factory=list)
+    ended: list[tuple[int, int, bool]] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+
+class _Running:
+    """``known``: each unit's own tokens from position ``begin``; ``forked`` branches' count in all stages so
+    far; ``got``: tokens that each unit sampled."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.known: dict[int, list[int]] = {0: list(job.prompt)}
+        self.begin: dict[int, int] = {0: 0}
+        self.got: dict[int, int] = {0: job.had}
+        self.streams: dict[int, Stream] = {}
+        self.stages = [one for one in job.stages if isinstance(one, Branches)]
+        self.stage: Branches | None = None
+        self.found: Found | None = None
+        self.kept: dict[int, Snapshot] = {}
+
+
+class Engine:
+    """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
+    keeps them afterwards. Not for several threads at once."""
+
+    def __init__(
+        self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
+        queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic, **policies: Any,
+    ) -> None:  # fmt: skip
+        self.executor, self.prefixes, self.clock = executor, prefixes, clock
+        token = executor.token_bytes or executor.state_bytes or 1
+        self.limits = Limits(
+            rows, kv // token, chunk if executor.support.prefixes else 1 << 30, queue,
+            ceil(executor.state_bytes / token), **policies,
+        )  # fmt: skip
+        lookup = self._lookup if prefixes is not None else None
+        self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log)
+        self._running: dict[int, _Running] = {}
+        self._ending: set[Unit] = set()
+        self._told = Report()
+        self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
+        """Steps taken, seconds of them, and seconds that the scheduler took of these."""
+
+    def refusal(self, job: Job) -> str:
+        """Why it can never be served, in a sentence; empty if it can."""
+        if any(isinstance(one, Branches) for one in job.stages) and not self.executor.support.prefixes:
+            return self.executor.support.reason
+        most = self.scheduler.most(job.request())
+        return f"it may come to hold {most} tokens of KV, there is room for {self.limits.kv}" * (
+            most > self.limits.kv
+        )
+
+    def add(self, job: Job) -> None:
+        """It is refused in the next report where the queue is full or it can never be served."""
+        why = self.refusal(job)
+        if not why and not self.scheduler.arrive(job.request()):
+            why = "queue"
+        if why:
+            self._told.refused.append((job.id, why))
+        else:
+            self._running[job.id] = _Running(job)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self._running or self._told.refused or self._told.failed)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for it any longer."""
+        if number in self._running:
+            self.scheduler.cancel(number)
+            self._drop(self._running.pop(number))
+
+    def end(self, unit: Unit) -> None:
+        """It needs no more tokens than those of the next step."""
+        self._ending.add(unit)
+
+    def step(self) -> Report | None:
+        """Takes one step; None if there is nothing to do."""
+        began = self.clock()
+        step = self.scheduler.next(began)
+        planned = self.clock()
+        told, self._told = self._told, Report()
+        if step is None:
+            return told if told.refused or told.failed else None
+        for number in step.refused:
+            del self._running[number]
+            told.refused.append((number, "late"))
+        if not step.work:
+            return told
+        try:
+            self._compute(step, told)
+        except (RuntimeError, UserError, MemoryError) as error:
+            parts = (
+                {number for number, _ in step.rows} | {one.request for one in step.prefill} | {*step.admitted}
+            )
+            for number in parts:
+                self.cancel(number)
+            told.tokens.clear()
+            told.failed += [
+                (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
+            ]
+        computed = self.clock()
+        stopped = {
+            (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
+        }
+        out = self.scheduler.done(step, computed, stopped | self._ending)
+        self._ending.clear()
+        told.ended += [(*unit, unit in stopped) for unit in out.ended]
+        ended = self.clock()
+        for done in out.finished:
+            told.finished.append(done.request.id)
+            running = self._running.pop(done.request.id)
+            self._keep_end(running)
+            self._drop(running)
+        self.steps, self.seconds = self.steps + 1, self.seconds + self.clock() - began
+        self.deciding += planned - began + ended - computed
+        return told
+
+    def _compute(self, step: Step, told: Report) -> None:
+        for number in step.admitted:
+            running = self._running[number]
+            running.streams[0] = (
+                self.prefixes.take(running.found, running.job.prompt)
+                if self.prefixes is not None and running.found is not None
+                else self.executor.new()
+            )
+            told.admitted.append((number, running.streams[0].depth))
+        for number in step.joins:
+            self._join(self._running[number])
+        for number, units in step.forks:
+            self._fork(self._running[number], units)
+        for chunk in step.prefill:
+            running = self._running[chunk.request]
+            begin = running.begin[chunk.unit]
+            tokens = running.known[chunk.unit][chunk.begin - begin : chunk.end - begin]
+            keep = (
+                [chunk.end] if running.found and chunk.unit == 0 and chunk.end in running.found.keep else []
+            )
+            logits, kept = self.executor.prefill(running.streams[chunk.unit], tokens, keep)
+            running.kept |= kept
+            if chunk.samples:
+                self._sampled(logits[None], [(chunk.request, chunk.unit)], told)
+            if chunk.unit == 0 and chunk.end == len(running.job.prompt) and self.prefixes is not None:
+                self.prefixes.put(running.job.prompt, running.kept, running.streams[0], self.clock())
+                running.kept = {}
+        if step.rows:
+            parts = [self._running[number] for number, _ in step.rows]
+            streams = [one.streams[unit] for one, (_, unit) in zip(parts, step.rows, strict=True)]
+            last = [one.known[unit][-1] for one, (_, unit) in zip(parts, step.rows, strict=True)]
+            self._sampled(self.executor.decode(streams, last), list(step.rows), told)
+            for one, (_, unit) in zip(parts, step.rows, strict=True):
+                if (
+                    unit == 0
+                    and one.found
+                    and one.found.end > 1
+                    and one.streams[0].depth % one.found.end == 0
+                ):
+                    for gone in one.kept.values():
+                        self.executor.free(gone)
+                    one.kept = {one.streams[0].depth: self.executor.snapshot(one.streams[0])}
+
+    def _sampled(self, logits: torch.Tensor, units: list[Unit], told: Report) -> None:
+        parts = [self._running[number] for number, _ in units]
+        how = [(one.job.sampling, unit, one.got[unit]) for one, (_, unit) in zip(parts, units, strict=True)]
+        for one, (number, unit), made in zip(parts, units, sample(logits, how), strict=True):
+            one.known[unit].append(made.token)
+            one.got[unit] += 1
+            told.tokens.append((number, unit, made))
+
+    # branches
+
+    def _fork(self, running: _Running, units: tuple[int, ...]) -> None:
+        stage = running.stage = running.stages.pop(0)
+        begin = len(running.known[0]) - 1
+        streams = self.executor.fork(running.streams[0], len(units))
+        for unit, head, stream in zip(units, stage.heads, streams, strict=True):
+            running.known[unit], running.begin[unit] = [running.known[0][-1], *head], begin
+            running.streams[unit], running.got[unit] = stream, 0
+
+    def _join(self, running: _Running) -> None:
+        assert running.stage is not None
+        for unit in [one for one in running.streams if one]:
+            self.executor.free(running.streams.pop(unit))
+            running.known[0] += running.known.pop(unit)[1:]
+        running.known[0] += running.stage.join
+
+    # prefixes
+
+    def _lookup(self, request: Request) -> tuple[int, tuple[int, ...]]:
+        running = self._running[request.id]
+        assert self.prefixes is not None
+        running.found = found = self.prefixes.look(running.job.prompt, self.clock())
+        return found.depth, found.keep
+
+    def _keep_end(self, running: _Running) -> None:
+        """After the last token, for who goes on from there."""
+        stream = running.streams[0]
+        if self.prefixes is None or running.found is None or not isinstance(running.job.stages[-1], int):
+            return
+        if running.found.end == 1:
+            running.kept[stream.depth] = self.executor.snapshot(stream)
+        if running.kept or not self.executor.state_bytes:
+            self.prefixes.put(running.known[0][: stream.depth], running.kept, stream, self.clock())
+            running.kept = {}
+
+    def _drop(self, running: _Running) -> None:
+        """Frees all that it holds."""
+        for stream in running.streams.values():
+            self.executor.free(stream)
+        for kept in running.kept.values():
+            self.executor.free(kept)
+        if self.prefixes is not None and running.found is not None and running.streams:
+            self.prefixes.leave(running.found)
+
+    def facts(self) -> Mapping[str, float]:
+        """What there is to tell of it now; counts, tokens and seconds."""
+        return {
+            "running": self.scheduler.running, "waiting": self.scheduler.waiting, "steps": self.steps,
+            "kv_reserved": self.scheduler.reserved, "kv_tokens": self.limits.kv, "seconds": self.seconds,
+            "deciding": self.deciding,
+        }  # fmt: skip
+
+
+def objective(ttft: float | None, tpot: float | None) -> Objective:
+    """None: none was promised."""
+    return Objective(inf if ttft is None else ttft, inf if tpot is None else tpot)

@@ -1,0 +1,98 @@
+"""``windtunnel serve`` with a model: the run, its event log, the worker, and the port, until it is told to
+stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.branching.policy import POLICIES as BRANCHING
+from windtunnel.serving.engine.live.link import Link
+from windtunnel.serving.engine.live.server import GRACE, Service, build
+from windtunnel.serving.engine.live.tokens import tokenizer
+from windtunnel.serving.engine.policy import POLICIES as ADMISSION
+from windtunnel.store import eventlog
+from windtunnel.store.runs import Store
+
+CAPABILITY = "serving.engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served and how. ``model``: a directory, a ``config.json`` or a name of `live.named`; ``name``:
+    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
+    so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
+    seconds."""
+
+    model: str
+    name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    branching: str = "off"
+    admission: str = "refuse"
+    rows: int = 64
+    chunk: int = 512
+    kv: int = 2 << 30
+    queue: int = 1024
+    rules: str = "three"
+    prefix_bytes: int = 1 << 30
+    device: str = "cpu"
+    threads: int = 0
+    seed: int = 0
+    every: int = 10
+    ttft: float | None = None
+    tpot: float | None = None
+
+
+def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
+    """Until SIGTERM or SIGINT. ``ready`` is told the address and the run as soon as requests are answered.
+
+    Raises:
+        UserError: the model cannot be served, or nobody may listen there.
+    """
+    for field, given, known in (
+        ("--policy", served.branching, BRANCHING),
+        ("--admission", served.admission, ADMISSION),
+    ):
+        if given not in known:
+            raise UserError(f"serve: {field} {given!r} is unknown; accepted are {', '.join(known)}")
+    try:
+        sock = socket.create_server((served.host, served.port), backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"serve: {served.host}:{served.port} cannot be listened on ({error.strerror})"
+        ) from error
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
+    with sock, run.failing():
+        run.finish(
+            asyncio.run(_serve(served, sock, run.directory / eventlog.NAME, lambda url: ready(url, run.id)))
+        )
+
+
+async def _serve(
+    served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
+) -> dict[str, Any]:
+    link = Link({**asdict(served), "events": str(events)})
+    try:
+        await link.start()
+        name = served.name or Path(served.model).name
+        service = Service(link, tokenizer(served.model), name, (served.ttft, served.tpot))
+        config = uvicorn.Config(
+            build(service), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE
+        )
+        server = uvicorn.Server(config)
+        host, port = sock.getsockname()[:2]
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        await server.serve(sockets=[sock])
+    finally:
+        await link.close()
+    return {**link.facts, "restarts": link.restarts, "model": link.about}

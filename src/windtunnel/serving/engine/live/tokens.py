@@ -1,0 +1,149 @@
+"""Text to tokens and back: a local directory's own tokenizer, or bytes for models that were built at
+random."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.base.errors import UserError
+
+SPECIAL = 3
+"""Of `ByteTokens`: padding, beginning and end come before the bytes."""
+Message = Mapping[str, str]
+
+
+class Tokenizer(Protocol):
+    """What the server asks of one."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def chat(self, messages: Sequence[Message]) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def begin(self) -> Any:
+        """What `further` keeps between the tokens of one text."""
+
+    def further(self, state: Any, token: int, last: bool) -> str:
+        """The text that is certain with one more token."""
+
+
+class ByteTokens:
+    """Token b + 3 is the byte b; what a larger vocabulary has beyond means bytes again, the first three
+    nothing."""
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + SPECIAL for byte in text.encode("utf-8", "surrogatepass")] or [1]
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """``<|role|>``, a new line, the content and a new line for each message; then ``<|assistant|>`` and
+        a new line."""
+        told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
+        return self.encode(f"{told}<|assistant|>\n")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._bytes(tokens).decode(errors="replace")
+
+    def begin(self) -> codecs.IncrementalDecoder:
+        return codecs.getincrementaldecoder("utf-8")("replace")
+
+    def further(self, state: codecs.IncrementalDecoder, token: int, last: bool) -> str:
+        return state.decode(self._bytes([token]), last)
+
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        return bytes((one - SPECIAL) % 256 for one in tokens if one >= SPECIAL)
+
+
+class LocalTokens:
+    """The tokenizer of a directory, by Transformers. Special tokens are no text."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._of: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{folder}: its tokenizer cannot be read: {str(error).splitlines()[0]}"
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._of(text).input_ids) or [self._of.bos_token_id or 0]
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """By the directory's chat template; else as `ByteTokens.chat` puts it."""
+        if self._of.chat_template is None:
+            told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
+            return self.encode(f"{told}<|assistant|>\n")
+        return list(
+            self._of.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._of.decode(tokens, skip_special_tokens=True))
+
+    def begin(self) -> list[Any]:
+        return [[], 0]
+
+    def further(self, state: list[Any], token: int, last: bool) -> str:
+        """A token's text depends on those before it: what is new is the difference between two decodings,
+        which begin a few tokens back; a character in part is held back."""
+        tokens, told = state
+        tokens.append(token)
+        before, now = self.decode(tokens[:told]), self.decode(tokens)
+        if now.endswith("\ufffd") and not last:
+            return ""
+        new = now[len(before) :]
+        del tokens[: max(0, told - 4)]
+        state[1] = len(tokens)
+        return new
+
+
+def tokenizer(source: str) -> Tokenizer:
+    """Of a model's directory that has one, else bytes."""
+    folder = Path(source)
+    if any(
+        (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
+        return LocalTokens(folder)
+    return ByteTokens()
+
+
+class Text:
+    """The text of one unit as it comes; ``stops`` end it and are no part of it."""
+
+    def __init__(self, tokens: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokens, self._stops, self._state = tokens, stops, tokens.begin()
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token: int, last: bool = False) -> str:
+        """What may be told with one more token; nothing more after a stop."""
+        return "" if self.stopped else self._released(self._tokens.further(self._state, token, last))
+
+    def rest(self) -> str:
+        """What was held back when there is nothing to come."""
+        held, self._held = self._held, ""
+        return "" if self.stopped else held
+
+    def _released(self, new: str) -> str:
+        text = self._held + new
+        ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` that may be the beginning of ``stop``."""
+    return next(
+        (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0
+    )

@@ -1,0 +1,152 @@
+"""The engine in a process of its own, on one end of a socket: frames of `base.wire` in both directions.
+
+In: ``settings`` first, then jobs (``add``), ``cancel``, ``end`` of a unit, ``stop``. Out: what the model is
+like (``ready``) or why it cannot be served (``wrong``), then a report of each step. When the socket closes,
+the other end is gone, and so is this process.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base import wire
+from windtunnel.base.errors import WindtunnelError
+from windtunnel.serving.engine.live.loop import Branches, Engine, Job, objective
+from windtunnel.serving.engine.live.sampling import Sampling
+
+TOLD_EVERY = 0.25
+"""Seconds between facts, while there are steps."""
+
+
+def job(told: dict[str, Any]) -> Job:
+    """What `plain` wrote."""
+    return Job(
+        told["id"], told["arrival"], tuple(told["prompt"]),
+        tuple(
+            one if isinstance(one, int)
+            else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
+            for one in told["stages"]
+        ),
+        Sampling(*told["sampling"]), frozenset(told["stop"]), objective(*told["objective"]), told["had"],
+    )  # fmt: skip
+
+
+def plain(one: Job) -> dict[str, Any]:
+    """A job as values of JSON."""
+    how, promised = one.sampling, (one.objective.ttft, one.objective.tpot)
+    return {
+        "id": one.id, "arrival": one.arrival, "prompt": one.prompt, "had": one.had, "stop": sorted(one.stop),
+        "stages": [
+            stage if isinstance(stage, int)
+            else {"heads": stage.heads, "tokens": stage.tokens, "join": stage.join}
+            for stage in one.stages
+        ],
+        "sampling": (how.temperature, how.top_p, how.seed, how.logprobs),
+        "objective": [None if seconds == float("inf") else seconds for seconds in promised],
+    }  # fmt: skip
+
+
+def main(number: int) -> None:
+    """Serve whoever holds the other end of the socket of this number."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the front says when to stop
+    sock = socket.socket(fileno=number)
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    settings, _ = wire.receive(sock)
+    threading.Thread(target=_read, args=(sock, inbox), daemon=True).start()
+    try:
+        engine, about = _made(settings)
+    except WindtunnelError as error:
+        wire.send(sock, {"wrong": str(error)})
+        return
+    wire.send(sock, {"ready": about})
+    told_at = 0.0
+    while True:
+        while not inbox.empty() or not engine.busy:
+            message = inbox.get()
+            match message["do"]:
+                case "add":
+                    engine.add(job(message["job"]))
+                case "cancel":
+                    engine.cancel(message["id"])
+                case "end":
+                    engine.end((message["id"], message["unit"]))
+                case "stop":
+                    return
+        report = engine.step()
+        if report is None:
+            continue
+        out: dict[str, Any] = {
+            "admitted": report.admitted,
+            "tokens": [(number, unit, *one.plain()) for number, unit, one in report.tokens],
+            "ended": report.ended, "finished": report.finished,
+            "refused": report.refused, "failed": report.failed,
+        }  # fmt: skip
+        if engine.clock() - told_at > TOLD_EVERY or not engine.busy:
+            out["facts"], told_at = dict(engine.facts()), engine.clock()
+        wire.send(sock, out)
+
+
+def _read(sock: socket.socket, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+    try:
+        while True:
+            inbox.put(wire.receive(sock)[0])
+    except (OSError, wire.WireError):
+        os._exit(0)
+
+
+def _made(settings: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
+    """The engine as told, and what the front must know of it."""
+    import torch
+
+    from windtunnel.serving.engine.live.named import load
+    from windtunnel.serving.engine.live.prefixes import Prefixes
+    from windtunnel.serving.engine.live.timing import step_time
+    from windtunnel.store.eventlog import EventLog
+
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    executor = load(settings["model"], settings["device"], settings["seed"])
+    log = _Sampled(EventLog(Path(settings["events"])), settings["every"]) if settings["every"] else None
+    prefixes = (
+        Prefixes(executor, settings["rules"], settings["prefix_bytes"], log) if settings["rules"] else None
+    )
+    time_of = step_time(executor, settings["rows"], settings["chunk"])
+    engine = Engine(
+        executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
+        queue=settings["queue"], prefixes=prefixes, log=log, branching=settings["branching"],
+        admission=settings["admission"],
+    )  # fmt: skip
+    if log is not None:
+        log.engine = engine
+    config = executor.ready.config
+    ends = config.eos_token_id
+    return engine, {
+        "limit": executor.limit, "vocabulary": executor.vocabulary, "prefixes": executor.support.prefixes,
+        "stop": [] if ends is None else ends if isinstance(ends, list) else [ends],
+        "kv_tokens": engine.limits.kv,
+        "time": [time_of.base, time_of.row, time_of.kv, time_of.token, time_of.pair],
+        "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
+    }  # fmt: skip
+
+
+class _Sampled:
+    """The log of the decisions of every so many steps."""
+
+    def __init__(self, log: Any, every: int) -> None:
+        self._log, self._every = log, every
+        self.engine: Engine | None = None
+
+    def __call__(self, capability: str, policy: str, seen: object, made: object) -> None:
+        if self.engine is None or self.engine.steps % self._every == 0:
+            self._log.decision(capability, policy, seen, made)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
