@@ -48,7 +48,7 @@ matrix-sandbox: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=24'
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,agents,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,serve,agents,dev]'
 	touch $@
 
 $(VENV)/docs-ready: $(VENV)/ready

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -95,6 +96,22 @@ def synchronised(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
         return [plan_run(None, profile=profile).directory / eventlog.NAME]
 
 
+def served(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Requests that share a prompt and have branches, one of which comes too late."""
+    from support.serving import served
+
+    with served(folder, "--policy", "eager", "--log", "1", "--max-rows", "6", "--chunk", "32") as server:
+        for end in ("one", "two", "three"):
+            branches = {"prompts": ["a", "b", "c"], "max_tokens": 6}
+            prompt = "Of the wings there are " + end
+            server.post("completions", prompt=prompt, max_tokens=4, ignore_eos=True)
+            server.post("completions", prompt=prompt, branches=branches, ignore_eos=True)
+        with pytest.raises(HTTPError, match="429"):
+            server.post("completions", prompt="late", objective={"ttft": 1e-9})
+        assert server.stop() == 0
+    return [server.log]
+
+
 def sandboxed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     home = request.getfixturevalue("sandbox_home")
     with pytest.MonkeyPatch.context() as patch:
@@ -109,6 +126,9 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.checkpoint": kept,
     "training.pipelines": shrunk,
     "training.gradsync": synchronised,
+    "serving.engine": served,
+    "serving.branching": served,
+    "serving.prefixcache": served,
     "agents.sandbox": sandboxed,
 }
 MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
@@ -117,6 +137,9 @@ MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
     "training.checkpoint": ("policy/slots.py", "return min(range(slots),", "return max(range(slots),"),
     "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
     "training.gradsync": ("policy/plan.py", "backward, self.profile.forward,", "backward, 0.0,"),
+    "serving.engine": ("policy/__init__.py", "if seen.now > latest:", "if seen.now > latest + 1:"),
+    "serving.branching": ("policy/__init__.py", "seen.candidates[: seen.room]", "seen.candidates[:1]"),
+    "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 

@@ -10,6 +10,7 @@ can kill for ever.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -102,13 +103,10 @@ class Link:
         """Ends the worker."""
         self._closing = True
         self._send({"do": "stop"})
-        if self._process is not None:
-            try:
-                await asyncio.to_thread(self._process.wait, STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
         if self._life is not None:
+            await asyncio.wait({self._life}, timeout=STOP_SECONDS)
+            if not self._life.done() and self._process is not None:
+                self._process.kill()
             await self._life
 
     def submit(self, job: Mapping[str, Any], events: asyncio.Queue[Event]) -> None:
@@ -165,7 +163,10 @@ class Link:
         """One worker's life."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "windtunnel.serving.engine.live.worker", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        env = {"TRANSFORMERS_VERBOSITY": "error", **os.environ}
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
+        )
         theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._send(self.settings)
@@ -205,6 +206,8 @@ class Link:
 
     def _report(self, message: dict[str, Any]) -> None:
         self.facts = message.get("facts", self.facts)
+        if len(message) == 1:
+            return
         for number, cached in message["admitted"]:
             if number in self._jobs:
                 self._jobs[number].cached = cached

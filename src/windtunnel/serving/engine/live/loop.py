@@ -8,7 +8,7 @@ its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
@@ -289,7 +289,7 @@ class Engine:
         if self.prefixes is not None and running.found is not None and running.streams:
             self.prefixes.leave(running.found)
 
-    def facts(self) -> Mapping[str, float]:
+    def facts(self) -> dict[str, float]:
         """What there is to tell of it now; counts, tokens and seconds."""
         return {
             "running": self.scheduler.running, "waiting": self.scheduler.waiting, "steps": self.steps,

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,14 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
         )
 
 
+class _Server(uvicorn.Server):
+    """uvicorn that leaves signals to others: after its own handlers it would end the process by them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 async def _serve(
     served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -89,7 +99,9 @@ async def _serve(
         config = uvicorn.Config(
             build(service), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE
         )
-        server = uvicorn.Server(config)
+        server = _Server(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await server.serve(sockets=[sock])

@@ -402,22 +402,22 @@ def _bounded(app: ASGIApp) -> ASGIApp:
     """``app`` for bodies of `LARGEST` bytes at most."""
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
         left = LARGEST
+        too_large = HTTPException(413, f"the body is larger than {LARGEST} bytes")
 
         async def counted() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise Refused(f"the body is larger than {LARGEST} bytes", status=413)
+                raise too_large
             return message
 
-        try:
+        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > LARGEST:
+            answer = JSONResponse(Refused(too_large.detail, status=413).plain(), 413, {"Connection": "close"})
+            await answer(scope, receive, send)
+        else:
             await app(scope, counted, send)
-        except Refused as error:
-            await JSONResponse(error.plain(), error.status)(scope, receive, send)
 
     return bounded

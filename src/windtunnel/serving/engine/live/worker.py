@@ -79,17 +79,21 @@ def main(number: int) -> None:
                     engine.end((message["id"], message["unit"]))
                 case "stop":
                     return
+            if not engine.busy:
+                wire.send(sock, {"facts": engine.facts()})
         report = engine.step()
         if report is None:
             continue
         out: dict[str, Any] = {
             "admitted": report.admitted,
             "tokens": [(number, unit, *one.plain()) for number, unit, one in report.tokens],
-            "ended": report.ended, "finished": report.finished,
-            "refused": report.refused, "failed": report.failed,
-        }  # fmt: skip
+            "ended": report.ended,
+            "finished": report.finished,
+            "refused": report.refused,
+            "failed": report.failed,
+        }
         if engine.clock() - told_at > TOLD_EVERY or not engine.busy:
-            out["facts"], told_at = dict(engine.facts()), engine.clock()
+            out["facts"], told_at = engine.facts(), engine.clock()
         wire.send(sock, out)
 
 

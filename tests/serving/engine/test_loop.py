@@ -1,0 +1,195 @@
+"""The engine over real models: what it writes is what the model alone would write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.engine.live.executor import Executor
+from windtunnel.serving.engine.live.loop import Branches, Engine, Job
+from windtunnel.serving.engine.live.named import load
+from windtunnel.serving.engine.live.prefixes import Prefixes
+from windtunnel.serving.engine.live.sampling import Sampling
+from windtunnel.serving.engine.live.tokens import ByteTokens, LocalTokens, Text
+from windtunnel.serving.engine.model import Objective, StepTime
+
+TIME = StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9)
+BASE = tuple(3 + (7 * at) % 251 for at in range(40))
+
+
+@pytest.fixture(scope="module", params=["tiny-attention", "tiny-hybrid"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load(request.param)
+    torch.set_num_threads(threads)
+
+
+def alone(executor: Executor, prompt: list[int], count: int) -> list[int]:
+    """What the model says to a prompt when nobody else is there."""
+    return list(_alone(executor, tuple(prompt), count))
+
+
+@cache
+def _alone(executor: Executor, prompt: tuple[int, ...], count: int) -> list[int]:
+    stream, said = executor.new(), []
+    logits, _ = executor.prefill(stream, prompt)
+    for _ in range(count):
+        said.append(int(logits.argmax()))
+        logits = executor.decode([stream], [said[-1]])[0]
+    executor.free(stream)
+    return said
+
+
+def run(
+    engine: Engine, jobs: list[Job], during: Callable[[int], None] = lambda step: None
+) -> dict[tuple[int, int], list[int]]:
+    """All tokens by request and unit; two jobs come with each step."""
+    said: dict[tuple[int, int], list[int]] = {}
+    waiting, step = list(jobs), 0
+    while engine.busy or waiting:
+        for job in [waiting.pop(0) for _ in range(min(2, len(waiting)))]:
+            engine.add(job)
+        report = engine.step()
+        assert report is not None and not report.failed
+        for number, unit, one in report.tokens:
+            said.setdefault((number, unit), []).append(one.token)
+        during(step := step + 1)
+    return said
+
+
+def made(executor: Executor, **fields: object) -> Engine:
+    return Engine(executor, TIME, **{"rows": 4, "kv": 1 << 20, "chunk": 16, **fields})  # type: ignore[arg-type]
+
+
+def jobs() -> list[Job]:
+    now = time.monotonic()
+    plain = [Job(at, now, BASE[: 20 + 5 * (at % 3)] + (9 + at,) * at, (8,)) for at in range(5)]
+    parts = Branches(((5, 6), (7,), ()), (5, 3, 6), (9, 9))
+    return [*plain, Job(5, now, BASE, (4, parts, 5)), Job(6, now, BASE[:1], (Branches(((), ()), (4, 2)), 3))]
+
+
+@pytest.mark.parametrize(("rules", "policy"), [("none", "off"), ("three", "eager"), ("block16", "eager")])
+def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alone(
+    executor: Executor, rules: str, policy: str
+) -> None:
+    before = executor.held.total
+    prefixes = Prefixes(executor, rules, 1 << 18)
+    engine = made(executor, prefixes=prefixes, branching=policy)
+    for _ in range(2):  # the second time from what the first one left
+        said = run(engine, jobs())
+        for job in jobs()[:5]:
+            assert said[job.id, 0] == alone(executor, list(job.prompt), 8)
+        for number, begin in ((5, 4), (6, 0)):
+            job = jobs()[number]
+            known = list(job.prompt) + alone(executor, list(job.prompt), begin)
+            parts = next(one for one in job.stages if isinstance(one, Branches))
+            for unit, (head, count) in enumerate(zip(parts.heads, parts.tokens, strict=True), 1):
+                assert said[number, unit] == alone(executor, known + list(head), count)
+            for unit, head in enumerate(parts.heads, 1):
+                known += [*head, *said[number, unit]]
+            last = job.stages[-1]
+            assert isinstance(last, int)
+            assert said[number, 0][begin:] == alone(executor, known + list(parts.join), last)
+    assert not executor.sequences and engine.scheduler.reserved == 0
+    assert rules == "none" or prefixes.tree.used[0] > 0
+    assert executor.held.total >= before
+
+
+def test_a_drawn_answer_does_not_depend_on_who_else_is_there(executor: Executor) -> None:
+    drawn = [
+        Job(at, time.monotonic(), BASE[: 9 + at], (6,), Sampling(0.9, 0.8, seed=at, logprobs=1))
+        for at in range(6)
+    ]
+    together = run(made(executor), drawn)
+    for job in drawn:
+        assert run(made(executor, rows=1, chunk=5), [job])[job.id, 0] == together[job.id, 0]
+    others = run(made(executor), [Job(0, 0.0, BASE[:9], (6,), Sampling(0.9, 0.8, seed=99))])
+    assert others[0, 0] != together[0, 0]
+
+
+def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor: Executor) -> None:
+    engine = made(executor, queue=3, rows=1)
+    for job in jobs():
+        engine.add(job)
+    engine.add(Job(7, 0.0, BASE, (1 << 20,)))
+    first = engine.step()
+    assert first is not None
+    assert [why for _, why in first.refused[:-1]] == ["queue"] * 4 and "there is room for" in first.refused[
+        -1
+    ][1]
+    for job in jobs()[:3]:
+        engine.cancel(job.id)
+    assert not engine.busy and not executor.sequences and engine.scheduler.reserved == 0
+    engine.add(Job(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
+    late = engine.step()
+    assert late is not None and late.refused == [(8, "late")] and not engine.busy
+
+
+def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = made(executor, rows=2, chunk=64)
+    first, second, third = (Job(at, time.monotonic(), BASE, (5,)) for at in range(3))
+    engine.add(first)
+    engine.step()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "prefill", broken)
+        engine.add(second)
+        told = engine.step()
+    assert told is not None and {number for number, _ in told.failed} == {0, 1}
+    assert all("out of memory" in why for _, why in told.failed) and not executor.sequences
+    assert run(engine, [third])[2, 0] == alone(executor, list(BASE), 5)
+
+
+def test_stop_strings_and_characters_in_parts() -> None:
+    tokens = ByteTokens()
+    text = Text(tokens, ["END", "DONE"])
+    said = [text.add(one) for one in tokens.encode("aé ENDE DO")] + [text.rest()]
+    assert "".join(said) == "aé " and text.stopped
+    text = Text(tokens, ["END"])
+    assert "".join(text.add(one) for one in tokens.encode("é EN")) + text.rest() == "é EN"
+
+
+@given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=4), max_size=3))
+@settings(max_examples=60)
+def test_text_in_parts_is_the_text_up_to_the_first_stop(words: str, stops: list[str]) -> None:
+    tokens = ByteTokens()
+    words = words.encode("utf-8", "replace").decode()
+    text = Text(tokens, stops)
+    said = "".join(text.add(one) for one in tokens.encode(words)) + text.rest() if words else ""
+    ends = [at for at in map(words.find, stops) if at >= 0]
+    assert said == (words[: min(ends)] if ends else words)
+
+
+def test_a_directory_brings_its_own_tokenizer_and_template(tmp_path: Path) -> None:
+    import tokenizers
+    import transformers
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        ["the wing the wind the tunnel"] * 9,
+        tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False),
+    )
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    fast.chat_template = "{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}"
+    fast.save_pretrained(tmp_path)
+    local = LocalTokens(tmp_path)
+    words = "the wind é 風 the wing"
+    text = Text(local, [])
+    assert "".join(text.add(one) for one in local.encode(words)) + text.rest() == words
+    assert local.decode(local.chat([{"role": "user", "content": "wing"}])) == "[user]wing"

@@ -1,0 +1,285 @@
+"""The server as its clients see it: those that others wrote, and those that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.serving import Served, served
+from support.waiting import until
+from windtunnel.replay import replay
+from windtunnel.store import runs
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow]
+openai = pytest.importorskip("openai", reason="needs openai: pip install windtunnel[strangers]")
+MODEL = "tiny-hybrid"
+PROMPT = "The tunnel blows, the wing stays: " * 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    words = ("--policy", "eager", "--max-rows", "16", "--chunk", "64", "--queue", "80", "--log", "1")
+    with served(tmp_path_factory.mktemp("home"), *words) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def idle(server: Served) -> bool:
+    """Whether nobody is served and nothing is held for anybody."""
+    facts = server.facts()
+    return not any(facts[f"windtunnel_{name}"] for name in ("running", "waiting", "kv_reserved"))
+
+
+def test_the_official_client(client: openai.OpenAI, server: Served) -> None:
+    assert [one.id for one in client.models.list()] == [MODEL]
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**asked, logprobs=2)
+    assert whole.usage is not None and whole.usage.completion_tokens == 12 == len(
+        whole.choices[0].logprobs.tokens
+    )
+    parts = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(one.choices[0].text for one in parts[:-1]) == whole.choices[0].text
+    assert parts[-1].usage is not None and parts[-1].usage.total_tokens == whole.usage.total_tokens
+    cached = [client.completions.create(**asked) for _ in range(2)][-1]
+    assert cached.usage.prompt_tokens_details.cached_tokens > 0
+    assert cached.choices[0].text == whole.choices[0].text
+    tokens = [byte + 3 for byte in PROMPT.encode()]
+    assert client.completions.create(**asked | {"prompt": tokens}).choices[0].text == whole.choices[0].text
+    several = client.completions.create(**asked | {"prompt": [PROMPT, "x"], "n": 2})
+    assert [one.text for one in several.choices[:2]] == [whole.choices[0].text] * 2 and len(
+        several.choices
+    ) == 4
+
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Lift?"}]
+    seeded = [
+        client.chat.completions.create(model=MODEL, messages=talk, seed=seed, n=2, max_tokens=9, top_p=0.9)
+        for seed in (1, 1, 2)
+    ]
+    texts = [[choice.message.content for choice in one.choices] for one in seeded]
+    assert texts[0] == texts[1] != texts[2] and texts[0][0] != texts[0][1]
+    cut = texts[0][0][3:5]
+    stopped = client.chat.completions.create(
+        model=MODEL, messages=talk, seed=1, n=2, max_tokens=9, top_p=0.9, stop=[cut]
+    )
+    assert stopped.choices[0].message.content == texts[0][0].split(cut)[0]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_branches_are_joined_and_the_answer_goes_on(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": "List: ", "max_tokens": 6, "temperature": 0}
+    branches = {"prompts": ["one", "two", ""], "max_tokens": 5}
+    apart = client.completions.create(**asked, extra_body={"branches": branches, "ignore_eos": True})
+    for choice, head in zip(apart.choices, branches["prompts"], strict=True):
+        alone = client.completions.create(**asked | {"prompt": f"List: {head}", "max_tokens": 5})
+        assert choice.text == alone.choices[0].text
+    joined = client.completions.create(
+        **asked, extra_body={"branches": {**branches, "join": "."}, "ignore_eos": True}
+    )
+    assert [one.text for one in joined.choices[1:]] == [one.text for one in apart.choices]
+    assert len(joined.choices) == 4 and joined.usage.completion_tokens == 21
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"model": "gpt-4"}, 404, "does not exist"),
+        ({"max_tokens": 10**5}, 400, "maximum context length is 4096"),
+        ({"prompt": [1, 400]}, 400, "token 400 is none of the model's 259"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"temperature": "warm"}, 400, "temperature"),
+        ({"branches": {"prompts": []}}, 400, "branches.prompts"),
+        ({"branches": {"prompts": ["a"]}, "n": 2}, 400, "n is not served"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, object], status: int, said: str
+) -> None:
+    with pytest.raises(openai.APIStatusError, match=re.escape(said)) as told:
+        client.completions.create(model=MODEL, prompt="a", extra_body=fields)
+    assert told.value.status_code == status and told.value.body["type"] == "invalid_request_error"
+
+
+def test_clients_that_speak_badly_or_go_away_or_read_slowly(server: Served) -> None:
+    host, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
+
+    def said(data: bytes, *, close: bool = False) -> bytes:
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            sock.sendall(data)
+            if close:
+                return b""
+            sock.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: sock.recv(65536), b""))
+
+    def request(body: bytes) -> bytes:
+        kind = "Host: x\r\nContent-Type: application/json\r\nConnection: close"
+        head = f"POST /v1/completions HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    assert b" 400 " in said(request(b'{"model": "tiny-hyb'))[:20]
+    assert b" 400 " in said(request(b"[" * 100_000))[:20]
+    assert b" 400 " in said(request(b'"\xff\xfe"'))[:20]
+    assert b" 400 " in said(b"\x16\x03\x01 not HTTP\r\n\r\n")[:20]
+    assert b" 413 " in said(request(b"").replace(b"Content-Length: 0", b"Content-Length: 9999999"))[:20]
+    assert b" 405 " in said(b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")[:20]
+    long = {"model": MODEL, "prompt": "a", "max_tokens": 3000, "ignore_eos": True}
+    said(request(json.dumps(long).encode()), close=True)  # gone before the answer
+    said(request(json.dumps(long | {"stream": True}).encode()), close=True)
+    assert until(lambda: idle(server))
+
+    few = request(json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 50, "stream": True}).encode())
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        sock.sendall(few)
+        read = b""
+        while b"[DONE]" not in read:
+            read += sock.recv(100)
+    assert read.count(b'"finish_reason": "') == 1
+
+
+def test_many_clients_at_once_of_whom_some_leave(server: Served) -> None:
+    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+        stream = await client.completions.create(
+            model=MODEL, prompt=f"{number % 8}", max_tokens=20, temperature=0, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        text = ""
+        async for one in stream:
+            text += one.choices[0].text
+            if number % 16 == 7:
+                await stream.close()
+                return "left"
+        return text
+
+    async def all_of_them() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(64)))
+
+    texts = asyncio.run(all_of_them())
+    assert texts.count("left") == 4
+    assert all(len(set(texts[one::8]) - {"left"}) == 1 for one in range(8))
+    assert until(lambda: idle(server))
+
+
+def test_a_worker_that_is_killed_in_mid_stream_is_not_noticed(client: openai.OpenAI, server: Served) -> None:
+    """Greedy, drawn and branched answers go on in another worker exactly where they were."""
+    asked = [
+        {"max_tokens": 40, "temperature": 0},
+        {"max_tokens": 40, "seed": 5},
+        {
+            "max_tokens": 9,
+            "temperature": 0,
+            "branches": {"prompts": ["a", "b"], "max_tokens": 30, "join": "c"},
+        },
+    ]
+
+    def ask(fields: dict[str, object], begun: threading.Event | None = None) -> list[tuple[int, str]]:
+        known = {key: value for key, value in fields.items() if key != "branches"}
+        more = {"ignore_eos": True, **{key: value for key, value in fields.items() if key == "branches"}}
+        told = []
+        for part in client.completions.create(
+            model=MODEL, prompt=PROMPT, stream=True, extra_body=more, **known
+        ):
+            told.append((part.choices[0].index, part.choices[0].text))
+            if begun is not None:
+                begun.set()
+        return told
+
+    def text(told: list[tuple[int, str]]) -> list[str]:
+        return ["".join(one for at, one in told if at == index) for index in range(3)]
+
+    calm = [text(ask(fields)) for fields in asked]
+    before = server.get("/health")
+    again: list[list[str]] = [[]] * len(asked)
+    begun = [threading.Event() for _ in asked]
+
+    def fill(at: int) -> None:
+        again[at] = text(ask(asked[at], begun[at]))
+
+    threads = [threading.Thread(target=fill, args=(at,)) for at in range(len(asked))]
+    for one in threads:
+        one.start()
+    for one in begun:
+        assert one.wait(60)
+    os.kill(before["worker"], signal.SIGKILL)
+    for one in threads:
+        one.join()
+    assert again == calm
+    after = server.get("/health")
+    assert after["restarts"] == before["restarts"] + 1 and after["worker"] != before["worker"]
+
+
+def test_langchain(server: Served) -> None:
+    chat = pytest.importorskip("langchain_openai", reason="needs langchain-openai").ChatOpenAI(
+        base_url=server.url, api_key="x", model=MODEL, max_tokens=6, temperature=0, timeout=60
+    )
+    told = chat.invoke([("system", "Be brief."), ("human", "Drag?")])
+    assert told.usage_metadata["output_tokens"] == 6
+    assert (
+        "".join(str(one.content) for one in chat.stream([("system", "Be brief."), ("human", "Drag?")]))
+        == told.content
+    )
+
+
+def test_the_example_in_the_documentation(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "from openai" in block)
+    assert "http://127.0.0.1:8811/v1" in code
+    exec(compile(code.replace("http://127.0.0.1:8811/v1", server.url), "serving.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_interface_is_what_its_description_says(server: Served) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    schema = schemathesis.openapi.from_dict(server.get("/openapi.json"))
+    schema.config.base_url = server.url.removesuffix("/v1")
+    for operation in schema.get_all_operations():
+        case = operation.ok().as_strategy()
+
+        @settings(
+            max_examples=12, deadline=None, phases=[Phase.generate], derandomize=True, database=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=case)
+        def agrees(case: schemathesis.Case) -> None:
+            # a token may be none of the model's, and a prompt too long: no schema says so
+            case.call_and_validate(timeout=60, excluded_checks=[positive_data_acceptance])
+
+        agrees()
+
+
+def test_it_stops_when_told_and_its_decisions_are_kept(server: Served, client: openai.OpenAI) -> None:
+    """The last test of this file: the server is gone after it."""
+    stream = client.completions.create(
+        model=MODEL, prompt="a", max_tokens=60, stream=True, extra_body={"ignore_eos": True}
+    )
+    parts = [next(iter(stream))]
+    server.process.send_signal(signal.SIGTERM)
+    parts += list(stream)
+    assert sum(bool(one.choices[0].finish_reason) for one in parts) == 1
+    assert server.process.wait(60) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_HOME", str(server.home))
+        run = runs.Store.open().get(server.run)
+    assert run.status == "done" and run.summary is not None and run.summary["steps"] > 0
+    parts_of = {part.capability: part for part in replay(server.log, policy="off").parts}
+    assert parts_of["serving.branching"].differences
+    assert not parts_of["serving.engine"].differences and not parts_of["serving.prefixcache"].differences

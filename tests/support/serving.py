@@ -1,0 +1,105 @@
+"""``windtunnel serve`` as a process of its own that has its imports before it starts, as its worker has."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import preloaded
+from windtunnel.store import eventlog
+
+WORKER = "windtunnel.serving.engine.live.worker"
+MODULES = (
+    "torch",
+    "transformers.models.bamba.modeling_bamba",
+    "windtunnel.serving.engine.live.named",
+    "windtunnel.serving.engine.live.prefixes",
+    "windtunnel.serving.engine.live.serve",
+    "windtunnel.serving.engine.live.timing",
+    WORKER,
+    "windtunnel.cli.serve",
+    "windtunnel.cli.main",
+)
+LENT = "WINDTUNNEL_TESTS_SERVER"
+
+
+@dataclass
+class Served:
+    """``url`` ends with /v1."""
+
+    url: str
+    run: str
+    home: Path
+    process: preloaded.Process
+
+    @property
+    def log(self) -> Path:
+        return self.home / "runs" / self.run / eventlog.NAME
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def post(self, path: str, **fields: Any) -> Any:
+        """The answer to an OpenAI request."""
+        body, kind = (
+            json.dumps({"model": "tiny-hybrid", **fields}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        asked = urllib.request.Request(f"{self.url}/{path}", body, kind)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def facts(self) -> dict[str, float]:
+        """What /metrics says, without labels."""
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+        }
+
+    def stop(self) -> int:
+        """Its exit status after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextmanager
+def served(home: Path, *words: str) -> Iterator[Served]:
+    """``windtunnel serve --config tiny-hybrid`` with ``words``, its home at ``home``."""
+    fd = preloaded.server(MODULES).fileno()
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WINDTUNNEL_HOME": str(home), LENT: str(fd)}
+    command = ["-m", "support.serving", "serve", "--config", "tiny-hybrid", "--port", "0", *words]
+    process = preloaded.Process(
+        command, modules=MODULES, env=env, pass_fds=[fd], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        lines = [process.stdout.readline().split() for _ in range(2)]
+        assert [line[:1] for line in lines] == [["Serving"], ["Run"]], f"status {process.wait(60)}"
+        yield Served(lines[0][-1], lines[1][-1], home, process)
+    finally:
+        process.kill()
+        process.wait(60)
+        process.stdout.close()
+
+
+def main() -> None:
+    from windtunnel.cli.main import main
+    from windtunnel.serving.engine.live import link
+
+    preloaded.adopt(MODULES, int(os.environ.pop(LENT)))
+    link.subprocess = preloaded.Subprocess(WORKER, MODULES)  # type: ignore[assignment]
+    main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
