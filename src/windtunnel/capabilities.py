@@ -93,7 +93,7 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",
-        ("policy",), "serve", (), "serving",
+        ("policy", "bench"), "serve", (), "serving",
     ),
     Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
