@@ -23,7 +23,7 @@ from windtunnel.serving.engine.live.sampling import Sampled, Sampling, sample
 from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
 from windtunnel.serving.engine.policy.step import Limits, Step, Unit
-from windtunnel.serving.prefixcache.policy.tree import Found
+from windtunnel.serving.prefixcache.policy.changes import Found
 
 GREEDY, NOTHING = Sampling(), Objective()
 

@@ -8,12 +8,13 @@ model without states has one at each node, since it can be used up to any token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.executor import Executor, Snapshot
 from windtunnel.serving.engine.live.executor import Sequence as Stream
-from windtunnel.serving.prefixcache.policy import POLICIES, tree
+from windtunnel.serving.prefixcache.policy import POLICIES, changes, tree
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape, shape
 
@@ -35,19 +36,21 @@ class Prefixes:
             log=(lambda seen, made: log("serving.prefixcache", rules, seen, made)) if log else None,
         )  # fmt: skip
         self._held: dict[int, Snapshot] = {}
+        self._aside = ThreadPoolExecutor(1)  # where alphas are tried, while requests are served
+        self._tuning: Future[tuple[float, ...]] | None = None
 
-    def look(self, tokens: Sequence[int], now: float) -> tree.Found:
-        """What of a prompt is there; see `tree.Found`."""
+    def look(self, tokens: Sequence[int], now: float) -> changes.Found:
+        """What of a prompt is there; see `changes.Found`."""
         return self.tree.look(tokens, now)
 
-    def take(self, found: tree.Found, tokens: Sequence[int]) -> Stream:
+    def take(self, found: changes.Found, tokens: Sequence[int]) -> Stream:
         """A sequence that has read the first ``found.depth`` tokens; the node stays until `leave`."""
         if not found.depth:
             return self.executor.new()
         self.tree.pin(found.node)
         return self.executor.restore(self._held[found.node], tokens, found.depth)
 
-    def leave(self, found: tree.Found) -> None:
+    def leave(self, found: changes.Found) -> None:
         """Who took it is done."""
         if found.depth:
             self.tree.unpin(found.node)
@@ -58,16 +61,21 @@ class Prefixes:
         whole = None
         for change in self.tree.admit(tokens, list(kept), now):
             match change:
-                case tree.Make(node, _, _, end) if not self.executor.state_bytes:
+                case changes.Make(node, _, _, end) if not self.executor.state_bytes:
                     whole = whole or self.executor.snapshot(stream)
                     self._held[node] = self._cut(whole, tokens, end)
-                case tree.Split(node, upper, at) if not self.executor.state_bytes:
+                case changes.Split(node, upper, at) if not self.executor.state_bytes:
                     self._held[upper] = self._cut(self._held[node], _tokens(self._held[node]), at)
-                case tree.Hold(node, depth):
+                case changes.Hold(node, depth):
                     self._held[node] = kept.pop(depth)
-                case tree.Evict(node) | tree.Strip(node) | tree.Merge(node, _):
+                case changes.Evict(node) | changes.Strip(node) | changes.Merge(node, _):
                     if (gone := self._held.pop(node, None)) is not None:
                         self.executor.free(gone)
+        if self._tuning is not None and self._tuning.done():
+            self.tree.settle(self._tuning.result())
+            self._tuning = None
+        elif self._tuning is None and (replay := self.tree.due()) is not None:
+            self._tuning = self._aside.submit(replay.run)
         for left in (*kept.values(), *((whole,) if whole else ())):
             self.executor.free(left)
 
