@@ -1,0 +1,71 @@
+"""What serving variants asks: who answers a query, in which batch; in which state a variant is; how many
+replicas and hosts there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from windtunnel.serving.variants.policy.scale import Fleet, Load, Resize, Scaling, resize, scale
+from windtunnel.serving.variants.policy.select import (
+    Asked,
+    Batch,
+    Chosen,
+    Refused,
+    Waiting,
+    gather,
+    select,
+)
+from windtunnel.serving.variants.policy.states import Measured, Now, state_of
+
+__all__ = ["POLICIES", "Decision", "Observation", "decide"]
+
+Observation = Asked | Waiting | Measured | Load | Fleet
+Decision = Chosen | Refused | Batch | Now | Scaling | Resize
+
+
+@dataclass(frozen=True)
+class Style:
+    """``pinned``: one variant an architecture; ``own``: hosts of one architecture each; ``rotate``: by turns;
+    ``upgrade``: other variants may take over; ``scales``: replicas and hosts come and go."""
+
+    pinned: bool = False
+    own: bool = False
+    rotate: bool = False
+    upgrade: bool = True
+    scales: bool = True
+
+
+def _decide(style: Style, seen: Observation) -> Decision:
+    match seen:
+        case Asked():
+            if style.pinned and seen.pinned:
+                only = tuple(one for one in seen.candidates if one.variant.name == seen.pinned)
+                seen = replace(seen, candidates=only, recent=())
+            return select(seen, own=style.own, rotate=style.rotate)
+        case Waiting():
+            return gather(seen)
+        case Measured():
+            return state_of(seen)
+        case Load():
+            if not style.scales:
+                return Scaling((), tuple(0 for _ in seen.running), False, "nothing changes")
+            return scale(seen, upgrade=style.upgrade)
+        case Fleet():
+            return resize(seen) if style.scales else Resize(reason="nothing changes")
+
+
+decide: Callable[[Observation], Decision] = partial(_decide, Style())
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    "infaas": decide,
+    "no-upgrade": partial(_decide, Style(upgrade=False)),
+    "round-robin": partial(_decide, Style(rotate=True)),
+    "shared": partial(_decide, Style(pinned=True, upgrade=False)),
+    "individual": partial(_decide, Style(pinned=True, own=True, upgrade=False)),
+    "static": partial(_decide, Style(pinned=True, own=True, upgrade=False, scales=False)),
+}
+"""The baselines: ``no-upgrade`` and ``round-robin`` lack one rule each; ``shared`` has one variant an
+architecture, ``individual`` on hosts of its own, too (as endpoints that scale by replicas do); ``static`` has
+a fixed number of them."""

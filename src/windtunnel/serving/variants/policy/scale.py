@@ -1,0 +1,187 @@
+"""How many replicas of which variants an architecture has on a host, and how many hosts there are.
+
+INFaaS's heuristics (section 4.3 and its code): a replica more where the load is beyond what the replicas do,
+or another variant that does it all, whichever is sooner loaded; one replica less, or a cheaper variant, only
+after the load has asked for that some seconds long.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from windtunnel.serving.variants.model import CPU, Host, State, Variant
+from windtunnel.serving.variants.policy.select import BUSY, MUCH, SPARE
+
+FULL = 0.95
+"""Of what CPU replicas do by their profile, that they are trusted to do."""
+VOTES = {CPU: 10}
+VOTES_ELSE = 20
+"""Seconds in a row that must ask for less before there is less."""
+IDLE = 300
+"""The same, for a replica that is the last of its variant."""
+BEYOND = 1000.0
+"""What a replica that there is no room for weighs against one that there is room for."""
+WORTH = 1.5
+PAUSE = 15
+"""Rounds of hosts (of two seconds) after one, and of low load before a host goes."""
+LOW = {CPU: 0.30}
+LOW_ELSE = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A variant on the host: replicas (those that load, too), items a second that came; ``late``: those among
+    them that were sent here since nothing was ready in time; ``latency`` and ``accuracy``: the hardest that
+    its queries asked for; ``votes``: seconds in a row that asked for less."""
+
+    variant: Variant
+    replicas: int
+    rate: float
+    late: int = 0
+    state: State = "active"
+    latency: float = math.inf
+    accuracy: float = 0.0
+    votes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One architecture on one host. ``others``: its variants for that hardware that are not loaded there."""
+
+    host: Host
+    running: tuple[Running, ...]
+    others: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """So many replicas more or fewer."""
+
+    variant: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """``votes``: of the running ones, in their order. ``need``: another host would help."""
+
+    changes: tuple[Change, ...]
+    votes: tuple[int, ...]
+    need: bool = False
+    reason: str = field(default="", compare=False)
+
+
+def scale(seen: Load, *, upgrade: bool = True) -> Scaling:
+    """``upgrade``: another variant may take over."""
+    none = tuple(0 for _ in seen.running)
+    # who comes late though the mean rate is not too high came in a burst: that is lacking, too
+    lack = [max(0.0, one.rate - _does(one.variant, one.replicas), one.late) for one in seen.running]
+    if any(lack):
+        more = [
+            math.ceil(missing / one.variant.rate) for one, missing in zip(seen.running, lack, strict=True)
+        ]
+        replicate, changes = _replicating(seen, more)
+        other = _upgrade(seen, lack) if upgrade else None
+        if other is not None and replicate > WORTH * other.load:
+            return Scaling((Change(other.name, 1),), none, False, f"{other.name} takes over")
+        short = replicate >= BEYOND * min(one.variant.load for one in seen.running)
+        return Scaling(changes, none, short, "as many replicas as the load asks for")
+    votes, changed = [], []
+    for one in seen.running:
+        fewer = one.rate <= _does(one.variant, one.replicas - 1) and one.state == "active"
+        smaller = _downgrade(one, seen) if upgrade and one.replicas == 1 and one.rate > 0 else None
+        count = one.votes + 1 if fewer or smaller is not None else 0
+        enough = VOTES.get(one.variant.hardware, VOTES_ELSE)
+        if fewer and count >= (enough if one.replicas > 1 else IDLE):
+            changed.append(Change(one.variant.name, -1))
+            count = 0
+        elif smaller is not None and not fewer and count >= enough:
+            loaded = any(other.variant.name == smaller.name for other in seen.running)
+            changed += [] if loaded else [Change(smaller.name, 1)]
+            changed.append(Change(one.variant.name, -1))
+            count = 0
+        votes.append(count)
+    return Scaling(tuple(changed), tuple(votes), False, "less is enough" if changed else "as it is")
+
+
+def _does(variant: Variant, replicas: int) -> float:
+    return replicas * variant.rate * (FULL if variant.hardware == CPU else 1.0)
+
+
+def _replicating(seen: Load, more: list[int]) -> tuple[float, tuple[Change, ...]]:
+    """Seconds of loading so many replicas (those beyond the host's room weigh more), and those that fit."""
+    free = seen.host.free - (SPARE if seen.host.free > MUCH else 0) if seen.host.utilisation <= BUSY else 0
+    cost, changes = 0.0, []
+    for one, count in zip(seen.running, more, strict=True):
+        cap = max(1, seen.host.cores // one.variant.threads) if one.variant.hardware == CPU else 1
+        fitting = max(0, min(count, cap - one.replicas, free // max(1, one.variant.memory)))
+        free -= fitting * one.variant.memory
+        cost += one.variant.load * (fitting + BEYOND * (count - fitting))
+        changes += [Change(one.variant.name, fitting)] if fitting else []
+    return cost, tuple(changes)
+
+
+def _upgrade(seen: Load, lack: list[float]) -> Variant | None:
+    """What is not loaded, fulfils all that is asked, fits, and does what the others lack: the cheapest."""
+    behind = [one for one, missing in zip(seen.running, lack, strict=True) if missing]
+    hardest, needed = min(one.latency for one in behind), sum(lack)
+    accuracy = max(one.accuracy for one in behind)
+    fit = [
+        one for one in seen.others
+        if one.latency() <= hardest and one.accuracy >= accuracy and _does(one, 1) >= needed
+        and one.memory <= seen.host.free and one.rate > max(other.variant.rate for other in behind)
+    ]  # fmt: skip
+    return min(fit, key=lambda one: (one.price, one.load, one.name), default=None)
+
+
+def _downgrade(one: Running, seen: Load) -> Variant | None:
+    """A cheaper variant for the same hardware that would do what this one does."""
+    fit = [
+        other for other in (*seen.others, *(running.variant for running in seen.running))
+        if other.price < one.variant.price and other.latency() <= one.latency
+        and other.accuracy >= one.accuracy and one.rate <= 0.8 * _does(other, 1)
+        and other.memory <= seen.host.free
+    ]  # fmt: skip
+    return min(fit, key=lambda other: (other.price, other.name), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Hosts of one ``hardware`` (and ``owner``), of which ``first`` were there at first. ``need``: whether
+    one more was asked for since the last round; ``since``: rounds since the last change; ``low``: rounds in a
+    row of low load; ``starting``: hosts that are on their way."""
+
+    hardware: str
+    hosts: tuple[Host, ...]
+    first: int
+    need: bool
+    since: int
+    low: int
+    starting: int = 0
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """``add``: hosts; ``remove``: one by name, or ""."""
+
+    add: int = 0
+    remove: str = ""
+    low: int = 0
+    reason: str = field(default="", compare=False)
+
+
+def resize(seen: Fleet) -> Resize:
+    """A host more where one is needed or even the least busy is too busy; one less after long low load."""
+    least = min((one.utilisation for one in seen.hosts), default=1.0)
+    mean = sum(one.utilisation for one in seen.hosts) / len(seen.hosts) if seen.hosts else 1.0
+    low = seen.low + 1 if not seen.need and mean <= LOW.get(seen.hardware, LOW_ELSE) else 0
+    if seen.since < PAUSE and seen.hosts:
+        return Resize(low=low, reason="hosts changed a short time ago")
+    if not seen.starting and (least > BUSY or seen.need):
+        return Resize(1, reason="one is needed" if seen.need else "even the least busy is too busy")
+    if low >= PAUSE and len(seen.hosts) > seen.first:
+        idle = min(seen.hosts, key=lambda one: (one.utilisation, one.name))
+        return Resize(remove=idle.name, reason=f"{mean:.0%} of {len(seen.hosts)} hosts is used")
+    return Resize(low=low, reason="as it is")

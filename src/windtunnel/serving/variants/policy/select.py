@@ -1,0 +1,206 @@
+"""Which variant answers a query, and on which host; and how many of those that wait go in one batch.
+
+Order (INFaaS, section 4, and its code): what answered such queries lately, where it is loaded and in no
+flagged state; then the loaded ones, the slowest that is in time first, since faster ones are for those who
+need them; then what is soonest ready, where loading counts a second more than it takes, so that small models
+do not look better than loaded ones. Unlike in INFaaS a replica that would be late for what already waits is
+not in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from windtunnel.serving.variants.model import CPU, Candidate, Held, Host, Query, Variant
+
+NOT_LOADED = 1.0
+"""Seconds that loading is charged beyond what it takes."""
+LOOSE = 0.1
+"""Seconds: who has more time than this is not answered by loading an accelerator that is faster."""
+MARGIN = 0.8
+"""Of the time that a profile leaves, what may be used up by waiting: more come meanwhile."""
+BUSY = 0.8
+"""Utilisation from which a host gets no new replica."""
+SPARE = 1 << 30
+"""Bytes that stay free on a host of `MUCH` memory."""
+MUCH = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``recent``: names that answered such queries, latest first. ``pinned``: the variant that somebody
+    without variants would have deployed; only the baselines look at it."""
+
+    query: Query
+    candidates: tuple[Candidate, ...]
+    hosts: tuple[Host, ...]
+    recent: tuple[str, ...] = ()
+    pinned: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """``host``: where; "" while no host of that ``hardware`` has room (for ``owner``, where hosts are not
+    shared). ``load``: a replica must be loaded there. ``need``: one more host would help."""
+
+    variant: str
+    host: str
+    load: bool = False
+    need: bool = False
+    hardware: str = CPU
+    owner: str = ""
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No variant does what is asked."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Requests for a free replica, oldest first: items of each, and seconds until each is late."""
+
+    variant: Variant
+    items: tuple[int, ...]
+    slack: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """So many of the requests, oldest first."""
+
+    requests: int
+
+
+def feasible(query: Query, variant: Variant) -> bool:
+    """Whether the profile fulfils what is asked."""
+    return (
+        query.names(variant) and query.items <= variant.batch and variant.accuracy >= query.accuracy
+        and variant.latency(query.items) <= query.latency and variant.cost <= query.cost
+    )  # fmt: skip
+
+
+def select(seen: Asked, *, own: bool = False, rotate: bool = False) -> Chosen | Refused:
+    """``own``: hosts are not shared between architectures. ``rotate``: loaded ones answer by turns."""
+    query = seen.query
+    fit = [one for one in seen.candidates if feasible(query, one.variant)]
+    if not fit:
+        return refusal(query, [one.variant for one in seen.candidates])
+    ready = {}
+    for one in fit:
+        least = one.variant.latency(query.items)
+        bound = least + MARGIN * (query.latency - least)
+        good = [
+            held for held in one.held
+            if held.state == "active" and held.answers(one.variant, query.items) <= bound
+        ]  # fmt: skip
+        if good:
+            ready[one.variant.name] = (one.variant, good)
+    if ready and rotate:
+        variant, good = list(ready.values())[query.id % len(ready)]
+        return _at(variant, good[query.id // len(ready) % len(good)], "by turns")
+    for name in seen.recent:
+        if name in ready:
+            return _at(ready[name][0], _calmest(ready[name][1]), "it answered such queries lately")
+    if ready:
+        latest = max(ready.values(), key=lambda one: (one[0].latency(query.items), -one[0].cost))
+        return _at(latest[0], _calmest(latest[1]), "the slowest loaded one that is in time")
+    return _soonest(query, fit, seen.hosts, own)
+
+
+def _soonest(query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: bool) -> Chosen:
+    """Nothing is ready in time: the least seconds until the answer, loaded or not."""
+    ways: list[tuple[float, int, Chosen]] = []
+    for place, one in enumerate(fit):
+        variant, owner = one.variant, one.variant.architecture if own else ""
+        if one.held:
+            seconds, held = min(
+                ((held.answers(variant, query.items), held) for held in one.held), key=lambda pair: pair[0]
+            )
+            flagged = held.state in ("overloaded", "interfered") or seconds > query.latency
+            words = "loaded, if not in time" if flagged else "soonest ready"
+            chosen = Chosen(
+                variant.name, held.host, need=flagged, hardware=variant.hardware, owner=owner, reason=words
+            )
+            ways.append((seconds, place, chosen))
+        elif host := room(variant, hosts, owner):
+            chosen = Chosen(
+                variant.name, host.name, True, False, variant.hardware, owner, "soonest ready, once loaded"
+            )
+            ways.append((variant.load + variant.latency(query.items) + NOT_LOADED, place, chosen))
+    if query.latency > LOOSE:
+        fast = {
+            one.variant.name for one in fit if one.variant.hardware != CPU and one.variant.latency() < LOOSE
+        }
+        ways = [way for way in ways if not (way[2].load and way[2].variant in fast)] or ways
+    if ways:
+        return min(ways, key=lambda way: way[:2])[2]
+    cheap = min((one.variant for one in fit), key=lambda one: (one.price, one.latency()))
+    owner = cheap.architecture if own else ""
+    return Chosen(cheap.name, "", True, True, cheap.hardware, owner, f"no {cheap.hardware} host has room")
+
+
+def room(variant: Variant, hosts: Sequence[Host], owner: str = "") -> Host | None:
+    """The least busy host that can load one more replica."""
+    fitting = [
+        one for one in hosts
+        if one.hardware == variant.hardware and one.owner == owner and one.utilisation <= BUSY
+        and variant.threads <= one.cores
+        and variant.memory + (SPARE if one.free > MUCH else 0) <= one.free
+    ]  # fmt: skip
+    return min(fitting, key=lambda one: (one.utilisation, one.name), default=None)
+
+
+def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
+    """In one sentence what is the nearest to what is asked."""
+    named = [one for one in variants if query.names(one)]
+    what = query.variant or query.architecture or query.task
+    if not named:
+        return Refused(f"{what or 'the query'}: no such variant, architecture or task is registered")
+    wide = [one for one in named if query.items <= one.batch]
+    if not wide:
+        return Refused(f"{what}: {query.items} items at once, {max(one.batch for one in named)} are the most")
+    told = [f"{what}: no variant does accuracy {query.accuracy:g} within {query.latency:g} s"]
+    if query.cost < float("inf"):
+        told[0] += f" for {query.cost:g} an item"
+    if accurate := [one.latency(query.items) for one in wide if one.accuracy >= query.accuracy]:
+        told.append(f"as accurate ones take {min(accurate):.4g} s")
+    else:
+        told.append(f"the most accurate has {max(one.accuracy for one in wide):.4g}")
+    if quick := [one.accuracy for one in wide if one.latency(query.items) <= query.latency]:
+        told.append(f"as fast ones have accuracy {max(quick):.4g}")
+    return Refused("; ".join(told))
+
+
+def gather(seen: Waiting) -> Batch:
+    """As many as make nobody late who would not be late alone, one at least."""
+    total, tightest, most = 0, float("inf"), 1
+    for count, (items, slack) in enumerate(zip(seen.items, seen.slack, strict=True), 1):
+        total += items
+        if total > seen.variant.batch and count > 1:
+            break
+        if slack >= seen.variant.latency(items):  # who is late in any case holds nobody back
+            tightest = min(tightest, slack)
+        if seen.variant.latency(total) <= tightest:
+            most = count
+    return Batch(most)
+
+
+def wait_of(variant: Variant, queued: int, ready: int, idle: int, loading: float) -> float:
+    """Seconds until a request that comes now begins: behind ``queued`` items for ``ready`` replicas, of which
+    ``idle`` do nothing; ``loading``: seconds until the first is ready where none is."""
+    if not ready:
+        return loading + queued / variant.rate
+    return queued / (ready * variant.rate) + (0.0 if idle else variant.latency(variant.batch) / 2)
+
+
+def _at(variant: Variant, held: Held, words: str) -> Chosen:
+    return Chosen(variant.name, held.host, hardware=variant.hardware, reason=words)
+
+
+def _calmest(held: list[Held]) -> Held:
+    return min(held, key=lambda one: (one.wait, one.rate / one.replicas, one.host))

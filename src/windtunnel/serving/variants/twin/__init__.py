@@ -1,0 +1,21 @@
+"""Variants on hosts that are not there: load that comes as in a trace, hosts that are rented by the hour."""
+
+from __future__ import annotations
+
+from windtunnel.serving.variants.policy import Decision, Observation
+from windtunnel.serving.variants.policy.select import NOT_LOADED, Asked, Chosen
+from windtunnel.serving.variants.twin.world import Outcome, Setting, queries, simulate
+
+__all__ = ["Outcome", "Setting", "cost", "queries", "simulate"]
+
+
+def cost(observation: Observation, decision: Decision) -> dict[str, float]:
+    """``seconds`` until a query is answered by the profile of who was chosen, and its ``price``; {} for what
+    answers no query."""
+    if not (isinstance(observation, Asked) and isinstance(decision, Chosen)):
+        return {}
+    one = next(one for one in observation.candidates if one.variant.name == decision.variant)
+    waits = [held.wait for held in one.held if held.host == decision.host]
+    begins = min(waits) if waits else one.variant.load + NOT_LOADED
+    items = observation.query.items
+    return {"seconds": begins + one.variant.latency(items), "price": one.variant.cost * items}

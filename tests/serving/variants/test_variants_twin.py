@@ -1,0 +1,57 @@
+"""Hosts and queries that are not there: the same input has one outcome, and the policies' order holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from windtunnel.serving.variants.model import Query
+from windtunnel.serving.variants.policy import POLICIES, Decision, Observation
+from windtunnel.serving.variants.policy.select import Asked, Chosen
+from windtunnel.serving.variants.policy.states import LEGAL, Measured, Now
+from windtunnel.serving.variants.twin import Outcome, Setting, cost, queries, simulate
+from windtunnel.serving.variants.twin.catalogue import catalogue
+from windtunnel.serving.variants.twin.world import pin
+
+VARIANTS = tuple(one for one in catalogue(6) if one.hardware != "inferentia")
+COUNTS = np.full(90, 12.0)
+
+
+def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None) -> Outcome:
+    def decide(seen: Observation) -> Decision:
+        made = POLICIES[policy](seen)
+        if watch is not None:
+            watch.append((seen, made))
+        return made
+
+    asked = queries(COUNTS, VARIANTS, np.random.default_rng(3), bounds=(0.02, 0.3))
+    own = policy in ("individual", "static")
+    setting = Setting(VARIANTS, {"cpu": 1}, pinned=pin(VARIANTS, 0.02, 0.0), own=own, warm=40.0)
+    return simulate(asked, 90.0, setting, decide)
+
+
+def test_one_input_has_one_outcome_every_query_an_end_and_states_their_order() -> None:
+    watched: list[tuple[Observation, Decision]] = []
+    first, second = outcome("infaas", watched), outcome("infaas")
+    assert first == second
+    assert 0 <= first.came - len(first.latencies) <= first.late + 3  # 3: those that run at the end
+    kinds = Counter(type(seen).__name__ for seen, _ in watched)
+    assert all(kinds[name] for name in ("Asked", "Waiting", "Measured", "Load", "Fleet"))
+    for seen, made in watched:
+        if isinstance(seen, Measured) and isinstance(made, Now):
+            assert made.state == seen.state or made.state in LEGAL[seen.state]
+        if isinstance(seen, Asked) and isinstance(made, Chosen):
+            assert cost(seen, made)["seconds"] > 0
+
+
+def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
+    ours, theirs = outcome("infaas"), outcome("individual")
+    assert theirs.price > 2 * ours.price
+    assert ours.late < 0.1 * ours.came
+
+
+def test_who_asks_for_what_there_is_not_is_refused_and_counted() -> None:
+    asked = iter([(50.0, Query(0, architecture="alexnet", accuracy=0.99))])
+    found = simulate(asked, 90.0, Setting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
+    assert (found.came, found.late, found.refused) == (1, 1, 1)
