@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,6 +298,29 @@ def test_a_row_without_numbers_harms_no_other() -> None:
     served.prefill(later := served.new(), tokens[:17])
     assert later.tail.place.index == place
     _same(served.prefill(served.new(), [*tokens[:17], 5])[0], served.decode([well, later], [5, 5])[1])
+
+
+def test_models_come_from_directories_and_configurations(tmp_path: Path) -> None:
+    """A directory's weights are served, all of them; a configuration gets random ones by the seed."""
+    model, tokens = families.build(families.tiny("lfm2"), seed=3), _ids(9, 2)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    model.save_pretrained(tmp_path)
+    for source in (tmp_path, tmp_path / "config.json"):
+        served = families.load(source, seed=3)
+        _same(served.prefill(served.new(), tokens)[0], wanted)
+    weights = safetensors.load_file(file := tmp_path / "model.safetensors")
+    del weights[lacking := next(name for name in sorted(weights) if "layers" in name)]
+    safetensors.save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=f"lacks 1 .*{re.escape(lacking)}"):
+        families.load(tmp_path)
+    file.write_bytes(b"torn")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        families.load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no such"}')
+    for source in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(UserError, match="cannot be loaded"):
+            families.load(source)
 
 
 def test_wrong_calls_are_refused() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -167,11 +168,7 @@ def load(
     path, name = Path(source), str(source)
     try:
         if path.is_dir():
-            model = (
-                AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=dtype)
-                .to(device)
-                .eval()
-            )
+            model = _from_directory(path, dtype).to(device).eval()
         elif path.is_file():
             model = build(AutoConfig.from_pretrained(path, local_files_only=True), seed, device).to(dtype)
         elif name in ALIASES or name.startswith("tiny-"):
@@ -180,7 +177,7 @@ def load(
             raise UserError(
                 f"{name} is no directory, no file and none of {', '.join(ALIASES)} or tiny-FAMILY"
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{name} cannot be loaded: {_line(error)}") from error
     try:
         return Executor(model, check(model))
@@ -188,6 +185,16 @@ def load(
         raise UserError(
             f"{name} cannot be served: {type(error).__name__} in its own code, {_line(error)}"
         ) from error
+
+
+def _from_directory(path: Path, dtype: torch.dtype) -> Any:
+    """The model whose weights lie there: all of them, where Transformers would make up what is missing."""
+    model, found = AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, dtype=dtype, output_loading_info=True
+    )
+    if lacking := sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+        raise UserError(f"{path} lacks {len(lacking)} weights of its model, {lacking[0]} first")
+    return model
 
 
 @torch.inference_mode()
