@@ -51,7 +51,7 @@ limits = st.builds(
     chunk=st.integers(1, 40),
     state=st.integers(0, 3),
     admission=st.sampled_from(["wait", "refuse", "defer"]),
-    branching=st.sampled_from(["off", "eager"]),
+    branching=st.sampled_from(["off", "eager", "cap2", "taper", "strict"]),
     pace=st.sampled_from(["token", "step"]),
 )
 

@@ -230,7 +230,7 @@ class Scheduler:
         self._steps += count
         self._read += count * len(self._serial)
         if step.measured:
-            self.predictor.measured(step.modelled, now - step.began)
+            self.predictor.measured(len(step.rows), step.modelled, now - step.began)
         for number, unit in step.branches:
             one = self._running.get(number)
             if one is not None:
@@ -493,29 +493,36 @@ class Scheduler:
                     steps = min(steps, branch.left if taken else best.left + PATIENCE - branch.left + 1)
         return steps
 
+    def _due(self, one: _Running) -> float:
+        """When its next token is."""
+        objective = one.request.objective
+        if one.first == inf:
+            return one.request.arrival + objective.ttft
+        more = self._steps - one.began if one.began >= 0 else 0
+        count = one.emitted if self.limits.pace == "token" else one.steps + 1
+        return one.first + (count + more) * objective.tpot
+
     def _seen(
-        self, now: float, rows: int, read: int, prefill: Iterable[Chunk], candidates: Candidates
+        self, now: float, rows: int, read: int, prefill: tuple[Chunk, ...], candidates: Candidates
     ) -> branching.Observation:
         """The step as `branching.policy` sees it."""
-        limits, step_pace = self.limits, self.limits.pace == "step"
-        requests, slacks = [], []
+        limits, token_pace = self.limits, self.limits.pace == "token"
+        slacks: list[tuple[int, float, float]] = []
         for one in chain(self._serial.values(), self._parallel.values()):
-            if (pace := one.request.objective.tpot) < inf:
-                more = self._steps - one.began if one.began >= 0 else 0
-                count = one.steps + more + 1 if step_pace else one.emitted + more
-                requests.append(one.request.id)
-                slacks.append(one.first + count * pace - now)
-        ahead = 0
+            if (due := self._due(one)) < inf:
+                worth = one.request.objective.tpot if token_pace else 0.0
+                slacks.append((one.request.id, due - now, worth))
+        ahead = -sum(one.end - one.begin for one in prefill)
         for number, unit in chain(self._urgent, self._filling):
             one = self._running[number]
             begin, end = self._span(one, unit)
             ahead += end - begin
-            if one.first == inf and (ttft := one.request.objective.ttft) < inf:
-                needed = admission.fill_time(self.time, rows, ahead, limits.chunk)
-                requests.append(number)
-                slacks.append(one.request.arrival + ttft - now - needed)
+            if number not in self._parallel and (due := self._due(one)) < inf:
+                needed = admission.fill_time(self.time, rows, max(0, ahead), limits.chunk)
+                slacks.append((number, due - now - needed, 0.0))
+        requests, seconds, worths = zip(*slacks, strict=True) if slacks else ((), (), ())
         return branching.Observation(
-            now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), tuple(requests),
-            tuple(slacks), candidates, limits.rows - rows, self.time,
-            self.predictor.gain, self.predictor.margin, limits.rho, limits.pace,
+            now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), requests, seconds,
+            worths, candidates, limits.rows - rows, self.time, self.predictor.gain, self.predictor.margin,
+            self.predictor.widths, limits.rho, limits.pace,
         )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Extra branches: nobody's slack is broken by what is predicted, and nobody is left out who need not be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.branching.policy import POLICIES, Candidate, Decision, Observation
+from windtunnel.serving.branching.policy.predictor import RECENT, Predictor
+from windtunnel.serving.engine.model import StepTime
+
+TIME = StepTime(base=0.01, row=1e-3, kv=1e-6, token=3e-4, pair=1e-7)
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observation:
+    requests = range(draw(st.integers(1, 6)))
+    candidates = []
+    for number in requests:
+        for unit in range(2, 2 + draw(st.integers(0, 4))):
+            remaining = draw(st.integers(1, 50))
+            path = remaining + draw(st.integers(0, 20))
+            candidates.append(Candidate(number, unit, draw(st.integers(0, 2000)), remaining, path))
+    promised = tuple(number for number in requests if draw(st.booleans()))
+    pace = draw(st.sampled_from(["token", "step"]))
+    return Observation(
+        now=draw(st.floats(0, 100)),
+        rows=len(requests),
+        read=draw(st.integers(0, 5000)),
+        prefill=draw(st.sampled_from([(), ((64, 500),)])),
+        requests=promised,
+        slacks=tuple(draw(st.floats(-0.05, 0.15)) for _ in promised),
+        worth=tuple(draw(st.sampled_from([0.0, 0.004, 0.03])) * (pace == "token") for _ in promised),
+        candidates=tuple(draw(st.permutations(candidates))),
+        room=draw(st.integers(0, 20)),
+        time=TIME,
+        gain=draw(st.floats(0.5, 2)),
+        margin=draw(st.floats(0, 0.5)),
+        widths=draw(st.sampled_from([(), (1.0, 1.1, 0.9, 1.3)])),
+        rho=draw(st.floats(0.1, 1)),
+        pace=pace,
+    )
+
+
+def with_these(seen: Observation, units: tuple[tuple[int, int], ...]) -> float:
+    read = sum(one.suffix for one in seen.candidates if (one.request, one.unit) in units)
+    return seen.predicted(seen.rows + len(units), seen.read + read)
+
+
+def allowed(seen: Observation, units: tuple[tuple[int, int], ...], *, pays: bool) -> float:
+    """What the step may cost above the protected rows, seconds: by hand, request by request."""
+    base, own = with_these(seen, ()), Counter(number for number, _ in units)
+    spans = [
+        slack + (worth * own[number] if pays else 0) - base
+        for number, slack, worth in zip(seen.requests, seen.slacks, seen.worth, strict=True)
+        if slack > base
+    ]
+    return seen.rho * min(spans, default=inf)
+
+
+@settings(max_examples=300, deadline=None)
+@given(observations(), st.sampled_from(["taper", "strict"]))
+def test_a_step_breaks_the_slack_of_nobody(seen: Observation, name: str) -> None:
+    made, pays = POLICIES[name](seen), name == "taper"
+    base = with_these(seen, ())
+    assert made.predicted == with_these(seen, made.admitted)
+    assert made.externality == made.predicted - base <= seen.rho * made.budget
+    assert made.externality <= allowed(seen, made.admitted, pays=pays)
+    own = Counter(number for number, _ in made.admitted)
+    for number, slack, worth in zip(seen.requests, seen.slacks, seen.worth, strict=True):
+        if slack > base and made.admitted:
+            assert made.predicted <= slack + worth * own[number] * pays + 1e-12
+    assert len(set(made.admitted)) == len(made.admitted) <= max(0, seen.room)
+    assert set(made.admitted) <= {(one.request, one.unit) for one in seen.candidates}
+
+
+@settings(max_examples=300, deadline=None)
+@given(observations())
+def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
+    """The order is that of who has all the slack; of its beginnings the longest that harms nobody."""
+    free = replace(seen, slacks=(inf,) * len(seen.slacks))
+    order = POLICIES["taper"](free).admitted
+    assert len(order) == min(seen.room, len(seen.candidates))
+    made = POLICIES["taper"](seen).admitted
+    assert made == order[: len(made)]
+    base = with_these(seen, ())
+    for more in range(len(made) + 1, len(order) + 1):
+        wider = order[:more]
+        assert with_these(seen, wider) - base > allowed(seen, wider, pays=True)
+    rounds = Counter(number for number, _ in order)
+    for number, count in rounds.items():  # in turn: nobody has two more than another who has one left
+        had = sum(one.request == number for one in seen.candidates)
+        assert count == had or all(count >= other - 1 for other in rounds.values())
+
+
+def test_zero_slack_is_zero_width_and_who_is_late_forbids_nothing() -> None:
+    branches = tuple(Candidate(1, unit, 0, 10, 12) for unit in (2, 3, 4))
+    base = TIME.of(2, 0)
+    seen = Observation(0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), branches, 9, TIME)
+    for name in ("taper", "strict"):
+        assert POLICIES[name](seen).admitted == ()
+        assert len(POLICIES[name](replace(seen, slacks=(base, 1.0))).admitted) == 3
+        assert len(POLICIES[name](replace(seen, slacks=(inf, 1.0))).admitted) == 3
+    tight = replace(seen, slacks=(1.0, base + 1e-9))  # now the one without slack is the one that branches
+    assert len(POLICIES["taper"](tight).admitted) == 3 and POLICIES["strict"](tight).admitted == ()
+    assert POLICIES["taper"](replace(tight, worth=(0.0, 0.0), pace="step")).admitted == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(observations())
+def test_caps_range_from_one_branch_to_all(seen: Observation) -> None:
+    roomy = replace(seen, room=99)
+    assert POLICIES["cap1"](roomy) == POLICIES["off"](roomy)
+    assert POLICIES["cap16"](roomy) == POLICIES["eager"](roomy)
+    assert len(POLICIES["eager"](roomy).admitted) == len(seen.candidates)
+    for most in (2, 3):
+        made: Decision = POLICIES[f"cap{most}"](roomy)
+        had = Counter(one.request for one in seen.candidates)
+        assert Counter(number for number, _ in made.admitted) == {
+            number: min(count, most - 1) for number, count in had.items()
+        }
+    assert len(POLICIES["eager"](seen).admitted) == min(max(0, seen.room), len(seen.candidates))
+
+
+def test_the_predictor_learns_gain_widths_and_a_margin_that_95_percent_keep() -> None:
+    random, predictor = np.random.default_rng(3), Predictor()
+    for _ in range(4000):
+        rows = int(random.choice([1, 8, 64]))
+        actual = 2.0 * (1.3 if rows == 64 else 1.0) * (1 + 0.05 * random.standard_normal())
+        predictor.measured(rows, 0.01, 0.01 * actual)
+
+    def expected(rows: int) -> float:
+        width = replace(SEEN, widths=predictor.widths, gain=predictor.gain)
+        return width.predicted(rows, 0) / TIME.of(rows, 0)
+
+    for rows, ratio in ((1, 2.0), (8, 2.0), (64, 2.6)):
+        assert abs(expected(rows) / ratio - 1) < 0.05
+    assert 0.05 < predictor.margin < 0.14
+    gain = predictor.gain
+    predictor.measured(8, 0.01, 60.0)  # the host stood still
+    assert predictor.gain < 1.2 * gain
+    for _ in range(RECENT):
+        predictor.measured(8, 0.01, 0.01 * expected(8))
+    assert predictor.margin < 1e-9
+
+
+SEEN = Observation(0, 1, 0, (), (), (), (), (), 0, TIME)
