@@ -122,7 +122,10 @@ def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
     def watched(seen: Observation) -> Decision:
         made = decide(seen)
         if isinstance(seen, Eviction):
-            rows = list(zip(*(column.tolist() for column in cache._index[0].columns()), strict=True))
+            node, used, worth, group = cache._index[0].columns()
+            ages = cache._ages
+            density = ages.of(group, seen.now - used) if ages is not None else used * 0
+            rows = list(zip(*(one.tolist() for one in (node, used, worth, density)), strict=True))
             everyone = tuple(Candidate(*row) for row in rows)
             assert decide(replace(seen, candidates=everyone)) == made
             assert (min(one.used for one in everyone), max(one.worth for one in everyone)) == (

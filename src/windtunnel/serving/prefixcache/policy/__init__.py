@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.serving.prefixcache.policy.density import Table, buckets
 from windtunnel.serving.prefixcache.policy.rules import RULES, Rules
 
 __all__ = [
@@ -54,24 +53,23 @@ class Keep:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What may go. ``used``: when it was used last, seconds. ``worth``: FLOPs that a hit saves a byte that is
-    freed; by ``seglen`` tokens of replay. ``group``: of nodes whose densities are counted together."""
+    freed; by ``seglen`` tokens of replay. ``density``: hits a second to be expected, as `density` counts
+    them."""
 
     node: int
     used: float
     worth: float
-    group: int = 0
+    density: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """Room is needed. ``used`` and ``worth``: least and most of all that may go, of which ``candidates`` are
-    the oldest, the least worth, and those with the lowest scores. ``densities``: hits a second to be
-    expected, by group and bucket of age (`density`)."""
+    the oldest, the least worth, and those with the lowest scores."""
 
     rules: Rules
     alpha: float
     now: float
-    densities: Table = ()
     used: tuple[float, float] = (0.0, 0.0)
     worth: tuple[float, float] = (0.0, 0.0)
     candidates: tuple[Candidate, ...] = ()
@@ -151,22 +149,21 @@ def _keep(seen: Lookup) -> Keep:
 def _victim(seen: Eviction) -> Victim:
     """The lowest score goes; of equal ones the oldest, then the first that was made."""
     shown = seen.candidates
-    used, worth = (np.array([getattr(one, name) for one in shown]) for name in ("used", "worth"))
-    found = scores(seen, used, worth, np.array([one.group for one in shown]))
+    used, worth, density = np.array([(one.used, one.worth, one.density) for one in shown]).T
+    found = scores(seen, used, worth, density)
     best = min(range(len(shown)), key=lambda one: (found[one], used[one], shown[one].node))
     return Victim(shown[best].node)
 
 
-def scores(seen: Eviction, used: Floats, worth: Floats, group: NDArray[np.int64]) -> Floats:
+def scores(seen: Eviction, used: Floats, worth: Floats, density: Floats) -> Floats:
     """Of candidates with these columns; ``seen`` without its own."""
     match seen.rules.order:
         case "seglen":
             return RECENCY_WEIGHT * _within(used, seen.used) + (1 - RECENCY_WEIGHT) * _within(
                 worth, seen.worth
             )
-        case "density" if seen.densities:
-            found: Floats = worth * np.array(seen.densities)[group, buckets(seen.now - used)]
-            return found
+        case "density" if density.any():
+            return worth * density
         case "flops" if seen.alpha:
             oldest, newest = (1 / max(seen.now - one, SOON) for one in seen.used)
             recency = _within(1 / np.maximum(seen.now - used, SOON), (oldest, newest))

@@ -19,14 +19,6 @@ FIRST, STEPS = 0.25, 3
 EVERY, FADE = 256, 0.9
 EDGES = np.concatenate([[0.0], FIRST * 2.0 ** (np.arange(1, BUCKETS + 1) / STEPS)])
 
-Table = tuple[tuple[float, ...], ...]
-
-
-def buckets(ages: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bucket of each age, seconds."""
-    found: NDArray[np.int64] = np.searchsorted(EDGES[1:-1], ages, "right")
-    return found
-
 
 class Ages:
     """Counts of what happened, and the densities that follow from them; before any, one over the age."""
@@ -34,22 +26,26 @@ class Ages:
     def __init__(self) -> None:
         self._hits, self._ends = np.zeros((GROUPS, BUCKETS)), np.zeros((GROUPS, BUCKETS))
         self._count = 0
-        self._plain = tuple((1 / (1 + EDGES[:-1])).tolist())
-        self.table: Table = (self._plain,) * GROUPS
+        self._table = np.tile(1 / (1 + EDGES[:-1]), (GROUPS, 1))
+
+    def of(self, group: NDArray[np.int64], ages: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Hits a second to be expected of nodes of these groups that were not used for so many seconds."""
+        found: NDArray[np.float64] = self._table[group, np.searchsorted(EDGES[1:-1], ages, "right")]
+        return found
 
     def note(self, group: int, age: float, hit: bool) -> None:
         bucket = 0 if age < EDGES[1] else min(BUCKETS - 1, int(STEPS * math.log2(age / FIRST)))
         (self._hits if hit else self._ends)[group, bucket] += 1
         self._count += 1
         if self._count % EVERY == 0:
-            self.table = tuple(self._densities(group) for group in range(GROUPS))
+            for counted in np.flatnonzero((self._hits + self._ends).sum(1)).tolist():
+                self._table[counted] = self._densities(counted)
             self._hits *= FADE
             self._ends *= FADE
 
-    def _densities(self, group: int) -> tuple[float, ...]:
+    def _densities(self, group: int) -> NDArray[np.float64]:
         hits, both = self._hits[group], self._hits[group] + self._ends[group]
-        if not both.any():
-            return self._plain
         beyond = both[::-1].cumsum()[::-1] + 0.02  # a little of everything may happen at any age
         taken = (beyond * np.diff(EDGES))[::-1].cumsum()[::-1]
-        return tuple(((hits[::-1].cumsum()[::-1] + 0.02) / taken).tolist())
+        found: NDArray[np.float64] = (hits[::-1].cumsum()[::-1] + 0.02) / taken
+        return found

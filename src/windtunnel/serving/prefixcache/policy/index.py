@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.serving.prefixcache.policy import Candidate, Eviction, scores
+from windtunnel.serving.prefixcache.policy.density import Ages
+from windtunnel.serving.prefixcache.policy.rules import Rules
 
 SHOWN = 3
 
@@ -47,16 +49,16 @@ class Index:
                 column[slot] = column[last]
             self._slots[int(self._columns[0][slot])] = slot
 
-    def shown(self, seen: Eviction) -> Eviction:
-        """With the candidates of the lowest scores, the oldest and the least worth, and the ranges of all."""
-        node, used, worth, group = columns = self.columns()
-        seen = replace(
-            seen, used=(float(used.min()), float(used.max())), worth=(float(worth.min()), float(worth.max()))
-        )
-        found = scores(seen, used, worth, group)
+    def shown(self, rules: Rules, alpha: float, now: float, ages: Ages | None) -> Eviction:
+        """The candidates of the lowest scores, the oldest and the least worth, and the ranges of all."""
+        node, used, worth, group = self.columns()
+        density = ages.of(group, now - used) if ages is not None else np.zeros(len(node))
+        spans = [(float(column.min()), float(column.max())) for column in (used, worth)]
+        seen = Eviction(rules, alpha, now, spans[0], spans[1])
+        found = scores(seen, used, worth, density)
         lowest = found.argpartition(SHOWN)[:SHOWN] if len(found) > SHOWN else range(len(found))
         ties = np.flatnonzero(found == found.min())
         best = ties[np.lexsort((node[ties], used[ties]))[:1]]
-        slots = {int(used.argmin()), int(worth.argmin()), *map(int, lowest), *map(int, best)}
-        rows = (tuple(column[slot].item() for column in columns) for slot in sorted(slots))
+        slots = sorted({int(used.argmin()), int(worth.argmin()), *map(int, lowest), *map(int, best)})
+        rows = zip(*(column[slots].tolist() for column in (node, used, worth, density)), strict=True)
         return replace(seen, candidates=tuple(Candidate(*row) for row in rows))

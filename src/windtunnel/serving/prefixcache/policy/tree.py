@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.serving.prefixcache import policy
-from windtunnel.serving.prefixcache.policy import Decision, Eviction, Lookup, Observation, Return, Trials
+from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Return, Trials
 from windtunnel.serving.prefixcache.policy.changes import (
     Change,
     Evict,
@@ -300,12 +300,13 @@ class PrefixCache:
                 matched = end
         elif path and len(known):
             self._touch(path[-1])
+        place = 0
         for depth in depths:
-            place = next(place for place, node in enumerate(path) if depth <= node.end)
+            while path[place].end < depth:
+                place += 1
+            if depth < path[place].end:
+                path.insert(place, self._split(path[place], depth))
             node = path[place]
-            if depth < node.end:
-                node = self._split(node, depth)
-                path.insert(place, node)
             node.state, node.tail = 0, depth == whole
             self.used[0] += self._state
             self._done.append(Hold(node.id, depth))
@@ -347,9 +348,7 @@ class PrefixCache:
         return True
 
     def _victim(self, tier: int) -> int:
-        table = self._ages.table if self._ages is not None else ()
-        seen = self._index[tier].shown(Eviction(self.rules, self.alpha, self._now, table))
-        told = self._ask(seen)
+        told = self._ask(self._index[tier].shown(self.rules, self.alpha, self._now, self._ages))
         assert isinstance(told, policy.Victim)
         if self._ages is not None and tier == 0:
             node = self._nodes[told.node]
