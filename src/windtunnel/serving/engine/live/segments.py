@@ -91,8 +91,8 @@ class Slots:
             self.places[place.index] = last
             last.index = place.index
         place.index = -1
-        if self.room > 4 and len(self.places) * 3 < self.room:
-            self._resize(max(2, self.room // 2))
+        if len(self.places) * 3 < self.room:
+            self._resize(max(2, self.room // 2) if self.places else 0)
 
     def front(self, places: Sequence[Place], exactly: bool = False) -> int:
         """Brings ``places`` near the front: all lie in the first slots, whose count is returned: at most
