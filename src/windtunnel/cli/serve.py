@@ -24,7 +24,7 @@ def serve(
     name: Annotated[str, typer.Option(help="What clients call it; its own name by default.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    policy: Annotated[str, typer.Option(help="Which extra branches take part in a step.")] = "off",
+    policy: Annotated[str, typer.Option(help="Which extra branches take part in a step.")] = "taper",
     admission: Annotated[
         str, typer.Option(help="Requests whose first token is late: refuse, defer or wait.")
     ] = "refuse",

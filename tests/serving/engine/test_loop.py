@@ -76,7 +76,7 @@ def jobs() -> list[Job]:
     return [*plain, Job(5, now, BASE, (4, parts, 5)), Job(6, now, BASE[:1], (Branches(((), ()), (4, 2)), 3))]
 
 
-@pytest.mark.parametrize(("rules", "policy"), [("none", "off"), ("three", "eager"), ("block16", "eager")])
+@pytest.mark.parametrize(("rules", "policy"), [("none", "off"), ("three", "eager"), ("block16", "taper")])
 def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alone(
     executor: Executor, rules: str, policy: str
 ) -> None:

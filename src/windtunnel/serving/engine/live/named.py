@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live import families
 from windtunnel.serving.engine.live.executor import Executor
 
@@ -23,7 +25,10 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 def load(source: str, device: str = "cpu", seed: int = 0) -> Executor:
     """As `families.load`, and of the names of `SIZES` too; tiny models of a family know all bytes."""
     family, fields = SIZES.get(source, (source.removeprefix("tiny-"), {}))
-    if source not in SIZES and (not source.startswith("tiny-") or family not in families.TINY):
+    if Path(source).exists():
         return families.load(source, device, seed)
+    if source not in SIZES and (not source.startswith("tiny-") or family not in families.TINY):
+        known = (*SIZES, *(f"tiny-{name}" for name in families.TINY))
+        raise UserError(f"serve: {source} is no directory, no config.json, and none of {', '.join(known)}")
     model = families.build(families.tiny(family, vocab_size=VOCABULARY, **fields), seed, device)
     return Executor(model, families.check(model))

@@ -38,7 +38,7 @@ class Served:
     name: str = ""
     host: str = "127.0.0.1"
     port: int = 8000
-    branching: str = "off"
+    branching: str = "taper"
     admission: str = "refuse"
     rows: int = 64
     chunk: int = 512

@@ -260,7 +260,7 @@ class _Work:
         return min(one.unit for one in self.choices if one.job == job)
 
     async def stream(
-        self, first: tuple[int, str, Logprobs], parts: AsyncIterator[tuple[int, str, Logprobs]]
+        self, first: tuple[int, str, Logprobs], parts: AsyncGenerator[tuple[int, str, Logprobs], None]
     ) -> AsyncIterator[str]:
         """Server-sent events. What goes wrong after the first is an event, too."""
         begun: set[int] = set()
@@ -278,6 +278,8 @@ class _Work:
                 yield f"data: {json.dumps(self.answer.last(*self._used()))}\n\n"
         except Refused as error:
             yield f"data: {json.dumps(error.plain())}\n\n"
+        finally:
+            await parts.aclose()
         yield "data: [DONE]\n\n"
 
     def whole(self) -> dict[str, Any]:
