@@ -120,6 +120,13 @@ def sandboxed(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
     return [session.log, session.host_log]
 
 
+def chosen(folder: Path, request: pytest.FixtureRequest) -> list[Path]:
+    """Queries to variants of a model, some with bounds, one that none fulfils."""
+    from support.variants import asked
+
+    return [asked(folder)]
+
+
 LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "training.emulate": emulated,
     "training.elastic": kept,
@@ -129,6 +136,7 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.engine": served,
     "serving.branching": served,
     "serving.prefixcache": served,
+    "serving.variants": chosen,
     "agents.sandbox": sandboxed,
 }
 MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
@@ -140,6 +148,7 @@ MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
     "serving.engine": ("policy/__init__.py", "if seen.now > latest:", "if seen.now > latest + 1:"),
     "serving.branching": ("policy/__init__.py", "seen.candidates[: seen.room]", "seen.candidates[:1]"),
     "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
+    "serving.variants": ("policy/select.py", "latest = max(ready", "latest = min(ready"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 

@@ -96,6 +96,10 @@ CAPABILITIES = (
         ("policy", "bench"), "serve", (), "serving",
     ),
     Capability(
+        "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
+        ("policy", "twin", "live"), "serve", ("variants",), "serving",
+    ),
+    Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",
         ROOMS, "agents", ("sandbox",), "sandbox", calibrates=True,
     ),

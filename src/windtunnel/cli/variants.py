@@ -1,0 +1,84 @@
+"""``windtunnel variants``: variants of one model, and requests that say what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from windtunnel.cli import Group
+
+if TYPE_CHECKING:
+    from windtunnel.serving.variants.model import Variant
+
+group = typer.Typer(cls=Group, no_args_is_help=True, help="Models that are asked for by what they must do.")
+Home = Annotated[Path, typer.Option(metavar="DIR", help="Where variants are registered.")]
+HERE = Path("variants")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to ``app``."""
+    app.add_typer(group, name="variants")
+
+
+@group.command("add")
+def add(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX, or a module kept by torch.save.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="An .npz with inputs and labels.")],
+    task: Annotated[str, typer.Option(help="What it does, such as digits.")],
+    name: Annotated[str, typer.Option(help="Of the model among those that do so.")],
+    home: Home = HERE,
+) -> None:
+    """Make variants of a model, hold them against it, and measure them.
+
+    Example: windtunnel variants add small.pt --data digits.npz --task digits --name small
+    """
+    from windtunnel.serving.variants.live.registry import add as register
+
+    entries, left_out = register(model, data, home, task=task, architecture=name)
+    _show([one.variant for one in entries])
+    for words in left_out:
+        typer.echo(f"Left out  {words}")
+
+
+@group.command("list")
+def listed(home: Home = HERE) -> None:
+    """Show the variants that are registered.
+
+    Example: windtunnel variants list
+    """
+    from windtunnel.serving.variants.live.registry import registered
+
+    _show([one.variant for one in registered(home)])
+
+
+@group.command("serve")
+def serve(
+    home: Home = HERE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer gRPC there, too; 0: any free one.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Who answers a query, and what is loaded.")] = "infaas",
+) -> None:
+    """Answer requests over the Open Inference Protocol until interrupted.
+
+    Example: windtunnel variants serve --port 8812 --grpc-port 8813
+    """
+    from windtunnel.serving.variants.live.serve import serve as run
+
+    def ready(http: str, rpc: str, number: str) -> None:
+        typer.echo(f"Serving  {http}/v2{f' and grpc {rpc}' if rpc else ''}\nRun      {number}")
+
+    run(home, host, port, grpc_port, policy, ready)
+
+
+def _show(variants: Sequence[Variant]) -> None:
+    from rich.console import Console
+
+    from windtunnel.serving.variants.report import table
+
+    Console().print(table(variants))

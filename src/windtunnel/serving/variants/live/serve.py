@@ -1,0 +1,88 @@
+"""``windtunnel variants serve``: the run, its event log, the ports, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from windtunnel.base.errors import UserError
+from windtunnel.serving.variants.live.gateway import application
+from windtunnel.serving.variants.live.registry import registered
+from windtunnel.serving.variants.live.service import NAME, Service
+from windtunnel.store import eventlog
+from windtunnel.store.runs import Store
+
+
+def serve(
+    home: Path, host: str, port: int, rpc: int | None, policy: str,
+    ready: Callable[[str, str, str], None] = lambda http, rpc, run: None,
+) -> None:  # fmt: skip
+    """All that is registered in ``home``, until SIGTERM or SIGINT. ``rpc``: the port of gRPC, 0 for any free
+    one. ``ready`` is told both addresses and the run.
+
+    Raises:
+        UserError: nothing is registered there, or nobody may listen on a port.
+    """
+    entries = registered(home)
+    if not entries:
+        raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
+    try:
+        sock = socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise UserError(f"variants serve: {host}:{port} cannot be listened on ({error.strerror})") from error
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    settings = {"command": "variants serve", "home": str(home), "policy": policy}
+    run = Store.open().begin(NAME, settings, 0)
+    with sock, run.failing():
+        log = eventlog.EventLog(run.directory / eventlog.NAME)
+        service = Service(entries, policy=policy, log=log)
+
+        def told(http: str, rpc: str) -> None:
+            ready(http, rpc, run.id)
+
+        try:
+            run.finish(asyncio.run(_serve(service, sock, host, rpc, told)))
+        finally:
+            log.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that leaves signals to others: after its own handlers it would end the process by them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(
+    service: Service, sock: socket.socket, host: str, rpc: int | None, ready: Callable[[str, str], None]
+) -> dict[str, Any]:
+    config = uvicorn.Config(
+        application(service), log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+    server = _Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+    other, address = None, ""
+    if rpc is not None:
+        from windtunnel.serving.variants.live.rpc import listening
+
+        other, taken = await listening(service, f"{host}:{rpc}")
+        address = f"{host}:{taken}"
+    ready(f"http://{host}:{sock.getsockname()[1]}", address)
+    await server.serve(sockets=[sock])
+    if other is not None:
+        await other.stop(1.0)
+    groups = service.groups
+    return {
+        "answered": {name: one.answered for name, one in groups.items() if one.answered},
+        "requeued": sum(one.requeued for one in groups.values()),
+    }

@@ -1,0 +1,197 @@
+"""Variants of a real model, in processes that are killed, asked over both forms of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from support.variants import INPUTS, OUTPUTS, WEIGHTS, registered, submitted
+from windtunnel.base.errors import LessError, UserError
+from windtunnel.serving.variants.live import registry
+from windtunnel.serving.variants.live.gateway import HEADER, application
+from windtunnel.serving.variants.live.registry import Entry
+from windtunnel.serving.variants.live.rpc import listening, messages, services
+from windtunnel.serving.variants.live.service import Infeasible, Service
+
+ONE = {"name": "input", "datatype": "FP32", "shape": [1, 6], "data": INPUTS[0].tolist()}
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
+    return registered(tmp_path_factory.mktemp("variants"))
+
+
+def test_a_module_of_torch_becomes_variants_that_do_as_it_does(tmp_path: Path) -> None:
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4, bias=False), torch.nn.Softmax(-1))
+    with torch.no_grad():
+        module[0].weight.copy_(torch.from_numpy(WEIGHTS.T))
+    torch.save(module, tmp_path / "net.pt")
+    _, data = submitted(tmp_path)
+    found, _ = registry.add(tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net")
+    assert registry.registered(tmp_path / "home") == found
+    assert {(one.variant.precision, one.variant.threads, one.variant.batch) for one in found} >= {
+        ("fp32", threads, batch) for threads in (1, 2) for batch in (1, 8)
+    }
+    for one in found:
+        assert one.variant.load > 0 and one.variant.latency(8) > 0 and one.variant.accuracy >= 0.95
+    softmax = np.exp(OUTPUTS) / np.exp(OUTPUTS).sum(1, keepdims=True)
+    np.testing.assert_allclose(registry.run(found[0].file, INPUTS), softmax, atol=1e-6)
+    with pytest.raises(UserError, match=r"registered in .* already"):
+        registry.add(tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net")
+
+
+def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LessError, match=r"net\.pt: refused: .* by 0\.25, 0\.0001 is tolerated"):
+        registry.verify(np.zeros((2, 2)), np.array([[0.0, 0.25], [0, 0]]), "net.pt")
+    with pytest.raises(LessError, match="gives"):
+        registry.verify(np.zeros((2, 2)), np.zeros((2, 3)), "net.pt")
+    with pytest.raises(LessError, match="nan"):
+        registry.verify(np.zeros(2), np.full(2, np.nan), "net.pt")
+    model, data = submitted(tmp_path)
+    home = tmp_path / "home"
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(UserError, match="cannot run it"):
+        registry.add(tmp_path / "bad.onnx", data, home, task="sums", architecture="bad")
+    with pytest.raises(UserError, match="neither ONNX nor"):
+        registry.add(data, data, home, task="sums", architecture="bad")
+    with pytest.raises(UserError, match=r"not an \.npz"):
+        registry.add(model, model, home, task="sums", architecture="bad")
+    with pytest.raises(UserError, match=r"name '\.\./bad' is not accepted"):
+        registry.add(model, data, home, task="sums", architecture="../bad")
+    assert registry.registered(home) == []
+    real = registry._accuracy
+    monkeypatch.setattr(registry, "_accuracy", lambda file, *rest: real(file, *rest) - ("int8" in file.name))
+    found, left_out = registry.add(model, data, home, task="sums", architecture="linear")
+    assert {one.variant.precision for one in found} == {"fp32"}
+    assert len(left_out) == 1 and "int8: refused" in left_out[0]
+
+
+def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -> None:
+    async def story() -> None:
+        async with Service(entries) as service:
+            await service.infer("sums", INPUTS[:1], accuracy=0.9)
+            killed = 0
+
+            async def one(number: int) -> None:
+                nonlocal killed
+                if number % 60 == 30:
+                    for pid in service.pids():
+                        os.kill(pid, signal.SIGKILL)
+                        killed += 1
+                place = number % 64
+                _, made = await service.infer("linear", INPUTS[place : place + 1], background=number % 5 == 0)
+                np.testing.assert_allclose(made, OUTPUTS[place : place + 1], atol=0.2)
+
+            for first in range(0, 240, 20):
+                await asyncio.gather(*(one(number) for number in range(first, first + 20)))
+            groups = service.groups.values()
+            assert killed >= 4 and sum(one.requeued for one in groups) >= 1
+            assert sum(one.answered for one in groups) == 241
+            with pytest.raises(Infeasible, match=r"no variant does accuracy 0\.999"):
+                await service.infer("sums", INPUTS[:1], accuracy=0.999, latency=1e-9)
+            with pytest.raises(UserError, match=r"shape \[1, 5\] is not accepted; use \[-1, 6\]"):
+                await service.infer("sums", INPUTS[:1, :5])
+
+    asyncio.run(story())
+
+
+def test_the_protocol_over_http_and_grpc(entries: list[Entry]) -> None:
+    async def story() -> None:
+        async with Service(entries) as service:
+            http = httpx.AsyncClient(
+                transport=httpx.ASGITransport(application(service)), base_url="http://here"
+            )
+            async with http:
+                await over_http(http)
+            server, port = await listening(service, "127.0.0.1:0")
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    await over_grpc(services.GRPCInferenceServiceStub(channel))
+            finally:
+                await server.stop(None)
+
+    asyncio.run(story())
+
+
+async def over_http(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v2")).json()["extensions"] == ["binary_tensor_data"]
+    assert (await http.get("/v2/health/ready")).json() == {"ready": True}
+    about = (await http.get("/v2/models/sums")).json()
+    assert about["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 6]}]
+    url = "/v2/models/sums/infer"
+    plain = (await http.post(url, json={"id": "a", "inputs": [ONE]})).json()
+    assert plain["id"] == "a" and plain["model_name"].startswith("linear:")
+    np.testing.assert_allclose(plain["outputs"][0]["data"], OUTPUTS[0], atol=0.2)
+
+    tensor = {**ONE, "shape": [3, 6], "parameters": {"binary_data_size": 72}}
+    del tensor["data"]
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True, "latency": 9}}).encode()
+    sent = {HEADER: str(len(head))}
+    made = await http.post(url, content=head + INPUTS[:3].tobytes(), headers=sent)
+    split = int(made.headers[HEADER])
+    assert json.loads(made.content[:split])["outputs"][0]["parameters"] == {"binary_data_size": 48}
+    values = np.frombuffer(made.content[split:], np.float32).reshape(3, 4)
+    np.testing.assert_allclose(values, OUTPUTS[:3], atol=0.2)
+
+    async def refused(status: int, words: str, content: bytes, to: str = url, **headers: str) -> None:
+        told = await http.post(to, content=content, headers=headers)
+        assert (told.status_code, words in told.json()["error"]) == (status, True), told.text
+
+    def body(**other: object) -> bytes:
+        return json.dumps({"inputs": [ONE], **other}).encode()
+
+    await refused(404, "'none' is unknown; accepted are sums, linear", body(), "/v2/models/none/infer")
+    await refused(422, "no variant does accuracy 1.5", body(parameters={"accuracy": 1.5}))
+    await refused(400, "no JSON", b"{")
+    await refused(400, "no JSON object", b"[]")
+    await refused(400, "parameter latency: 'soon'", body(parameters={"latency": "soon"}))
+    await refused(400, "exactly one tensor", b"{}")
+    await refused(400, "use 'input' of 'FP32'", body(inputs=[{**ONE, "datatype": "INT64"}]))
+    await refused(400, "data is not accepted for shape [2, 6]", body(inputs=[{**ONE, "shape": [2, 6]}]))
+    await refused(400, "use [-1, 6]", body(inputs=[{**ONE, "shape": [6]}]))
+    await refused(400, "binary_data_size 72", head, **sent)
+    await refused(400, "the body has", head, **{HEADER: "99999"})
+    assert 'answered_total{variant="linear:' in (await http.get("/metrics")).text
+
+
+async def over_grpc(stub: object) -> None:
+    assert (await stub.ServerLive(messages.ServerLiveRequest())).live  # type: ignore[attr-defined]
+    assert (await stub.ModelReady(messages.ModelReadyRequest(name="linear"))).ready  # type: ignore[attr-defined]
+    about = await stub.ModelMetadata(messages.ModelMetadataRequest(name="sums"))  # type: ignore[attr-defined]
+    assert (about.outputs[0].name, list(about.outputs[0].shape)) == ("output", [-1, 4])
+    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 6]}
+    raw = messages.ModelInferRequest(
+        model_name="sums", id="b", inputs=[tensor], raw_input_contents=[INPUTS[:2].tobytes()]
+    )
+    filled = messages.ModelInferRequest(
+        model_name="sums", inputs=[{**tensor, "contents": {"fp32_contents": INPUTS[:2].ravel()}}]
+    )
+    for request in (raw, filled):
+        made = await stub.ModelInfer(request)  # type: ignore[attr-defined]
+        values = np.frombuffer(made.raw_output_contents[0], np.float32).reshape(2, 4)
+        np.testing.assert_allclose(values, OUTPUTS[:2], atol=0.2)
+        assert made.id == request.id
+    bad = {
+        grpc.StatusCode.NOT_FOUND: {"model_name": "none"},
+        grpc.StatusCode.FAILED_PRECONDITION: {"parameters": {"latency": {"double_param": 1e-9}}},
+        grpc.StatusCode.INVALID_ARGUMENT: {"raw_input_contents": [b"short"]},
+    }
+    for code, other in bad.items():
+        request = messages.ModelInferRequest()
+        request.CopyFrom(raw)
+        if "raw_input_contents" in other:
+            del request.raw_input_contents[:]
+        request.MergeFrom(messages.ModelInferRequest(**other))
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            await stub.ModelInfer(request)  # type: ignore[attr-defined]
+        assert told.value.code() == code
