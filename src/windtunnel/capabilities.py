@@ -85,11 +85,11 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.engine", "A language model served over HTTP, batched step by step by a policy",
-        ("policy", "live"), "serve", ("serve",), "serving",
+        ("policy", "twin", "live"), "serve", ("serve",), "serving",
     ),
     Capability(
         "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
-        ("policy",), "serve", (), "serving",
+        ("policy",), "serve", (), "serving", twin_of="serving.engine",
     ),
     Capability(
         "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",

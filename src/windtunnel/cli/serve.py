@@ -1,9 +1,11 @@
-"""``windtunnel serve``: a model over HTTP, scheduled by a policy."""
+"""``windtunnel serve``: a model over HTTP, scheduled by a policy; or a trace through the same policy in the
+twin."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,12 +32,17 @@ def serve(
     ] = "refuse",
     max_rows: Annotated[int, typer.Option(min=1, help="Units that decode in one step.")] = 64,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")] = 512,
-    kv: Annotated[str, typer.Option(metavar="SIZE", help="For what running requests may hold.")] = "2GiB",
+    kv: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="For what running requests may hold; 2GiB, emulated what fits."),
+    ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get status 429.")] = 1024,
     prefix_cache: Annotated[
         str, typer.Option(metavar="RULES", help="What is kept of prompts; none: nothing.")
     ] = "three",
-    prefix_kv: Annotated[str, typer.Option(metavar="SIZE", help="For what is kept.")] = "1GiB",
+    prefix_kv: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv.")
+    ] = None,
     ttft: Annotated[float | None, typer.Option(min=0, help="Seconds promised until the first token.")] = None,
     tpot: Annotated[float | None, typer.Option(min=0, help="Seconds promised for each further one.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -44,29 +51,71 @@ def serve(
     log: Annotated[
         int, typer.Option(min=0, metavar="N", help="Log the decisions of every Nth step; 0: none.")
     ] = 10,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Emulate: requests of Azure, BurstGPT, Mooncake, Vidur … as they are."
+        ),
+    ] = None,
+    on: Annotated[
+        str, typer.Option(metavar="CLUSTER", help="Emulated: such as h100-sxm:1x2; hosts are replicas.")
+    ] = "",
+    model_like: Annotated[
+        str, typer.Option(metavar="NAME", help="Emulated: such as qwen3-32b, or a config.json.")
+    ] = "",
+    step_time: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC", help="Emulated, for both of these: calibrated, a profile, or base=…,row=…."
+        ),
+    ] = "",
+    speed_up: Annotated[float, typer.Option(help="Emulated: how much faster requests arrive.")] = 1.0,
+    requests: Annotated[
+        int, typer.Option(min=0, help="Emulated: so many, the trace repeated; 0: as it is.")
+    ] = 0,
+    branches: Annotated[
+        str, typer.Option(metavar="SPEC", help="Emulated: synthetic, as share=0.6,count=3-10,tokens=90.")
+    ] = "",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Emulated: a page with plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Emulated: print one JSON value.")] = False,
 ) -> None:
     """Serve a model over OpenAI's HTTP API until it is interrupted.
+
+    With --trace a trace of requests is emulated instead, --on a cluster, with a model --model-like one that
+    is published, or by a --step-time.
 
     Example: windtunnel serve --config tiny-hybrid --port 8811
     """
     from windtunnel.base.errors import UserError
     from windtunnel.base.units import parse_quantity
-    from windtunnel.serving.engine.live.serve import Served
-    from windtunnel.serving.engine.live.serve import serve as run
 
-    if (model is None) == (config is None):
-        raise UserError("serve: one of --model and --config is needed")
     sizes = {"--kv": kv, "--prefix-kv": prefix_kv}
     bytes_of = {}
     for option, given in sizes.items():
         try:
-            bytes_of[option] = int(parse_quantity(given, "bytes of memory"))
+            bytes_of[option] = int(parse_quantity(given, "bytes of memory")) if given else 0
         except ValueError as error:
             raise UserError(f"serve: {option} {given!r}: {error}") from None
+    rules = "" if prefix_cache == "none" else prefix_cache
+    if trace is not None:
+        if model is not None or config is not None:
+            raise UserError("serve: --trace is emulated, --model and --config are served; one is accepted")
+        _emulate(
+            html, as_json, trace=trace, on=on, model_like=model_like, step_time=step_time, speed_up=speed_up,
+            count=requests, branches=branches, branching=policy, admission=admission, rows=max_rows,
+            chunk=chunk, kv=bytes_of["--kv"], queue=queue, rules=rules, prefix_bytes=bytes_of["--prefix-kv"],
+            ttft=ttft, tpot=tpot, seed=seed, every=log,
+        )  # fmt: skip
+        return
+    from windtunnel.serving.engine.live.serve import Served
+    from windtunnel.serving.engine.live.serve import serve as run
+
+    if (model is None) == (config is None):
+        raise UserError("serve: one of --model and --config is needed, or a --trace")
     served = Served(
-        str(model or config), name, host, port, policy, admission, max_rows, chunk, bytes_of["--kv"], queue,
-        "" if prefix_cache == "none" else prefix_cache, bytes_of["--prefix-kv"], device, threads, seed, log,
-        ttft, tpot,
+        str(model or config), name, host, port, policy, admission, max_rows, chunk,
+        bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30, device, threads, seed,
+        log, ttft, tpot,
     )  # fmt: skip
     run(
         served,
@@ -74,3 +123,18 @@ def serve(
             f"Serving  {served.name or Path(served.model).name} at {url}/v1\nRun      {number}"
         ),
     )
+
+
+def _emulate(html: Path | None, as_json: bool, **asked: Any) -> None:
+    from windtunnel.serving import simulate
+    from windtunnel.serving.engine import report
+
+    made = simulate(**asked)
+    if html is not None:
+        report.write_page(html, made)
+    if as_json:
+        typer.echo(json.dumps({"run": made.run, **made.summary, "about": made.about}))
+        return
+    from rich.console import Console
+
+    report.show(made, Console(), html)

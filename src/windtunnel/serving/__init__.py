@@ -1,1 +1,20 @@
 """Serving: an engine around Transformers' own models, its policies, and model variants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.serving.engine.emulate import Emulated
+
+
+def simulate(**asked: Any) -> Emulated:
+    """A trace of requests on a cluster that is not there, kept as a run; the arguments are the fields of
+    `windtunnel.serving.engine.emulate.Emulation`.
+
+    Raises:
+        UserError: something that was asked for is wrong.
+    """
+    from windtunnel.serving.engine.emulate import Emulation, emulate
+
+    return emulate(Emulation(**asked))

@@ -230,7 +230,8 @@ class Scheduler:
         self._steps += count
         self._read += count * len(self._serial)
         if step.measured:
-            self.predictor.measured(len(step.rows), step.modelled, now - step.began)
+            modelled = step.modelled if count == 1 else step.total(self.time, count)
+            self.predictor.measured(len(step.rows), modelled, now - step.began)
         for number, unit in step.branches:
             one = self._running.get(number)
             if one is not None:

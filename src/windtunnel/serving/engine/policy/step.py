@@ -77,6 +77,11 @@ class Step:
             total += (time.token + time.pair * one.end) * (one.end - one.begin)
         return total
 
+    def total(self, time: StepTime, count: int) -> float:
+        """What all of them take when it is taken ``count`` times in a row: each row reads one token more each
+        time."""
+        return count * self.seconds(time) + time.kv * len(self.rows) * (count * (count - 1) // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

@@ -1,0 +1,270 @@
+"""``windtunnel serve --trace``: a trace of requests through the engine's scheduler on a cluster that is not
+there, as a run in the store.
+
+A host of the cluster is one engine with its devices tensor parallel; several hosts are replicas, to which
+the requests are dealt in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.base.units import amount
+from windtunnel.cluster.load import load_cluster
+from windtunnel.serving.branching.policy import POLICIES as BRANCHING
+from windtunnel.serving.engine import profile
+from windtunnel.serving.engine.model import Objective, Parallel, Request, Serial, Stage, StepTime
+from windtunnel.serving.engine.policy import POLICIES as ADMISSION
+from windtunnel.serving.engine.policy.scheduler import Log
+from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.twin import figures, models
+from windtunnel.serving.engine.twin.world import Prefixes, Served, serve
+from windtunnel.serving.prefixcache.policy import POLICIES as PREFIX_POLICIES
+from windtunnel.serving.prefixcache.policy.rules import RULES
+from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
+from windtunnel.store import eventlog
+from windtunnel.store.runs import Store
+from windtunnel.traces import requests as traces
+from windtunnel.traces.requests import Requests
+
+CAPABILITY = "serving.engine"
+PRECISE = 2000
+"""Planned steps of a run whose decisions are logged, about, at most."""
+KV_SHARE = 0.5
+"""Of the KV memory that a prefix cache gets where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What is asked for. ``trace``: a file of `traces.requests`, or the requests; ``count``: as many of them,
+    the trace being repeated (0: as it is); ``speed_up``: how much faster they come; ``branches``: "" or as in
+    ``share=0.6,count=3-10,tokens=90``. ``on`` and ``model_like``: a cluster and a model of `twin.models`, or
+    ``step_time``: "calibrated", a profile's file, or numbers such as ``base=0.01,row=1e-4``. ``kv`` and
+    ``prefix_bytes``: bytes of a host (0: what fits). ``rules``: of the prefix cache; "": none. ``ttft`` and
+    ``tpot``: promised to each request, seconds. ``every``: of so many steps one's decisions are logged.
+    ``jitter``: of real steps, see `twin.world.serve`."""
+
+    trace: Path | Requests
+    on: str = ""
+    model_like: str = ""
+    step_time: str = ""
+    speed_up: float = 1.0
+    count: int = 0
+    branches: str = ""
+    branching: str = "off"
+    admission: str = "refuse"
+    pace: str = "token"
+    rows: int = 256
+    chunk: int = 512
+    kv: int = 0
+    queue: int = 1 << 30
+    rules: str = ""
+    prefix_bytes: int = 0
+    ttft: float | None = None
+    tpot: float | None = None
+    seed: int = 0
+    every: int = 10
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What came out: `figures.summary`, what it is made of, and the run that keeps it. ``about``: facts in
+    words."""
+
+    run: str
+    summary: Mapping[str, Any]
+    about: Mapping[str, str]
+    parts: tuple[Served, ...]
+    times: figures.Times
+
+
+def emulate(asked: Emulation) -> Emulated:
+    """Emulate, and keep it as a run.
+
+    Raises:
+        UserError: something that was asked for is wrong.
+    """
+    for option, given, known in (
+        ("--policy", asked.branching, BRANCHING), ("--admission", asked.admission, ADMISSION),
+        ("--prefix-cache", asked.rules or "none", RULES),
+    ):  # fmt: skip
+        if given not in known:
+            raise UserError(f"serve: {option} {given!r} is unknown; accepted are {', '.join(known)}")
+    if not 0 < asked.speed_up < inf:
+        raise UserError(f"serve: --speed-up {asked.speed_up:g} is not accepted; use a number above 0")
+    trace = _trace(asked)
+    place = _place(asked, cached=bool(trace.ids) and asked.rules not in ("", "none"))
+    objective = Objective(
+        inf if asked.ttft is None else asked.ttft, inf if asked.tpot is None else asked.tpot
+    )
+    inputs = {"command": "serve --trace", **asdict(replace(asked, trace=Path())), "trace": trace.source}
+    run = Store.open().begin(CAPABILITY, inputs, asked.seed)
+    log = eventlog.EventLog(run.directory / eventlog.NAME)
+
+    def decided(capability: str, policy: str, seen: object, made: object) -> None:
+        log.decision(capability, policy, seen, made)
+
+    with run.failing(), closing(log):
+        served = _serve(asked, trace, place, objective, decided if asked.every else None)
+        found = figures.times(served, objective, asked.pace)
+        made = figures.summary(
+            served, found, int(trace.prompt.sum()), place.limits.kv, place.price, place.devices * place.hosts
+        )  # fmt: skip
+        about = {
+            "trace": f"{trace.source}: {len(trace):,} requests in {trace.seconds:,.0f} s"
+            + (f", {trace.left_out:,} without an answer left out" if trace.left_out else ""),
+            "steps": place.about,
+            "engine": f"{asked.branching}, {asked.admission}, {asked.rows} rows, {asked.chunk} tokens"
+            f" prefilled in a step, {place.limits.kv:,} tokens of KV",
+            "prefix cache": _cache_in_words(asked, trace, place),
+            "promised": figures.promised(objective),
+        }
+        run.finish({**made, "about": about})
+    return Emulated(run.id, made, about, tuple(served), found)
+
+
+def stages(output: int, branches: tuple[int, ...]) -> tuple[Stage, ...]:
+    """Of an answer: all of it decoded in one, or half of it, then the branches, then the other half."""
+    if not branches:
+        return (Serial(output),)
+    half = max(1, output // 2)
+    return Serial(max(1, output - half)), Parallel((0,) * len(branches), branches), Serial(half)
+
+
+def requests_of(trace: Requests, objective: Objective) -> list[Request]:
+    """As the scheduler knows them, numbered in their order."""
+    columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
+    parts = trace.branches or ((),) * len(trace)
+    return [
+        Request(number, when, prompt, stages(output, part), objective)
+        for number, (when, prompt, output, part) in enumerate(zip(*columns, parts, strict=True))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where it is served: one engine's limits and times, and how many there are."""
+
+    limits: Limits
+    time: StepTime
+    about: str
+    shape: Shape
+    prefix_bytes: int
+    hosts: int = 1
+    devices: int = 1
+    price: float | None = None
+
+    def cache(self, asked: Emulation, trace: Requests) -> PrefixCache | None:
+        if not self.prefix_bytes:
+            return None
+        rules = RULES[asked.rules]
+        return PrefixCache(
+            self.shape, self.prefix_bytes, rules, unit=trace.unit, decide=PREFIX_POLICIES[asked.rules]
+        )
+
+
+def _cache_in_words(asked: Emulation, trace: Requests, place: _Place) -> str:
+    if place.prefix_bytes:
+        return f"{asked.rules}, {amount(place.prefix_bytes)}"
+    return "none: the trace does not tell what prompts share" if asked.rules and not trace.ids else "none"
+
+
+def _trace(asked: Emulation) -> Requests:
+    trace = asked.trace if isinstance(asked.trace, Requests) else traces.load(asked.trace)
+    if asked.count:
+        trace = trace.repeated(asked.count)
+    if asked.branches:
+        told = pairs("--branches", asked.branches, ("share", "count", "tokens"))
+        low, _, high = told["count"].partition("-")
+        try:
+            share, count = float(told["share"]), (int(low), int(high or low))
+            tokens = float(told["tokens"])
+        except ValueError as error:
+            raise UserError(f"serve: --branches {asked.branches!r}: {error}") from None
+        trace = traces.branched(trace, share, count, tokens, np.random.default_rng(asked.seed))
+    return trace.faster(asked.speed_up)
+
+
+def _place(asked: Emulation, cached: bool) -> _Place:
+    if bool(asked.step_time) == bool(asked.on and asked.model_like) or (asked.step_time and asked.on):
+        raise UserError(
+            "serve: --trace needs --on CLUSTER with --model-like NAME, or --step-time instead of both"
+        )
+    if asked.rows < 1 or asked.chunk < 1:
+        raise UserError(
+            f"serve: {asked.rows} rows and chunks of {asked.chunk} tokens; accepted are 1 or more"
+        )
+    limits = Limits(
+        asked.rows, 0, asked.chunk, asked.queue, 0, asked.admission, asked.branching, pace=asked.pace
+    )
+    if asked.step_time:
+        known = profile.step_time(asked.step_time)
+        kv = asked.kv // (known.token_bytes or 1) or known.kv
+        return _Place(replace(limits, kv=kv), known.time, known.about, Shape(0, 0, 0.0), 0)
+    model, cluster = models.model_like(asked.model_like), load_cluster(asked.on)
+    width, fits = max(1, model.shape.kv), models.kv_tokens(model, cluster)
+    room = asked.kv // width or fits
+    if room > fits:
+        raise UserError(
+            f"serve: --kv: {room:,} tokens of {model.name} do not fit into a host of {cluster.name}; it"
+            f" has room for {fits:,}"
+        )
+    lent = (asked.prefix_bytes or int(room * KV_SHARE) * width) if cached else 0
+    if not asked.kv:
+        room -= lent // width
+    if room < 1:
+        raise UserError(f"serve: --prefix-kv: nothing is left of {fits:,} tokens of KV; use less")
+    time, error = models.step_time(model, cluster, asked.rows, asked.chunk, fits)
+    about = (
+        f"{model.name} on {cluster.name}, by roofline (the plane through it is {error:.0%} off on average)"
+    )
+    return _Place(
+        replace(limits, kv=room, state=model.state_tokens()), time, about, model.shape, lent, cluster.hosts,
+        cluster.devices_per_host, cluster.price_per_device_hour,
+    )  # fmt: skip
+
+
+def pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
+    """``a=1,b=2`` with all of ``names`` and no other.
+
+    Raises:
+        UserError: it is something else.
+    """
+    found = dict(one.partition("=")[::2] for one in text.split(","))
+    if set(found) != set(names) or len(found) != text.count(",") + 1:
+        raise UserError(f"serve: {option} {text!r} is not accepted; use {'=…,'.join(names)}=…")
+    return found
+
+
+def _serve(
+    asked: Emulation, trace: Requests, place: _Place, objective: Objective, log: Log | None
+) -> list[Served]:
+    requests = requests_of(trace, objective)
+    every = max(1, asked.every, -(-4 * len(requests) // PRECISE))
+    symbols = dict(enumerate(trace.ids))
+    served = []
+    for host in range(min(place.hosts, len(requests))):
+        cache = place.cache(asked, trace)
+        served.append(
+            serve(
+                requests[host :: place.hosts],
+                place.limits,
+                place.time,
+                jitter=asked.jitter,
+                random=np.random.default_rng((asked.seed, host)),
+                prefixes=Prefixes(cache, symbols) if cache is not None else None,
+                log=log if host == 0 else None,
+                every=every,
+            )
+        )
+    return served

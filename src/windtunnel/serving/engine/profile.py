@@ -1,0 +1,71 @@
+"""Step models: given as numbers, or measured and kept by ``windtunnel calibrate serving.engine``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from windtunnel.base.errors import UserError
+from windtunnel.calibration import profiles
+from windtunnel.serving.engine.model import StepTime
+
+NAME, VERSION = "serving-engine", 1
+KV = 1 << 20
+"""Tokens for which there is room where nothing is known of any memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A step model, how far it is from what it was fitted to, and bytes of a token's KV (0: not known)."""
+
+    time: StepTime
+    about: str
+    token_bytes: int = 0
+    kv: int = KV
+
+
+def save(path: Path, time: StepTime, token_bytes: int, **about: Any) -> None:
+    """Keep a measured one; ``about``: further facts as values of JSON, ``model`` and ``error`` among them."""
+    profiles.save(path, VERSION, {"step_time": asdict(time), "token_bytes": token_bytes, **about})
+
+
+def step_time(given: str) -> Known:
+    """Of "calibrated" (this user's own profile), a profile's file, or numbers such as ``base=0.01,row=1e-4``
+    (what is left out is 0).
+
+    Raises:
+        UserError: it is none of these.
+    """
+    if "=" in given:
+        names = [one.name for one in fields(StepTime)]
+        numbers = dict.fromkeys(names, 0.0)
+        for one in given.split(","):
+            name, _, value = one.partition("=")
+            try:
+                numbers[name] += float(value)
+            except (KeyError, ValueError):
+                raise _wrong(given, f"{one!r} is not one of {', '.join(names)} with a number") from None
+            if not 0 <= numbers[name] < 1e9:
+                raise _wrong(given, f"{one!r} is not a number of seconds from 0 to 1e9")
+        if not numbers["base"] > 0:
+            raise _wrong(given, "base, the seconds of any step, must be above 0")
+        return Known(StepTime(**numbers), f"by the numbers {given}")
+    path = profiles.own(NAME) if given == "calibrated" else Path(given)
+    if not path.is_file():
+        hint = "; measure one with: windtunnel calibrate serving.engine" if given == "calibrated" else ""
+        raise _wrong(given, f"there is no profile {path}{hint}")
+    return profiles.read(path, "a profile of an engine's steps", VERSION, _known)
+
+
+def _known(content: dict[str, Any]) -> Known:
+    time = StepTime(**{name: float(value) for name, value in content["step_time"].items()})
+    about = f"{content['model']}, measured {content['date']} ({content['error']:.0%} off on average)"
+    return Known(time, about, int(content["token_bytes"]))
+
+
+def _wrong(given: str, why: str) -> UserError:
+    return UserError(
+        f"serve: --step-time {given!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
+        " serving.engine' wrote, or base=SECONDS,row=…,kv=…,token=…,pair=…"
+    )

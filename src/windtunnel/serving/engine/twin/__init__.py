@@ -1,0 +1,47 @@
+"""The engine on a cluster that is not there: its scheduler on a virtual clock, with times from a step model.
+
+`world.serve` takes requests through it, `models.step_time` and `models.kv_tokens` say what a published model
+takes on a cluster, `figures` what its users see.
+"""
+
+from __future__ import annotations
+
+from windtunnel.serving.branching import policy as branching
+from windtunnel.serving.engine import policy as admission
+
+__all__ = ["cost"]
+
+
+def cost(observation: object, decision: object) -> dict[str, float]:
+    """Of `engine.policy`: ``seconds`` of the step's prefill by the step model, and the requests that are
+    ``admitted``, ``refused`` and ``deferred``; ``waiting``: seconds until the prompts of all that stay could
+    be read. Of `branching.policy`: ``seconds`` of the step, and the ``tokens`` that it decodes. {} of others.
+    """
+    match observation, decision:
+        case admission.Observation(), admission.Decision():
+            return _admission(observation, decision)
+        case branching.Observation(), branching.Decision():
+            return _branches(observation, decision)
+    return {}
+
+
+def _branches(seen: branching.Observation, made: branching.Decision) -> dict[str, float]:
+    suffixes = {(one.request, one.unit): one.suffix for one in seen.candidates}
+    rows = seen.rows + len(made.admitted)
+    seconds = seen.time.of(rows, seen.read + sum(suffixes[request, unit] for request, unit in made.admitted))
+    for tokens, context in seen.prefill:
+        seconds += (seen.time.token + seen.time.pair * context) * tokens
+    return {"seconds": seconds, "tokens": float(rows)}
+
+
+def _admission(observation: admission.Observation, decision: admission.Decision) -> dict[str, float]:
+    filled = sum(tokens for _, _, tokens in decision.prefill)
+    gone = {*decision.refuse, *decision.defer}
+    left = observation.backlog + sum(one.left for one in observation.waiting if one.request not in gone)
+    return {
+        "seconds": observation.time.token * filled,
+        "admitted": float(len(decision.admit)),
+        "refused": float(len(decision.refuse)),
+        "deferred": float(len(decision.defer)),
+        "waiting": admission.fill_time(observation.time, observation.rows, left, observation.chunk),
+    }

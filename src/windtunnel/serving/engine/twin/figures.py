@@ -1,0 +1,96 @@
+"""What users of the served requests would have seen, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.serving.engine.model import Objective
+from windtunnel.serving.engine.twin.world import Served
+
+Floats = NDArray[np.float64]
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the requests that were finished: until the first token, for each further one (by the pace
+    that was promised), and in all; ``met``: of all requests, whether it got what it was promised (who was
+    refused did not)."""
+
+    ttft: Floats
+    tpot: Floats
+    total: Floats
+    met: NDArray[np.bool_]
+
+
+def times(parts: Sequence[Served], promised: Objective, pace: str = "token") -> Times:
+    """Of replicas that served at the same time; ``pace``: whether theirs counts "token"s or "step"s."""
+    columns = ("arrival", "first", "end", "tokens" if pace == "token" else "steps")
+    arrival, first, end, further = (
+        np.concatenate([getattr(one, name) for one in parts]) for name in columns
+    )  # fmt: skip
+    further = further - (pace == "token")
+    ttft, total = first - arrival, end - arrival
+    tpot = np.where(further > 0, (end - first) / np.maximum(further, 1), 0.0)
+    over = ~np.isnan(end)
+    slack = 1 + 1e-9  # what is due exactly now is not late
+    due = promised.ttft * slack, promised.tpot * slack, promised.total * slack
+    met = over & (ttft <= due[0]) & (tpot <= due[1]) & (total <= due[2])
+    return Times(ttft[over], tpot[over], total[over], met)
+
+
+def summary(
+    parts: Sequence[Served], found: Times, prompts: int, kv: int, price: float | None, devices: int
+) -> dict[str, Any]:
+    """Figures as values of JSON, of replicas that served at the same time. ``prompts``: tokens of all
+    prompts; ``kv``: tokens for which one replica has room; ``price``: of a device for an hour; None: not
+    known."""
+    count = len(found.met)
+    begin = min((float(one.arrival[0]) for one in parts if len(one.arrival)), default=0.0)
+    seconds = max((one.looks[-1][0] for one in parts), default=0.0) - begin
+    tokens = sum(int(one.tokens.sum()) for one in parts)
+    each = max(seconds, 1e-12)
+    made: dict[str, Any] = {
+        "origin": "emulated", "requests": count, "finished": len(found.total),
+        "refused": sum(int(one.refused.sum()) for one in parts),
+        "never": sum(len(one.never) for one in parts), "seconds": seconds,
+        "attainment": float(found.met.mean()) if count else 1.0, "goodput": float(found.met.sum()) / each,
+        "requests_per_second": len(found.total) / each, "tokens_per_second": tokens / each,
+        "cached": sum(int(one.cached.sum()) for one in parts) / max(1, prompts),
+        "kv_tokens": kv, "kv_mean": _mean([(at, held) for one in parts for at, held, _, _ in one.looks]) / kv,
+        "kv_peak": max((held for one in parts for _, held, _, _ in one.looks), default=0) / kv,
+        "steps": sum(one.taken for one in parts), "planned": sum(one.planned for one in parts),
+        "busy": sum(one.busy for one in parts) / max(1, len(parts)) / each,
+    }  # fmt: skip
+    for name in ("ttft", "tpot", "total"):
+        values = getattr(found, name)
+        shown = np.percentile(values, PERCENTILES) if len(values) else [None] * len(PERCENTILES)
+        made[name] = {"mean": float(values.mean()) if len(values) else None}
+        made[name] |= {
+            f"p{one}": None if at is None else float(at) for one, at in zip(PERCENTILES, shown, strict=True)
+        }
+    if price is not None:
+        cost = price * devices * seconds / 3600
+        made["cost"] = {
+            "total": cost, "per_thousand_met": 1e3 * cost / max(1, int(found.met.sum())),
+            "per_million_tokens": 1e6 * cost / max(1, tokens),
+        }  # fmt: skip
+    return made
+
+
+def promised(objective: Objective) -> str:
+    """In words."""
+    parts = [
+        f"{name} {due:g} s" for name in ("ttft", "tpot", "total") if (due := getattr(objective, name)) < inf
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+def _mean(looks: list[tuple[float, int]]) -> float:
+    return sum(held for _, held in looks) / max(1, len(looks))

@@ -1,0 +1,218 @@
+"""Requests through the engine's scheduler on a virtual clock: the decisions are those of the live engine,
+only how long a step takes is told by a step model.
+
+While nobody arrives, ends or gets late, the scheduler says how many steps in a row are alike
+(`Step.repeat`); the clock jumps over these at once. What comes out is what single steps would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import floor, inf, nan, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.serving.engine.model import Request, StepTime
+from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
+from windtunnel.serving.engine.policy.step import Depths, Limits, Step
+from windtunnel.serving.prefixcache.policy.changes import Found
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
+
+Floats = NDArray[np.float64]
+LOOKS = 600
+"""How often the state of the engine is noted over the time of the arrivals."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of the requests, in the order in which they were given; times are seconds on the virtual
+    clock, nan where there is none.
+
+    ``first`` and ``end``: of the first and the last token. ``tokens``: emitted; ``steps``: those in which it
+    got on after its first token. ``cached``: prompt tokens that the prefix cache held (0 for who was never
+    admitted). ``refused``: whether it was; ``never``: in a sentence why those that could never be served were
+    not. ``looks``: (time, KV tokens held, running, waiting). ``taken``: steps, of which the scheduler
+    planned ``planned``; ``busy``: seconds of them.
+    """
+
+    arrival: Floats
+    first: Floats
+    end: Floats
+    tokens: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    cached: NDArray[np.int64]
+    refused: NDArray[np.bool_]
+    never: Mapping[int, str]
+    looks: Sequence[tuple[float, int, int, int]]
+    taken: int
+    planned: int
+    busy: float
+    gain: float = 1.0
+
+
+def serve(
+    requests: Sequence[Request], limits: Limits, model: StepTime, *, truth: StepTime | None = None,
+    jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: Prefixes | None = None,
+    log: Log | None = None, every: int = 1, jump: bool = True,
+) -> Served:  # fmt: skip
+    """Serve ``requests``, sorted by arrival, until all are done with.
+
+    ``model``: what the scheduler believes of steps; ``truth``: how long they take, ``model`` by default,
+    times a factor whose logarithm is normal with deviation ``jitter``, drawn from ``random`` (the steps of a
+    jump share one). ``log`` is told of the decisions of every ``every``-th planned step. ``jump``: False to
+    take each step by itself.
+
+    Raises:
+        ValueError: the requests are not sorted, or two have one id.
+    """
+    count = len(requests)
+    arrivals = [one.arrival for one in requests]
+    if any(one > other for one, other in pairwise(arrivals)):
+        raise ValueError("requests have to be sorted by their arrivals")
+    place = {one.id: number for number, one in enumerate(requests)}
+    if len(place) != count:
+        raise ValueError("two requests have the same id")
+    truth = truth or model
+    plans = 0
+
+    def logged(capability: str, policy: str, seen: object, made: object) -> None:
+        if log is not None and plans % every == 0:
+            log(capability, policy, seen, made)
+
+    lookup = prefixes.look if prefixes is not None else None
+    scheduler = Scheduler(limits, model, lookup=lookup, log=logged if log is not None else None)
+    first, end = np.full(count, nan), np.full(count, nan)
+    tokens, steps, cached = (np.zeros(count, np.int64) for _ in range(3))
+    refused = np.zeros(count, bool)
+    never: dict[int, str] = {}
+    looks: list[tuple[float, int, int, int]] = []
+    now, coming, taken, busy = (arrivals[0] if count else 0.0), 0, 0, 0.0
+    gap = (arrivals[-1] - arrivals[0]) / LOOKS if count else 0.0
+    note = now
+    while True:
+        if prefixes is not None:
+            prefixes.now = now
+        while coming < count and arrivals[coming] <= now:
+            request = requests[coming]
+            try:
+                refused[coming] = not scheduler.arrive(request)
+            except ValueError as error:
+                refused[coming], never[request.id] = True, str(error)
+            coming += 1
+        if now >= note:
+            looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
+            note = now + gap
+        plans += 1
+        step = scheduler.next(now)
+        if step is None:
+            if coming == count:
+                break
+            now = arrivals[coming]
+            continue
+        for number in step.refused:
+            refused[place[number]] = True
+        if prefixes is not None:
+            for number in step.admitted:
+                cached[place[number]] = prefixes.admitted(number)
+        if not step.work:
+            continue
+        factor = float(np.exp(jitter * random.standard_normal())) if jitter and random is not None else 1.0
+        upto = arrivals[coming] if coming < count else inf
+        times = alike(step, truth, factor, now, upto) if jump else 1
+        spent = factor * step.total(truth, times)
+        now += spent
+        busy += spent
+        taken += times
+        out = scheduler.done(step, now, count=times)
+        if prefixes is not None:
+            prefixes.now = now
+        for number in out.first:
+            first[place[number]] = now
+            if prefixes is not None:
+                prefixes.read(requests[place[number]])
+        for done in out.finished:
+            at = place[done.request.id]
+            end[at], tokens[at], steps[at] = now, done.tokens, done.steps
+            if prefixes is not None:
+                prefixes.left(done.request.id)
+    looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
+    return Served(
+        np.array(arrivals), first, end, tokens, steps, cached, refused, never, looks, taken, plans, busy,
+        scheduler.predictor.gain,
+    )  # fmt: skip
+
+
+def alike(step: Step, truth: StepTime, factor: float, now: float, coming: float) -> int:
+    """How many steps in a row may be taken: all that begin before the next arrival, and none after
+    ``step.until``."""
+    if step.repeat == 1:
+        return 1
+    before = coming - now
+    if before == inf and step.until == inf:
+        return step.repeat
+    begin = factor * step.total(truth, 1)
+    more = factor * truth.kv * len(step.rows)
+
+    def started(limit: float, strictly: bool) -> int:
+        """How many begin within ``limit`` seconds: the n-th after n·begin + more·n(n-1)/2."""
+        if limit == inf:
+            return step.repeat
+        if more * step.repeat < 1e-9 * begin:
+            number = limit / begin
+        else:
+            half = begin / more - 0.5
+            number = sqrt(half * half + 2 * limit / more) - half
+        whole = max(0, min(step.repeat, floor(number)))
+        at = factor * step.total(truth, whole) if whole else 0.0
+        return whole if strictly and at >= limit else min(step.repeat, whole + 1)
+
+    return max(1, min(started(before, True), started(step.until - now, False)))
+
+
+@dataclass
+class Prefixes:
+    """The policy's prefix cache, without tensors: ``symbols`` of each request's prompt by its id (those that
+    have none are never found)."""
+
+    cache: PrefixCache
+    symbols: Mapping[int, NDArray[np.int64]]
+    now: float = 0.0
+    _found: dict[int, Found] = field(default_factory=dict)
+    _held: dict[int, Found] = field(default_factory=dict)
+
+    def look(self, request: Request) -> tuple[int, Depths]:
+        """For the scheduler: tokens that are there, and where its prefill stops to copy the state."""
+        if request.id not in self.symbols:
+            return 0, ()
+        unit = self.cache.unit
+        found = self.cache.look(self.symbols[request.id], self.now, (request.prompt - 1) // unit)
+        self._found[request.id] = found
+        return found.depth * unit, tuple(at * unit for at in found.keep if at * unit <= request.prompt)
+
+    def admitted(self, number: int) -> int:
+        """It uses what was found, which stays until it has `left`; prompt tokens."""
+        found = self._found.pop(number, None)
+        if found is None:
+            return 0
+        self._held[number] = found
+        if found.depth:
+            self.cache.pin(found.node)
+        return found.depth * self.cache.unit
+
+    def read(self, request: Request) -> None:
+        """Its prompt is prefilled: from now on others may use it."""
+        if (found := self._held.get(request.id)) is not None:
+            whole = self.symbols[request.id][: request.prompt // self.cache.unit]
+            kept = [at for at in found.keep if at <= len(whole)]
+            self.cache.admit(whole, kept, self.now)
+            if (replay := self.cache.due()) is not None:
+                self.cache.settle(replay.run())
+
+    def left(self, number: int) -> None:
+        """It is done."""
+        found = self._held.pop(number, None)
+        if found is not None and found.depth:
+            self.cache.unpin(found.node)

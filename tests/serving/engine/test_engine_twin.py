@@ -1,0 +1,216 @@
+"""The engine's twin: the clock jumps as single steps would go, nobody is lost, and hand-made cases come out
+as reckoned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler import limits, workloads
+from typer.testing import CliRunner
+
+from windtunnel.base.errors import UserError
+from windtunnel.cli.main import app
+from windtunnel.cluster.load import load_cluster
+from windtunnel.serving import simulate
+from windtunnel.serving.engine import profile
+from windtunnel.serving.engine.model import Objective, Request, Serial, StepTime
+from windtunnel.serving.engine.policy.step import Limits
+from windtunnel.serving.engine.twin import figures, models
+from windtunnel.serving.engine.twin.world import Prefixes, Served, serve
+from windtunnel.serving.prefixcache.policy.rules import RULES
+from windtunnel.serving.prefixcache.policy.shapes import Shape
+from windtunnel.serving.prefixcache.policy.tree import PrefixCache
+from windtunnel.store import eventlog
+from windtunnel.store.runs import Store
+
+TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
+WIDE = Limits(rows=64, kv=100_000, admission="wait")
+
+
+def one_by_one(requests: list[Request], given_limits: Limits, time: StepTime) -> Served:
+    return serve(requests, given_limits, time, jump=False)
+
+
+@settings(max_examples=120, deadline=None)
+@given(workloads(), limits, st.sampled_from([TIME, replace(TIME, kv=0.0), replace(TIME, kv=1e-3)]))
+def test_jumping_is_single_steps_and_every_request_ends_once(
+    requests: list[Request], given_limits: Limits, time: StepTime
+) -> None:
+    jumped, slow = serve(requests, given_limits, time), one_by_one(requests, given_limits, time)
+    assert jumped.taken == slow.taken and jumped.planned <= slow.planned
+    assert np.array_equal(jumped.refused, slow.refused)
+    for name in ("first", "end"):
+        assert np.allclose(getattr(jumped, name), getattr(slow, name), rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert np.array_equal(jumped.tokens, slow.tokens) and np.array_equal(jumped.steps, slow.steps)
+    finished = ~np.isnan(jumped.end)
+    assert (finished ^ jumped.refused).all(), "finished or refused, exactly once"
+    asked = [
+        sum(sum(one.tokens) if hasattr(one, "heads") else one.tokens for one in r.stages) for r in requests
+    ]
+    assert jumped.tokens[finished].tolist() == np.array(asked)[finished].tolist()
+    assert (jumped.first[finished] >= jumped.arrival[finished]).all()
+    assert jumped.gain == pytest.approx(1.0, abs=1e-6), "what takes as long as modelled teaches nothing"
+
+
+def test_a_hand_made_case() -> None:
+    """Two requests: 2 tokens of prompt and 3 of answer, the second comes in the first one's decoding."""
+    time = StepTime(base=1.0, row=0.1, kv=0.01, token=0.5, pair=0.0)
+    done = serve([Request(5, 0.0, 2, (Serial(3),)), Request(6, 2.5, 2, (Serial(2),))], WIDE, time)
+    # from 0 a prefill, 1 + 2·0.5 = 2; from 2 a row that reads 2, 1.12; from 3.12 a row that reads 3 beside a
+    # prefill, 2.13; from 5.25 a row that reads 2, 1.12
+    assert done.first.tolist() == [2.0, pytest.approx(5.25)]
+    assert done.end.tolist() == [pytest.approx(5.25), pytest.approx(6.37)]
+    found = figures.times([done], Objective(ttft=2.5, tpot=1.625))
+    assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.met.tolist() == [True, False]
+    made = figures.summary([done], found, 4, 100_000, 3600.0, 2)
+    assert made["goodput"] == pytest.approx(1 / 6.37) and made["cost"]["total"] == pytest.approx(2 * 6.37)
+    assert (made["steps"], made["attainment"], made["refused"]) == (4, 0.5, 0)
+
+
+def test_a_queue_of_one_server_waits_as_the_formula_says() -> None:
+    """M/D/1: one row, answers of one token, so that each request is one step of S seconds; the mean wait in
+    the queue is rho·S / (2·(1 - rho)) (Pollaczek and Khinchine)."""
+    seconds, rho, count = 0.1, 0.7, 20_000
+    random = np.random.default_rng(3)
+    arrivals = np.cumsum(random.exponential(seconds / rho, count)).tolist()
+    requests = [Request(number, when, 1, (Serial(1),)) for number, when in enumerate(arrivals)]
+    limits_of_one = Limits(rows=1, kv=100, chunk=1, admission="wait")
+    done = serve(requests, limits_of_one, StepTime(seconds, 0.0, 0.0, 0.0, 0.0))
+    waited = float((done.end - done.arrival).mean()) - seconds
+    assert waited == pytest.approx(rho * seconds / (2 * (1 - rho)), rel=0.05)
+    assert done.busy == pytest.approx(count * seconds)
+
+
+def test_steps_that_take_longer_than_believed_are_learned_and_come_from_a_seed() -> None:
+    requests = [Request(n, n * 0.05, 30, (Serial(20),)) for n in range(40)]
+    slow = serve(requests, WIDE, TIME, truth=replace(TIME, base=0.02))
+    assert slow.gain > 1.2 and slow.end[-1] > serve(requests, WIDE, TIME).end[-1]
+    noisy = [
+        serve(requests, WIDE, TIME, jitter=0.1, random=np.random.default_rng(seed)).end for seed in (1, 1, 2)
+    ]
+    assert np.array_equal(noisy[0], noisy[1]) and not np.array_equal(noisy[0], noisy[2])
+
+
+def test_a_request_that_can_never_fit_is_refused_alone() -> None:
+    done = serve([Request(0, 0.0, 200, (Serial(9),)), Request(1, 0.0, 9, (Serial(9),))], Limits(4, 100), TIME)
+    assert done.refused.tolist() == [True, False] and "there is room for 100" in done.never[0]
+    with pytest.raises(ValueError, match="sorted"):
+        serve([Request(0, 1.0, 2, (Serial(1),)), Request(1, 0.0, 2, (Serial(1),))], WIDE, TIME)
+
+
+def test_what_prompts_share_is_read_once() -> None:
+    """Ten prompts of 4 blocks, of which 3 are the same, with room for all and with none."""
+    symbols = {n: np.array([1, 2, 3, 100 + n]) for n in range(10)}
+    requests = [Request(n, n * 5.0, 64, (Serial(4),)) for n in range(10)]
+
+    def through(capacity: int) -> Served:
+        cache = PrefixCache(Shape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)
+        return serve(requests, WIDE, TIME, prefixes=Prefixes(cache, symbols))
+
+    found, none = through(10_000), through(10)
+    assert found.cached.tolist() == [0] + [48] * 9 and not none.cached.any()
+    assert (none.first - found.first)[1:] == pytest.approx([48 * 3e-4 + 1e-7 * 0] * 9, rel=0.05)
+
+
+def test_published_models_have_the_sizes_of_their_authors() -> None:
+    published = {
+        "llama-2-7b": 6.74,
+        "llama-3-8b": 8.03,
+        "llama-3-70b": 70.6,
+        "qwen3-8b": 8.19,
+        "qwen3-32b": 32.8,
+    }
+    for name, billions in published.items():
+        assert models.model_like(name).weights / 2e9 == pytest.approx(billions, rel=0.005)
+    model, cluster = models.model_like("qwen3-32b"), load_cluster("h100-sxm:1x2")
+    assert model.shape.kv == 2 * 64 * 8 * 128 * 2
+    alone = models.roofline(model, cluster, 1, 500)
+    assert alone > model.read / (2 * cluster.host.device.memory_bandwidth), "weights are read once a step"
+    wide = load_cluster("h100-sxm:1x8")
+    assert alone / 4 < models.roofline(model, wide, 1, 500) < alone, "summing up takes its part"
+    fitted, error = models.step_time(model, cluster, 64, 512, 300_000)
+    assert error < 0.12 and fitted.of(32, 32_000) == pytest.approx(
+        models.roofline(model, cluster, 32, 32_000), rel=0.2
+    )
+    assert models.kv_tokens(model, wide) > 4 * models.kv_tokens(model, cluster)
+    with pytest.raises(UserError, match=r"weights of llama-3-70b take 141.* accepted are more devices"):
+        models.kv_tokens(models.model_like("llama-3-70b"), load_cluster("a100-80:1x1"))
+    with pytest.raises(UserError, match="neither a model known here nor a config"):
+        models.model_like("gpt-9")
+
+
+@pytest.mark.parametrize(
+    ("given_step", "said"),
+    [
+        ("calibrated", "there is no profile .* measure one with: windtunnel calibrate serving.engine"),
+        ("base=x", "'base=x' is not one of base, row, kv, token, pair with a number"),
+        ("rows=1", "'rows=1' is not one of"),
+        ("row=1", "base, the seconds of any step, must be above 0"),
+        ("base=-1", "not a number of seconds from 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_step_time_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_step: str, said: str
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=said):
+        profile.step_time(given_step)
+
+
+def test_a_trace_is_emulated_as_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb: figures as JSON, a page, decisions that are kept, and the same bytes from the same seed."""
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
+    trace.write_text(
+        "".join(
+            json.dumps(
+                {"timestamp": 400 * n, "input_length": 1100, "output_length": 9, "hash_ids": [1, 2, 10 + n]}
+            )
+            + "\n"
+            for n in range(40)
+        )
+    )
+    words = ["serve", "--trace", str(trace), "--on", "a100-80:2x1,price=2", "--model-like", "llama-3-8b"]
+    words += ["--policy", "eager", "--branches", "share=0.5,count=2-4,tokens=20", "--ttft", "1", "--log", "1"]
+    done = [CliRunner().invoke(app, [*words, "--json", "--html", str(page)]) for _ in range(2)]
+    assert [one.exit_code for one in done] == [0, 0], done[0].output
+    first, second = (json.loads(one.stdout) for one in done)
+    run = first.pop("run")
+    assert second.pop("run") != run and first == second
+    assert first["finished"] == first["requests"] == 40 and first["attainment"] == 1.0
+    assert 0.5 < first["cached"] < 1024 / 1100 and first["cost"]["total"] > 0
+    assert "synthetic" in first["about"]["trace"] and first["origin"] == "emulated"
+    assert "First token" in page.read_text() or "first token" in page.read_text()
+    kept = Store.open().get(run)
+    assert kept.summary is not None and kept.summary["goodput"] == first["goodput"]
+    decided = eventlog.decisions(kept.directory / eventlog.NAME)
+    assert {one["capability"] for one in decided} == {"serving.engine", "serving.branching"}
+    shown = CliRunner().invoke(app, ["replay", run, "--policy", "off"])
+    assert shown.exit_code == 0 and "seconds:" in shown.stdout and "tokens:" in shown.stdout
+
+
+def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,37,4\n0.5,3000,4\n")
+    numbers = "base=0.01,token=1e-4"
+    for wrong, said in (
+        ({}, "--trace needs --on CLUSTER with --model-like NAME"),
+        ({"step_time": numbers, "on": "h100-sxm:1x2"}, "--trace needs --on CLUSTER"),
+        ({"step_time": numbers, "branching": "x"}, "--policy 'x' is unknown; accepted are"),
+        ({"step_time": numbers, "speed_up": 0.0}, "--speed-up 0 is not accepted"),
+        ({"step_time": numbers, "branches": "share=1"}, "--branches 'share=1' is not accepted; use share"),
+        ({"on": "a100-80:1x1", "model_like": "llama-3-8b", "kv": 1 << 40}, "it has room for"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            simulate(trace=trace, **wrong)
+    made = simulate(trace=trace, step_time=numbers, chunk=1000, every=0)
+    assert made.times.ttft.tolist() == pytest.approx([0.0137, 3 * 0.11 - 0.0], abs=0.02)
+    assert made.summary["refused"] == 0 and inf not in made.times.total
