@@ -40,8 +40,6 @@ Call = Callable[[], Any]
 Steps = Generator[Call, Any, None]
 Done = Callable[[Exception | None], object]
 """Called when a group's row holds the mean over ranks, or with what it ended with; by any thread."""
-ENDING = 5.0
-"""Seconds that threads have to end; one that waits for a peer that is gone takes until the deadline."""
 
 
 @dataclass
@@ -210,7 +208,7 @@ class Executor:
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self._stop)
+        atexit.register(self.close)
 
     def begin(self, group: int, row: Tensor, done: Done) -> None:
         """Synchronise a group whose gradients are in ``row`` (1-D, contiguous; or COO for a sparse sum)."""
@@ -240,21 +238,20 @@ class Executor:
                 running.low.load_state_dict(state.get("factors", {}))
 
     def close(self) -> None:
-        """End the threads and give up the groups; nothing may be under way."""
-        atexit.unregister(self._stop)
-        self._stop()
-        if self._failed is None and dist.is_initialized():
-            for one in self._scopes.values():
-                dist.destroy_process_group(one)
-
-    def _stop(self) -> None:
-        """A thread that is in the middle of a call when the interpreter ends would abort the process."""
+        """End the threads and give up the groups. Between two steps that takes no time; in the midst of one,
+        as when the process ends by an exception, it waits for the call that is under way, by its deadline: a
+        thread that comes back from a call while the interpreter ends aborts the process."""
+        atexit.unregister(self.close)
         with self._ready:
             self._closed = True
             self._ready.notify_all()
         self._host.put(None)
         for thread in self._threads:
-            thread.join(ENDING)
+            thread.join()
+        if self._failed is None and dist.is_initialized():
+            for one in self._scopes.values():
+                dist.destroy_process_group(one)
+        self._scopes.clear()
 
     def _run_network(self) -> None:
         with self._stream():
