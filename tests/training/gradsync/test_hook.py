@@ -69,11 +69,17 @@ def test_a_rank_that_dies_ends_the_steps_of_all_others() -> None:
 
 @pytest.mark.slow
 def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
-    """As it stands: its profile has what it trains, and with a plan it trains as it did."""
+    """As it stands: its profile has what it trains, also where it takes its end for a failure, and with a
+    plan it trains as it did."""
     arguments = [str(SCRIPT), "--size", "debug", "--steps", "12"]
     module = ["-m", "windtunnel.training.gradsync.live.script"]
-    file = tmp_path / "profile.json"
-    done = run_ranks([*module, "profile", str(file), "1", "fp16", *arguments], 2)
+    file, fails = tmp_path / "profile.json", tmp_path / "fails.py"
+    fails.write_text(
+        "import runpy\ntry:\n"
+        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as ended:\n    raise RuntimeError('the trainer failed') from ended\n"
+    )
+    done = run_ranks([*module, "profile", str(file), "1", "fp16", str(fails), *arguments[1:]], 2)
     assert done.returncode == 0, done.stderr[-3000:]
     found = read(file, Profile)
     assert (len(found.tensors), found.network.world, found.emulated) == (38, 2, "")
