@@ -27,7 +27,8 @@ for ever. TernGrad and QSGD are true in the mean and must not have one: their er
 **NaN and infinity** are never hidden: where one rank's gradient has any, what the codes decode to has NaN
 or infinity on all ranks, at its own place (none, fp16, bf16; sparse: one at least), throughout its block
 (int8, fp8, terngrad, qsgd), or throughout the tensor (sign, onebit, powersgd; randomk at the places that it
-sends, also where the sum of all elements overflows).
+sends, also where the sum of all elements overflows). The tensor is what is encoded at once: of a plan's
+group all parameters, or a rank's slice of them; of several that have NaN sparse codecs may show one.
 
 **Seeds**: `seed_of` gives the same on every host. Ranks take different ones where codes are rounded at
 random, or their errors would not cancel, and must take the same one for a summable codec.
