@@ -32,7 +32,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
     done = run_ranks([HOOKED, "refused"], 4)
     assert done.returncode == 0, done.stderr[-3000:]
     words = done.stdout.splitlines()
-    assert len(words) == 11
+    assert len(words) == 12
     assert all(one.startswith("gradsync apply: ") for one in words)
     for one, part in zip(
         words,
@@ -48,6 +48,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
             "'zap' is no scheme of a sparse sum",
             "needs several hosts of several ranks",
             "a communication hook",
+            "a communication hook already (of another plan)",
         ),
         strict=True,
     ):

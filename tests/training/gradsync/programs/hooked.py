@@ -185,6 +185,11 @@ def refused() -> None:
     hooked = made()
     hooked.register_comm_hook(None, fp16_compress_hook)
     attempt(fit, hooked)
+    twice = made()
+    handle = apply(twice, fit, deadline=20.0)  # which leaves DDP its own way
+    attempt(fit, twice)
+    handle.close()
+    apply(twice, fit, deadline=20.0).close()
 
 
 def lost() -> None:

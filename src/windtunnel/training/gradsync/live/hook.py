@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ CHECK_EVERY = 25
 KEPT = 200
 """Times of iterations that are remembered."""
 _Future = torch.futures.Future[Tensor | Exception]
+_running = weakref.WeakSet["Handle"]()
+"""Handles that are not closed; one whose plan leaves DDP its own way has no hook to know it by."""
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Handle:
         if check_every:  # in a forward that a compiler must not look into
             self._hooks.append(ddp.register_forward_pre_hook(torch.compiler.disable(self._before)))
         self._install(plan)
+        _running.add(self)
 
     def _install(self, plan: Plan) -> None:
         """Have the plan run, with nothing that waits."""
@@ -191,6 +195,7 @@ class Handle:
         if self.closed:
             return
         self.closed = True
+        _running.discard(self)
         for one in self._hooks:
             one.remove()
         self._stop()
@@ -340,9 +345,11 @@ def _cannot_run(plan: Plan) -> str:
 
 def _other_hook(ddp: DistributedDataParallel, mine: Handle | None = None) -> str:
     """The name of a hook that is registered and is neither ``mine`` nor of a plan that was closed."""
-    for hook, state in ddp._comm_hooks:
-        if hook is not _hook or not (isinstance(state, Handle) and (state is mine or state.closed)):
-            return "of another plan" if hook is _hook else str(getattr(hook, "__qualname__", hook))
+    if any(one.ddp is ddp and one is not mine for one in _running):
+        return "of another plan"
+    for hook, _ in ddp._comm_hooks:
+        if hook is not _hook:
+            return str(getattr(hook, "__qualname__", hook))
     # those that PyTorch has in C++ are in no list
     told = "" if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook", "")
     return "" if told == _hook.__qualname__ else str(told)
