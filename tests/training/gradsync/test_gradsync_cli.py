@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from windtunnel.cli.main import app
 from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.model import Plan, Profile
 from windtunnel.training.gradsync.policy import Wanted, decide
-from windtunnel.training.gradsync.run import kept, plan_run
+from windtunnel.training.gradsync.report import show
+from windtunnel.training.gradsync.run import Planned, kept, plan_run, verdict
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "train_resnet.py"
 
@@ -85,6 +87,20 @@ def test_bad_input_is_refused(
         plan_run(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no plan yet"):
         kept("last")
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rich would take what stands in brackets for its markup."""
+    given = profile([1 << 20] * 2, 1e7)
+    tensors = tuple(replace(one, name=f"net[/bold][red].{place}") for place, one in enumerate(given.tensors))
+    given = replace(given, tensors=tensors)
+    plan = decide(Wanted(given))
+    assert isinstance(plan, Plan)
+    for reasons in (False, True):
+        show(Planned("run", tmp_path, given, plan), reasons=reasons)
+        assert "net[/bold][red].0" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no forecast of .none allreduce in DDP's"):
+        verdict(replace(plan, forecasts=plan.forecasts[:1]))
 
 
 def test_bad_advice_is_refused() -> None:

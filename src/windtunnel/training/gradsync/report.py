@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from windtunnel.base.units import size
@@ -14,17 +15,17 @@ SHOWN = 12
 def show(made: Planned, *, reasons: bool = False) -> None:
     """The verdict; then each group with its reason, or the plan in short and what it was compared with."""
     console, plan = Console(highlight=False), made.plan
-    console.print(f"[bold]{verdict(plan)}[/]", *plan.notes, sep="\n")
+    console.print(f"[bold]{escape(verdict(plan))}[/]", *map(escape, plan.notes), sep="\n")
     numels = {one.name: one.numel for one in made.profile.tensors}
     groups = Table(
         "gradients", "elements", "option", title="Plan, in the order of backward", title_justify="left"
     )
     for place, group in enumerate(plan.groups if reasons else plan.groups[:SHOWN]):
         first, last = group.tensors[0], group.tensors[-1]
-        names = first if first == last else f"{first} … {last} ({len(group.tensors)})"
+        names = escape(first if first == last else f"{first} … {last} ({len(group.tensors)})")
         if reasons:
             console.print(f"[bold]{place}. {group.option.words()}[/]: {names}")
-            console.print(f"   {group.reason}", style="dim")
+            console.print(f"   {escape(group.reason)}", style="dim")
         groups.add_row(names, f"{sum(numels[name] for name in group.tensors):,}", group.option.words())
     if reasons:
         return
@@ -39,5 +40,5 @@ def show(made: Planned, *, reasons: bool = False) -> None:
         forecasts.add_row(one.choice, f"{one.seconds * 1e3:,.4g} ms", size(one.nbytes))
     forecasts.add_row("bound: codecs that take no time", f"{plan.bound * 1e3:,.4g} ms", "")
     console.print(forecasts)
-    why = f"Why: [bold]windtunnel gradsync explain {made.run}[/]   Files: {made.directory}"
+    why = f"Why: [bold]windtunnel gradsync explain {made.run}[/]   Files: {escape(str(made.directory))}"
     console.print(why, soft_wrap=True)

@@ -135,7 +135,13 @@ def gain(plan: Plan) -> float:
 
 
 def _plain(plan: Plan) -> Forecast:
-    return next(one for one in plan.forecasts if one.choice == f"{PLAIN.words()} in DDP's buckets")
+    choice = f"{PLAIN.words()} in DDP's buckets"
+    for one in plan.forecasts:
+        if one.choice == choice:
+            return one
+    raise UserError(
+        f"the plan has no forecast of {choice!r}; one made by windtunnel gradsync plan is accepted"
+    )
 
 
 def verdict(plan: Plan) -> str:
