@@ -146,7 +146,7 @@ MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
     "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
     "training.gradsync": ("policy/plan.py", "backward, self.profile.forward,", "backward, 0.0,"),
     "serving.engine": ("policy/__init__.py", "if seen.now > latest:", "if seen.now > latest + 1:"),
-    "serving.branching": ("policy/__init__.py", "seen.candidates[: seen.room]", "seen.candidates[:1]"),
+    "serving.branching": ("policy/__init__.py", "chosen[: max(0, seen.room)]", "chosen[:1]"),
     "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
     "serving.variants": ("policy/select.py", "latest = max(ready", "latest = min(ready"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),

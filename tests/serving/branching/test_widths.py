@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.branching.policy import POLICIES, Candidate, Decision, Observation
+from windtunnel.serving.branching.policy import POLICIES, REGAIN, Candidate, Decision, Observation
 from windtunnel.serving.branching.policy.predictor import RECENT, Predictor
 from windtunnel.serving.engine.model import StepTime
 
@@ -35,7 +35,8 @@ def observations(draw: st.DrawFn) -> Observation:
         prefill=draw(st.sampled_from([(), ((64, 500),)])),
         requests=promised,
         slacks=tuple(draw(st.floats(-0.05, 0.15)) for _ in promised),
-        worth=tuple(draw(st.sampled_from([0.0, 0.004, 0.03])) * (pace == "token") for _ in promised),
+        paces=tuple(draw(st.sampled_from([0.0, 0.004, 0.03])) for _ in promised),
+        left=tuple(draw(st.integers(0, 200)) for _ in promised),
         candidates=tuple(draw(st.permutations(candidates))),
         room=draw(st.integers(0, 20)),
         time=TIME,
@@ -54,12 +55,14 @@ def with_these(seen: Observation, units: tuple[tuple[int, int], ...]) -> float:
 
 def allowed(seen: Observation, units: tuple[tuple[int, int], ...], *, pays: bool) -> float:
     """What the step may cost above the protected rows, seconds: by hand, request by request."""
-    base, own = with_these(seen, ()), Counter(number for number, _ in units)
-    spans = [
-        slack + (worth * own[number] if pays else 0) - base
-        for number, slack, worth in zip(seen.requests, seen.slacks, seen.worth, strict=True)
-        if slack > base
-    ]
+    narrow = with_these(replace(seen, prefill=()), ())
+    base, own, spans = with_these(seen, ()), Counter(number for number, _ in units), []
+    for number, slack, pace, left in zip(seen.requests, seen.slacks, seen.paces, seen.left, strict=True):
+        brought = pace * own[number] if pays and seen.pace == "token" else 0.0
+        if slack > base:
+            spans.append(slack + brought - base)
+        elif pays and slack - base + min(left, REGAIN) * (pace - narrow) > 0:
+            spans.append(base + brought - base)
     return seen.rho * min(spans, default=inf)
 
 
@@ -72,9 +75,9 @@ def test_a_step_breaks_the_slack_of_nobody(seen: Observation, name: str) -> None
     assert made.externality == made.predicted - base <= seen.rho * made.budget
     assert made.externality <= allowed(seen, made.admitted, pays=pays)
     own = Counter(number for number, _ in made.admitted)
-    for number, slack, worth in zip(seen.requests, seen.slacks, seen.worth, strict=True):
+    for number, slack, pace in zip(seen.requests, seen.slacks, seen.paces, strict=True):
         if slack > base and made.admitted:
-            assert made.predicted <= slack + worth * own[number] * pays + 1e-12
+            assert made.predicted <= slack + pace * own[number] * (pays and seen.pace == "token") + 1e-12
     assert len(set(made.admitted)) == len(made.admitted) <= max(0, seen.room)
     assert set(made.admitted) <= {(one.request, one.unit) for one in seen.candidates}
 
@@ -98,17 +101,20 @@ def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
         assert count == had or all(count >= other - 1 for other in rounds.values())
 
 
-def test_zero_slack_is_zero_width_and_who_is_late_forbids_nothing() -> None:
+def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> None:
     branches = tuple(Candidate(1, unit, 0, 10, 12) for unit in (2, 3, 4))
     base = TIME.of(2, 0)
-    seen = Observation(0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), branches, 9, TIME)
+    seen = Observation(0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), (9, 9), branches, 9, TIME)
     for name in ("taper", "strict"):
         assert POLICIES[name](seen).admitted == ()
-        assert len(POLICIES[name](replace(seen, slacks=(base, 1.0))).admitted) == 3
         assert len(POLICIES[name](replace(seen, slacks=(inf, 1.0))).admitted) == 3
+        late = replace(seen, slacks=(base - 9 * (0.05 - base), 1.0))  # nine tokens do not make up for it
+        assert len(POLICIES[name](late).admitted) == 3
+        ten = POLICIES[name](replace(late, left=(10, 9))).admitted
+        assert len(ten) == (0 if name == "taper" else 3)
     tight = replace(seen, slacks=(1.0, base + 1e-9))  # now the one without slack is the one that branches
     assert len(POLICIES["taper"](tight).admitted) == 3 and POLICIES["strict"](tight).admitted == ()
-    assert POLICIES["taper"](replace(tight, worth=(0.0, 0.0), pace="step")).admitted == ()
+    assert POLICIES["taper"](replace(tight, pace="step")).admitted == ()
 
 
 @settings(max_examples=100, deadline=None)
@@ -149,4 +155,4 @@ def test_the_predictor_learns_gain_widths_and_a_margin_that_95_percent_keep() ->
     assert predictor.margin < 1e-9
 
 
-SEEN = Observation(0, 1, 0, (), (), (), (), (), 0, TIME)
+SEEN = Observation(0, 1, 0, (), (), (), (), (), (), 0, TIME)

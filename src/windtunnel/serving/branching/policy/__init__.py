@@ -8,12 +8,13 @@ and costs nothing: every step is decided anew.
 
 Each request that was promised a pace has slack: the time until its next token is due. A branch takes part
 only if the step, as it is predicted with a margin, ends within the slack of all who can still be in time.
-Who is late already forbids nothing: one of them would keep everybody narrow for ever.
+Who is late, but can make up for it in narrow steps (`REGAIN`), has no slack and forbids every wider step; who
+cannot forbids nothing: one of them would keep everybody narrow for ever.
 
 By token pace a request may pay for itself (`decide`): each further branch of its own that takes part brings
 a token, and with it one more token's time. So a request whose branches decode together bears a step that is
 longer than its pace, as long as it gets ahead of its tokens by that; others bear what their own slack allows.
-``strict`` charges all alike, the least slack of all: where every request branches, that is too timid.
+``strict`` charges all alike, the least slack of all, and nobody who is late is waited for.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ __all__ = ["POLICIES", "Candidate", "Decision", "Observation", "Predictor", "dec
 
 ALWAYS = 1 << 30
 """`Decision.holds` of who would decide the same in all steps to come."""
+REGAIN = 100
+"""Tokens within which a late request may get in time again, seconds being gained with each."""
 CAPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -55,10 +58,10 @@ class Observation:
     ``prefill``: (tokens, their context at the end) of each chunk. ``requests`` and ``slacks``: for each
     request that was promised a pace or a first token, the seconds until its next token is due, less what
     will be left of its prefill after this step; by ``pace`` ("token": every token of any branch buys time,
-    "step": every step does). ``worth``: of the same requests, the seconds that a further branch buys in this
-    step. ``room``: rows that may be added. ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the
-    rows) is the expected duration, and with (1 + ``margin``) the one that is rarely exceeded. ``rho``: the
-    share of the slack that may be spent.
+    "step": every step does). ``paces`` and ``left``: of the same requests, the seconds promised for a token,
+    and how many they may still decode (before the first token 0). ``room``: rows that may be added.
+    ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration, and with
+    (1 + ``margin``) the one that is rarely exceeded. ``rho``: the share of the slack that may be spent.
     """
 
     now: float
@@ -67,7 +70,8 @@ class Observation:
     prefill: tuple[tuple[int, int], ...]
     requests: tuple[int, ...]
     slacks: tuple[float, ...]
-    worth: tuple[float, ...]
+    paces: tuple[float, ...]
+    left: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     room: int
     time: StepTime
@@ -77,10 +81,11 @@ class Observation:
     rho: float = 0.9
     pace: str = "token"
 
-    def predicted(self, rows: int, read: int) -> float:
-        """Seconds of this step, rarely exceeded, if so many rows read so many KV tokens in all."""
+    def predicted(self, rows: int, read: int, *, prefill: bool = True) -> float:
+        """Seconds of this step, rarely exceeded, if so many rows read so many KV tokens in all; without its
+        ``prefill``: of those to come."""
         seconds = self.time.of(rows, read)
-        for tokens, context in self.prefill:
+        for tokens, context in self.prefill if prefill else ():
             seconds += (self.time.token + self.time.pair * context) * tokens
         width = self.widths[min(bucket(rows), len(self.widths) - 1)] if self.widths else 1.0
         return seconds * self.gain * width * (1 + self.margin)
@@ -101,13 +106,16 @@ class Decision:
 
 def decide(seen: Observation, pays: bool = True) -> Decision:
     """As many of the candidates, in `_order`, as the slack of nobody forbids. ``pays``: whether a request
-    may spend what its own branches bring."""
-    base = seen.predicted(seen.rows, seen.read)
-    least = [
-        (slack, number, slack, worth if pays else 0.0)
-        for number, slack, worth in zip(seen.requests, seen.slacks, seen.worth, strict=True)
-        if slack > base
-    ]
+    may spend what its own branches bring, and late ones are waited for."""
+    base, narrow = seen.predicted(seen.rows, seen.read), seen.predicted(seen.rows, seen.read, prefill=False)
+    worth = float(pays and seen.pace == "token")
+    least = []  # slack with what was bought so far, request, slack without, what a branch buys
+    for number, slack, pace, left in zip(seen.requests, seen.slacks, seen.paces, seen.left, strict=True):
+        if slack <= base and pays and slack - base + min(left, REGAIN) * (pace - narrow) > 0:
+            slack = base
+        elif slack <= base:
+            continue
+        least.append((slack, number, slack, worth * pace))
     heapify(least)
     bought: dict[int, int] = {}
     rows, read, best = seen.rows, seen.read, (0, base, 0.0)
@@ -116,11 +124,11 @@ def decide(seen: Observation, pays: bool = True) -> Decision:
         rows, read = rows + 1, read + one.suffix
         bought[one.request] = bought.get(one.request, 0) + 1
         while least:  # the least slack of all, with what those that branch have bought so far
-            known, number, slack, worth = least[0]
-            now = slack + worth * bought.get(number, 0)
+            known, number, slack, each = least[0]
+            now = slack + each * bought.get(number, 0)
             if now == known:
                 break
-            heapreplace(least, (now, number, slack, worth))
+            heapreplace(least, (now, number, slack, each))
         budget = least[0][0] - base if least else inf
         seconds = seen.predicted(rows, read)
         if seconds - base <= seen.rho * budget:

@@ -56,12 +56,12 @@ class _Branch:
 
 class _Running:
     """An admitted request. ``held``: tokens of the trunk in the KV, ``known``: tokens of the trunk;
-    ``tail``: those of this stage's branches that have ended; ``emitted``: tokens, ``steps``: those after the
-    first token in which it got on, the last of them ``stamp``. While the trunk decodes, counts are those of
-    when it began, at step ``began``."""
+    ``tail``: those of this stage's branches that have ended; ``asked``: tokens at most, ``emitted``: tokens,
+    ``steps``: those after the first token in which it got on, the last of them ``stamp``. While the trunk
+    decodes, counts are those of when it began, at step ``began``."""
 
     __slots__ = (
-        "admitted", "began", "branches", "emitted", "first", "held", "known", "protected", "request",
+        "admitted", "asked", "began", "branches", "emitted", "first", "held", "known", "protected", "request",
         "reserve", "stage", "stamp", "steps", "stops", "tail", "units",
     )  # fmt: skip
 
@@ -69,6 +69,7 @@ class _Running:
         self.request, self.stops, self.reserve, self.admitted = request, stops, reserve, now
         self.held, self.known = cached, request.prompt
         self.first = inf
+        self.asked = sum(one.tokens if isinstance(one, Serial) else sum(one.tokens) for one in request.stages)
         self.stage = self.emitted = self.steps = self.units = self.protected = self.tail = self.stamp = 0
         self.began = -1
         self.branches: dict[int, _Branch] = {}
@@ -507,12 +508,13 @@ class Scheduler:
         self, now: float, rows: int, read: int, prefill: tuple[Chunk, ...], candidates: Candidates
     ) -> branching.Observation:
         """The step as `branching.policy` sees it."""
-        limits, token_pace = self.limits, self.limits.pace == "token"
-        slacks: list[tuple[int, float, float]] = []
+        limits = self.limits
+        slacks: list[tuple[int, float, float, int]] = []
         for one in chain(self._serial.values(), self._parallel.values()):
             if (due := self._due(one)) < inf:
-                worth = one.request.objective.tpot if token_pace else 0.0
-                slacks.append((one.request.id, due - now, worth))
+                more = self._steps - one.began if one.began >= 0 else 0
+                left = one.asked - one.emitted - more
+                slacks.append((one.request.id, due - now, one.request.objective.tpot, left))
         ahead = -sum(one.end - one.begin for one in prefill)
         for number, unit in chain(self._urgent, self._filling):
             one = self._running[number]
@@ -520,10 +522,10 @@ class Scheduler:
             ahead += end - begin
             if number not in self._parallel and (due := self._due(one)) < inf:
                 needed = admission.fill_time(self.time, rows, max(0, ahead), limits.chunk)
-                slacks.append((number, due - now - needed, 0.0))
-        requests, seconds, worths = zip(*slacks, strict=True) if slacks else ((), (), ())
+                slacks.append((number, due - now - needed, 0.0, 0))
+        requests, seconds, paces, lefts = zip(*slacks, strict=True) if slacks else ((), (), (), ())
         return branching.Observation(
             now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), requests, seconds,
-            worths, candidates, limits.rows - rows, self.time, self.predictor.gain, self.predictor.margin,
-            self.predictor.widths, limits.rho, limits.pace,
+            paces, lefts, candidates, limits.rows - rows, self.time, self.predictor.gain,
+            self.predictor.margin, self.predictor.widths, limits.rho, limits.pace,
         )  # fmt: skip
