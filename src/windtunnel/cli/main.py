@@ -35,7 +35,7 @@ class Verbs(Lazy):
 app = typer.Typer(
     name="windtunnel",
     cls=Verbs,
-    help="Put a real training job or agent sandbox into a cluster that you do not have; see how it flies.",
+    help="Put a real training job, serving policy or agent sandbox into a cluster that you do not have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Panels leave little room for words at 80 columns, and cut names.

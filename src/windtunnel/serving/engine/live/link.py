@@ -110,7 +110,7 @@ class Link:
             await self._life
 
     def submit(self, job: Mapping[str, Any], events: asyncio.Queue[Event]) -> None:
-        """What comes of ``job`` (`worker.plain`) is put into ``events``, an `Over` at last."""
+        """What comes of ``job`` (as `worker.job` reads it) is put into ``events``, an `Over` at last."""
         self._jobs[job["id"]] = sent = _Sent(dict(job), events)
         if self.wrong:
             self._over(job["id"], failed=self.wrong)
@@ -196,7 +196,9 @@ class Link:
     def _again(self, number: int) -> None:
         """To a new worker, with what was told already."""
         sent = self._jobs[number]
-        told, job = sent.told.get(0, []), sent.job
+        told, job = sent.told.get(0, []), {**sent.job, "again": True}
+        if sent.told:  # its first token was in time, or late then
+            job["objective"] = (None, job["objective"][1])
         if len(job["stages"]) == 1 and isinstance(job["stages"][0], int):
             left = [job["stages"][0] - len(told)]
             job = {**job, "prompt": [*job["prompt"], *told], "stages": left, "had": len(told)}

@@ -41,7 +41,7 @@ class Branches:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request in tokens; a stage that is a number decodes as many. ``stop``: tokens that end a unit.
-    ``had``: how many tokens of its answer the trunk's prompt ends with, where another worker began it.
+    ``again``: another worker began it; ``had``: how many tokens of its answer the prompt ends with by that.
     ``arrival``: time.monotonic()."""
 
     id: int
@@ -51,6 +51,7 @@ class Job:
     sampling: Sampling = GREEDY
     stop: frozenset[int] = frozenset()
     objective: Objective = NOTHING
+    again: bool = False
     had: int = 0
 
     def request(self) -> Request:
@@ -129,7 +130,7 @@ class Engine:
     def add(self, job: Job) -> None:
         """It is refused in the next report where the queue is full or it can never be served."""
         why = self.refusal(job)
-        if not why and not self.scheduler.arrive(job.request()):
+        if not why and not self.scheduler.arrive(job.request(), job.again):
             why = "queue"
         if why:
             self._told.refused.append((job.id, why))

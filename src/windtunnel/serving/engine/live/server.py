@@ -198,7 +198,7 @@ class _Work:
         pace = self.service.objective if promised is None else (promised.ttft, promised.tpot)
         temperature = 1.0 if asked.temperature is None else asked.temperature
         self.jobs.append({
-            "id": number, "arrival": self.began, "prompt": prompt, "stages": stages, "had": 0,
+            "id": number, "arrival": self.began, "prompt": prompt, "stages": stages, "had": 0, "again": False,
             "sampling": [temperature, 1.0 if asked.top_p is None else asked.top_p, seed, asked.told],
             "objective": pace, "stop": [] if asked.ignore_eos else about["stop"],
         })  # fmt: skip

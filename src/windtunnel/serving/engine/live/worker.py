@@ -26,7 +26,7 @@ TOLD_EVERY = 0.25
 
 
 def job(told: dict[str, Any]) -> Job:
-    """What `plain` wrote."""
+    """A job from values of JSON, field by field; an objective that was not promised is null."""
     return Job(
         told["id"], told["arrival"], tuple(told["prompt"]),
         tuple(
@@ -35,22 +35,8 @@ def job(told: dict[str, Any]) -> Job:
             for one in told["stages"]
         ),
         Sampling(*told["sampling"]), frozenset(told["stop"]), objective(*told["objective"]), told["had"],
+        told["again"],
     )  # fmt: skip
-
-
-def plain(one: Job) -> dict[str, Any]:
-    """A job as values of JSON."""
-    how, promised = one.sampling, (one.objective.ttft, one.objective.tpot)
-    return {
-        "id": one.id, "arrival": one.arrival, "prompt": one.prompt, "had": one.had, "stop": sorted(one.stop),
-        "stages": [
-            stage if isinstance(stage, int)
-            else {"heads": stage.heads, "tokens": stage.tokens, "join": stage.join}
-            for stage in one.stages
-        ],
-        "sampling": (how.temperature, how.top_p, how.seed, how.logprobs),
-        "objective": [None if seconds == float("inf") else seconds for seconds in promised],
-    }  # fmt: skip
 
 
 def main(number: int) -> None:

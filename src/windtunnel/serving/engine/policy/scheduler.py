@@ -121,8 +121,8 @@ class Scheduler:
         units = max((len(one.heads) for one in request.stages if isinstance(one, Parallel)), default=0)
         return request.most + (1 + units) * self.limits.state
 
-    def arrive(self, request: Request) -> bool:
-        """Whether it was taken into the queue; not if that is full.
+    def arrive(self, request: Request, again: bool = False) -> bool:
+        """Whether it was taken into the queue; not if that is full, unless it comes ``again``.
 
         Raises:
             ValueError: it has no tokens to read or to write, or can never fit.
@@ -134,7 +134,7 @@ class Scheduler:
             )
         if (most := self.most(request)) > (kv := self.limits.kv):
             raise ValueError(f"the request may come to hold {most} tokens of KV, there is room for {kv}")
-        if self.waiting >= self.limits.queue:
+        if self.waiting >= self.limits.queue and not again:
             return False
         due = request.arrival + request.objective.ttft
         self._waiting.append((request, self._as_waiting(request, request.cached, (), due)))
