@@ -52,7 +52,7 @@ def test_a_plain_answer_goes_on_behind_what_was_told() -> None:
     link._heard(report((1, 0, 40), (1, 0, 41)))
     again = link.reborn()
     assert again["prompt"] == [7, 8, 40, 41] and again["stages"] == [7] and again["had"] == 2
-    assert again["again"] and job(again).objective.tpot == 0.1
+    assert job(again).again is True and job(again).had == 2 and job(again).objective.tpot == 0.1
     assert job(again).objective.ttft == float("inf")  # it cannot be late for what it has given
     link._heard(report((1, 0, 42)))
     third = link.reborn()

@@ -34,8 +34,8 @@ def job(told: dict[str, Any]) -> Job:
             else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
             for one in told["stages"]
         ),
-        Sampling(*told["sampling"]), frozenset(told["stop"]), objective(*told["objective"]), told["had"],
-        told["again"],
+        Sampling(*told["sampling"]), frozenset(told["stop"]), objective(*told["objective"]),
+        again=told["again"], had=told["had"],
     )  # fmt: skip
 
 
