@@ -85,7 +85,7 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.engine", "A language model served over HTTP, batched step by step by a policy",
-        ("policy", "twin", "live"), "serve", ("serve",), "serving",
+        ROOMS, "serve", ("serve",), "serving", calibrates=True,
     ),
     Capability(
         "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
