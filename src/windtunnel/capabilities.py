@@ -89,7 +89,7 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
-        ("policy",), "serve", (), "serving", twin_of="serving.engine",
+        ("policy", "bench"), "serve", (), "serving", twin_of="serving.engine",
     ),
     Capability(
         "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.serving.engine.emulate import Emulated
+    from windtunnel.serving.engine.live.executor import Executor
+    from windtunnel.serving.engine.live.loop import Engine, Job
+    from windtunnel.serving.engine.model import Request, StepTime
+    from windtunnel.serving.engine.twin.world import Served
 
 
 def simulate(**asked: Any) -> Emulated:
@@ -18,3 +23,47 @@ def simulate(**asked: Any) -> Emulated:
     from windtunnel.serving.engine.emulate import Emulation, emulate
 
     return emulate(Emulation(**asked))
+
+
+def emulated(*given: Any, **options: Any) -> Served:
+    """Requests through the engine's scheduler on a virtual clock: `engine.twin.world.serve`."""
+    from windtunnel.serving.engine.twin.world import serve
+
+    return serve(*given, **options)
+
+
+def loaded(model: str, rows: int, chunk: int, threads: int = 1) -> tuple[Executor, StepTime]:
+    """A model as ``windtunnel serve`` loads it, and how long its steps of up to so many rows and prefilled
+    tokens take here."""
+    import torch
+
+    from windtunnel.serving.engine.live.named import load
+    from windtunnel.serving.engine.live.timing import step_time
+
+    torch.set_num_threads(threads)
+    executor = load(model)
+    return executor, step_time(executor, rows, chunk)
+
+
+def live_engine(executor: Executor, time_of: StepTime, **settings: Any) -> Engine:
+    """`windtunnel.serving.engine.live.loop.Engine`."""
+    from windtunnel.serving.engine.live.loop import Engine
+
+    return Engine(executor, time_of, **settings)
+
+
+def job(request: Request, token: Callable[[], int]) -> Job:
+    """``request`` for a live engine, each of its tokens drawn by ``token``."""
+    from windtunnel.serving.engine.live.loop import Branches, Job
+    from windtunnel.serving.engine.model import Serial
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(token() for _ in range(count))
+
+    stages = tuple(
+        one.tokens
+        if isinstance(one, Serial)
+        else Branches(tuple(map(some, one.heads)), one.tokens, some(one.join))
+        for one in request.stages
+    )
+    return Job(request.id, request.arrival, some(request.prompt), stages, objective=request.objective)

@@ -1,0 +1,102 @@
+"""How many requests a second keep their promises under each policy, on the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+from windtunnel.bench.rows import Row
+from windtunnel.serving.branching.bench.workload import LIMITS, Workload, goodput
+from windtunnel.serving.engine.policy.step import Limits
+
+SEEDS, TUNING = (1, 2, 3, 4, 5), (11, 12)
+PUBLISHED: Mapping[str, tuple[float, float]] = {"off": (1.77, 1.3), "eager": (1.48, 1.15)}
+"""Of TAPER over each: the ratio in the paper's abstract, and what is to be reached here."""
+SOURCE = "Gandhi et al., arXiv 2605.06914, abstract; Qwen3-32B, other workload"
+BASE = Workload()
+ARMS = ("off", "eager", "strict", "taper")
+MAP: Mapping[str, Workload] = {
+    "steady arrivals": replace(BASE, burst=0.0),
+    "waves of half the load": replace(BASE, burst=0.5),
+    "waves of 60 s": replace(BASE, wave=60.0),
+    "35 ms a token": replace(BASE, tpot=0.035),
+    "80 ms a token": replace(BASE, tpot=0.08),
+    "no context in the cache": replace(BASE, cached=0, prompt=700),
+    "4,000 tokens of context": replace(BASE, cached=4000),
+    "12,000 tokens of context": replace(BASE, cached=12_000),
+    "2 to 3 branches": replace(BASE, branches=(2, 3)),
+    "12 to 24 branches": replace(BASE, branches=(12, 24)),
+    "3 of 10 requests branch": replace(BASE, share=0.3),
+    "9 of 10 requests branch": replace(BASE, share=0.9),
+    "every request branches": replace(BASE, share=1.0),
+    "every request branches, step pace": replace(BASE, share=1.0, pace="step"),
+    "every request branches, steady arrivals": replace(BASE, share=1.0, burst=0.0),
+}
+
+
+def goodput_rows(quick: bool) -> Iterator[Row]:
+    """By token pace and by step pace."""
+    caps = () if quick else ("cap2", "cap4", "cap8", "cap16")
+    for pace in ("token", "step"):
+        found = _found(replace(BASE, pace=pace), (*ARMS, *caps), SEEDS[:2] if quick else SEEDS)
+        for name, rates in found.items():
+            yield Row(
+                "goodput", f"{pace} pace: {name}", "requests/s", emulated=median(rates),
+                note=f"{min(rates):.2f} to {max(rates):.2f}, {len(rates)} seeds",
+            )  # fmt: skip
+        for name, (published, target) in PUBLISHED.items():
+            ratios = _over(found, name)
+            yield Row(
+                "goodput", f"{pace} pace: taper over {name}", "x", emulated=median(ratios),
+                published=published, source=SOURCE, target=f">= {target} x", met=median(ratios) >= target,
+                note=f"{min(ratios):.2f} to {max(ratios):.2f}",
+            )  # fmt: skip
+
+
+def map_rows(quick: bool) -> Iterator[Row]:
+    """One thing of the workload changed at a time."""
+    for words, work in list(MAP.items())[:: 4 if quick else 1]:
+        found = _found(work, ARMS, SEEDS[: 1 if quick else 2])
+        for name in ("off", "eager", "strict"):
+            rates = median(found[name])
+            yield Row(
+                "map", f"{words}: taper over {name}", "x",
+                emulated=median(_over(found, name)) if rates else None,
+                note=f"{median(found['taper']):.2f} and {rates:.2f} requests/s",
+            )  # fmt: skip
+
+
+def search_rows(quick: bool) -> Iterator[Row]:
+    """How much of the slack to spend: chosen on some seeds, told on others."""
+    shares = (0.2, 0.9) if quick else (0.1, 0.2, 0.4, 0.6, 0.9, 1.0)
+    tuned = {rho: median(_found(BASE, ("taper",), TUNING, rho)["taper"]) for rho in shares}
+    best = max(tuned, key=tuned.__getitem__)
+    seeds = SEEDS[:2] if quick else SEEDS
+    chosen, usual = (_found(BASE, ("taper",), seeds, rho)["taper"] for rho in (best, LIMITS.rho))
+    yield Row(
+        "search", f"taper with rho {best:g} over rho {LIMITS.rho:g}", "x",
+        emulated=median(one / other for one, other in zip(chosen, usual, strict=True)),
+        note="chosen on other seeds: " + ", ".join(f"{rho:g} {rate:.2f}/s" for rho, rate in tuned.items()),
+    )  # fmt: skip
+
+
+def _found(
+    work: Workload, policies: Sequence[str], seeds: Sequence[int], rho: float = LIMITS.rho
+) -> dict[str, list[float]]:
+    """Goodput by policy, seed by seed, on all processors."""
+    jobs = [(name, seed) for name in policies for seed in seeds]
+    with ProcessPoolExecutor() as pool:
+        rates = list(pool.map(partial(_one, work, replace(LIMITS, rho=rho)), jobs))
+    return {name: rates[at * len(seeds) : (at + 1) * len(seeds)] for at, name in enumerate(policies)}
+
+
+def _one(work: Workload, limits: Limits, job: tuple[str, int]) -> float:
+    return goodput(work, *job, limits)
+
+
+def _over(found: Mapping[str, Sequence[float]], name: str) -> list[float]:
+    """Ratios of ``taper``, seed by seed."""
+    return [one / max(other, 1e-9) for one, other in zip(found["taper"], found[name], strict=True)]
