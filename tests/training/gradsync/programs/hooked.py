@@ -190,6 +190,29 @@ def refused() -> None:
     attempt(fit, twice)
     handle.close()
     apply(twice, fit, deadline=20.0).close()
+    damaged()
+
+
+def damaged() -> None:
+    """States that are not one of this model's ranks are refused, and what waits still does."""
+    ddp = made()
+    handle = apply(ddp, plan_of(ddp, Option("int8", "allgather")), deadline=20.0)
+    gradients(ddp, 0)
+    state = handle.state_dict()
+    waits, before = state["feedback"], str(state)
+    for wrong in (
+        {}, [], [state], [state] * WORLD, {**state, "world": WORLD + 1}, {**state, "feedback": {}},
+        {**state, "steps": 3}, {**state, "feedback": {**waits, "momenta": {"gone": torch.zeros(3)}}},
+        {**state, "feedback": {**waits, "residuals": dict.fromkeys(waits["residuals"], "damaged")}},
+    ):  # fmt: skip
+        try:
+            handle.load_state_dict(wrong)  # type: ignore[arg-type]
+        except UserError as error:
+            assert str(error).count("\n") == 0
+        else:
+            raise AssertionError(wrong)
+        assert str(handle.state_dict()) == before
+    handle.close()
 
 
 def lost() -> None:

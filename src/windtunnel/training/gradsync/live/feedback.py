@@ -122,8 +122,8 @@ class Feedback:
         Raises:
             UserError: it has parameters, or sizes of them, that are not in the groups.
         """
-        self._residuals = self._by_group(state["residuals"], device)
-        self._momenta = self._by_group(state["momenta"], device)
+        found = [self._by_group(state[kind], device) for kind in ("residuals", "momenta")]
+        self._residuals, self._momenta = found
 
     def _by_name(self, rows: Mapping[int, Tensor]) -> dict[str, Tensor]:
         found = {}

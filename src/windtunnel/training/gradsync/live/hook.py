@@ -158,22 +158,34 @@ class Handle:
         waited on ranks that are no more is dealt out to those that are.
 
         Raises:
-            UserError: it is of another number of ranks, or of another model.
+            UserError: it is of another number of ranks, or of another model, or damaged, or one rank's is
+                missing; what waits here still does.
         """
-        states = [state] if isinstance(state, Mapping) else sorted(state, key=lambda one: int(one["rank"]))
-        rank, world = dist.get_rank(self.ddp.process_group), self.plan.world
-        if isinstance(state, Mapping):
-            if state["world"] != world:
-                raise UserError(
-                    f"gradsync: the state is one of {state['world']} ranks, the plan is for {world}; the "
-                    "states of all former ranks are accepted"
-                )
-            rank, world = 0, 1
-        waits = redistributed([one["feedback"] for one in states], rank, world)
-        self._feedback.load_state_dict(waits, self._device)
+        try:
+            self._load([state] if isinstance(state, Mapping) else state, own=isinstance(state, Mapping))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            raise UserError(
+                f"gradsync: the state is damaged ({error!r:.100}); that of a handle is accepted"
+            ) from error
+
+    def _load(self, given: Sequence[Mapping[str, Any]], *, own: bool) -> None:
+        states = sorted(given, key=lambda one: int(one["rank"]))
+        rank, world, was = dist.get_rank(self.ddp.process_group), self.plan.world, int(states[0]["world"])
+        if own and was != world:
+            raise UserError(
+                f"gradsync: the state is one of {was} ranks, the plan is for {world}; the states of all "
+                "former ranks are accepted"
+            )
+        ranks = [int(one["rank"]) for one in states]
+        if not own and ranks != [*range(was)]:
+            raise UserError(
+                f"gradsync: the states are of ranks {ranks}; those of all {was} former ranks are accepted"
+            )
+        waits = redistributed([one["feedback"] for one in states], *((0, 1) if own else (rank, world)))
         if self._executor is not None:
             self._executor.load(states[0]["steps"])
-        else:
+        self._feedback.load_state_dict(waits, self._device)
+        if self._executor is None:
             self._add(waits["residuals"])
 
     def _add(self, names: Iterable[str]) -> None:
