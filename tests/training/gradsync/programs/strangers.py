@@ -311,7 +311,7 @@ def drift() -> None:
         steps(PAUSE)
         # the clock of a loaded machine is not what is tested
         handle.seconds.extend([handle.plan.forecasts[0].seconds * (0.5 if network is fast else 50.0)] * 8)
-        drifted.network = lambda *_: network  # type: ignore[assignment]
+        drifted.network = lambda *_, **__: network  # type: ignore[assignment]
         drifted.codecs = lambda job: job.codecs  # type: ignore[assignment]
         return handle.check()
 
