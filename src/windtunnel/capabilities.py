@@ -97,7 +97,7 @@ CAPABILITIES = (
     ),
     Capability(
         "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
-        ("policy", "twin", "live"), "serve", ("variants",), "serving",
+        ROOMS, "serve", ("variants",), "serving",
     ),
     Capability(
         "agents.sandbox", "Agents' sandboxes that are kept, restored, forked and rolled back (Crab)",

@@ -133,7 +133,8 @@ class Service:
         self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._threads = ThreadPoolExecutor(64)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._busy = self._utilisation = 0.0
+        self.busy = 0.0  # core-seconds of all batches
+        self._utilisation = 0.0
         self._number = 0
         self._ending = False
 
@@ -305,7 +306,7 @@ class Service:
             self._again(group, batch, str(fault))
             group.idle.append(replica)
         else:
-            self._busy += seconds * group.variant.threads
+            self.busy += seconds * group.variant.threads
             group.batches.append((len(inputs), seconds))
             place = 0
             for one in batch:
@@ -346,10 +347,10 @@ class Service:
 
     async def _rounds(self) -> None:
         while True:
-            began, busy = time.monotonic(), self._busy
+            began, busy = time.monotonic(), self.busy
             await asyncio.sleep(1.0)
             spent = (time.monotonic() - began) * (os.cpu_count() or 1)
-            self._utilisation = min(1.0, (self._busy - busy) / spent)
+            self._utilisation = min(1.0, (self.busy - busy) / spent)
             self._look()
 
     def _look(self) -> None:

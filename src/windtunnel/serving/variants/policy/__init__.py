@@ -33,6 +33,7 @@ class Style:
     pinned: bool = False
     own: bool = False
     rotate: bool = False
+    cheapest: bool = False
     upgrade: bool = True
     scales: bool = True
 
@@ -43,7 +44,7 @@ def _decide(style: Style, seen: Observation) -> Decision:
             if style.pinned and seen.pinned:
                 only = tuple(one for one in seen.candidates if one.variant.name == seen.pinned)
                 seen = replace(seen, candidates=only, recent=())
-            return select(seen, own=style.own, rotate=style.rotate)
+            return select(seen, own=style.own, rotate=style.rotate, cheapest=style.cheapest)
         case Waiting():
             return gather(seen)
         case Measured():
@@ -60,12 +61,13 @@ decide: Callable[[Observation], Decision] = partial(_decide, Style())
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
     "infaas": decide,
+    "cheapest": partial(_decide, Style(cheapest=True)),
     "no-upgrade": partial(_decide, Style(upgrade=False)),
     "round-robin": partial(_decide, Style(rotate=True)),
     "shared": partial(_decide, Style(pinned=True, upgrade=False)),
     "individual": partial(_decide, Style(pinned=True, own=True, upgrade=False)),
     "static": partial(_decide, Style(pinned=True, own=True, upgrade=False, scales=False)),
 }
-"""The baselines: ``no-upgrade`` and ``round-robin`` lack one rule each; ``shared`` has one variant an
-architecture, ``individual`` on hosts of its own, too (as endpoints that scale by replicas do); ``static`` has
-a fixed number of them."""
+"""``cheapest`` takes what costs least an item where INFaaS takes the slowest. The baselines: ``no-upgrade``
+and ``round-robin`` lack one rule each; ``shared`` has one variant an architecture, ``individual`` on hosts of
+its own, too (as endpoints that scale by replicas do); ``static`` has a fixed number of them."""

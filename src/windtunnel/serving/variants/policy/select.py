@@ -84,8 +84,11 @@ def feasible(query: Query, variant: Variant) -> bool:
     )  # fmt: skip
 
 
-def select(seen: Asked, *, own: bool = False, rotate: bool = False) -> Chosen | Refused:
-    """``own``: hosts are not shared between architectures. ``rotate``: loaded ones answer by turns."""
+def select(
+    seen: Asked, *, own: bool = False, rotate: bool = False, cheapest: bool = False
+) -> Chosen | Refused:
+    """``own``: hosts are not shared between architectures. ``rotate``: loaded ones answer by turns;
+    ``cheapest``: of them the one that costs least an item, not the slowest."""
     query = seen.query
     fit = [one for one in seen.candidates if feasible(query, one.variant)]
     if not fit:
@@ -103,6 +106,9 @@ def select(seen: Asked, *, own: bool = False, rotate: bool = False) -> Chosen | 
     if ready and rotate:
         variant, good = list(ready.values())[query.id % len(ready)]
         return _at(variant, good[query.id // len(ready) % len(good)], "by turns")
+    if ready and cheapest:
+        best = min(ready.values(), key=lambda one: (one[0].cost, one[0].latency(query.items)))
+        return _at(best[0], _calmest(best[1]), "the cheapest loaded one that is in time")
     for name in seen.recent:
         if name in ready:
             return _at(ready[name][0], _calmest(ready[name][1]), "it answered such queries lately")
