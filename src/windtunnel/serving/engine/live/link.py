@@ -54,12 +54,14 @@ Event = Token | Over
 
 @dataclass(slots=True)
 class _Sent:
-    """``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat."""
+    """``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat; ``closed``: units
+    that need no more."""
 
     job: dict[str, Any]
     events: asyncio.Queue[Event]
     told: dict[int, list[int]] = field(default_factory=dict)
     ahead: dict[int, int] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     cached: int = 0
     crashes: int = 0
 
@@ -124,6 +126,8 @@ class Link:
 
     def end(self, number: int, unit: int) -> None:
         """The unit needs no more tokens."""
+        if number in self._jobs:
+            self._jobs[number].closed.add(unit)
         self._send({"do": "end", "id": number, "unit": unit})
 
     def cached(self, number: int) -> int:
@@ -154,6 +158,7 @@ class Link:
 
     def _died(self) -> None:
         self.restarts += 1
+        self.facts |= {"running": 0.0, "waiting": 0.0, "kv_reserved": 0.0}
         for number, sent in list(self._jobs.items()):
             sent.crashes += 1
             if sent.crashes >= CRASHES:
@@ -205,6 +210,8 @@ class Link:
         else:
             sent.ahead = {unit: len(tokens) for unit, tokens in sent.told.items()}
         self._send({"do": "add", "job": job})
+        for unit in sent.closed:
+            self._send({"do": "end", "id": number, "unit": unit})
 
     def _report(self, message: dict[str, Any]) -> None:
         self.facts = message.get("facts", self.facts)

@@ -182,7 +182,7 @@ class Engine:
             (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
         }
         out = self.scheduler.done(step, computed, stopped | self._ending)
-        self._ending.clear()
+        self._ending = {one for one in self._ending if one[0] in self._running}.difference(out.ended)
         told.ended += [(*unit, unit in stopped) for unit in out.ended]
         ended = self.clock()
         for done in out.finished:
