@@ -23,6 +23,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields that change nothing of an answer."""
 
+UNSAID = ("refusal", "annotations", "audio", "function_call", "tool_calls")
+"""Fields of a message that may be there with nothing in them."""
+
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -34,7 +37,8 @@ class Refused(Exception):
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code = message, status, param, code
+        self.message = message.encode(errors="replace").decode()  # half a surrogate pair may be quoted
+        self.status, self.param, self.code = status, param, code
 
     def plain(self) -> dict[str, Any]:
         kinds = {404: "invalid_request_error", 429: "rate_limit_error"}
@@ -147,6 +151,14 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _repeated(cls, given: Any) -> Any:
+        """An answer is sent back as the official client read it: with fields of what it was not."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if name not in UNSAID or value not in (None, [])}
 
     def plain(self) -> dict[str, str]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)

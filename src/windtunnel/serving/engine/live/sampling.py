@@ -54,9 +54,8 @@ def sample(logits: Tensor, rows: Sequence[tuple[Sampling, int, int]]) -> list[Sa
 
 
 def _drawn(logits: Tensor, how: Sampling, unit: int, number: int) -> int:
-    probabilities, tokens = torch.softmax(logits.double() / how.temperature, -1).sort(
-        descending=True, stable=True
-    )
+    below = logits.double() - logits.max()  # so that no temperature makes the likeliest one infinite
+    probabilities, tokens = torch.softmax(below / how.temperature, -1).sort(descending=True, stable=True)
     total = probabilities.cumsum(-1)
     kept = int((total - probabilities < how.top_p).sum())
     digest = blake2b(struct.pack("<qqq", how.seed, unit, number), digest_size=8).digest()

@@ -146,9 +146,8 @@ class _Work:
         else:
             assert isinstance(asked, Completion)
             prompts = [self._tokens(one, "prompt") for one in asked.prompts]
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
         for prompt in prompts:
-            self._job(prompt, seed)
+            self._job(prompt, secrets.randbits(62) if asked.seed is None else asked.seed)
 
     def _tokens(self, given: str | list[int], param: str) -> list[int]:
         found = self.service.tokens.encode(given) if isinstance(given, str) else given
@@ -388,8 +387,11 @@ def build(service: Service) -> ASGIApp:
 
 def _named(error: RequestValidationError) -> Refused:
     """What is wrong, by the name of the first field that is."""
-    first = error.errors()[0]
-    path = [str(one) for one in first["loc"][1:]]
+    wrong = error.errors()
+    same = [one for one in wrong if one["loc"][1:2] == wrong[0]["loc"][1:2]]
+    # of a field that may have several forms, what is wrong within one says more than that it has not another
+    first = next((one for one in same if not one["type"].endswith("_type")), wrong[0])
+    path = [str(one) for one in first["loc"][1:] if one != "str" and "[" not in str(one)]
     param = path[0] if path else None
     if first["type"] == "json_invalid":
         return Refused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")

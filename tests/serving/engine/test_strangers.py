@@ -1,0 +1,232 @@
+"""The server met by clients that repeat, retry, leave and send nonsense, while its worker is stopped and
+killed: each request is answered once, and nothing is held for anybody afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+
+from support.serving import Served, served
+from support.waiting import until
+from windtunnel.base import wire
+from windtunnel.serving.engine.live.link import Event, Link, Over, Token
+from windtunnel.serving.engine.live.loop import Engine, Job
+from windtunnel.serving.engine.live.named import load
+from windtunnel.serving.engine.live.sampling import Sampling, sample
+from windtunnel.serving.engine.model import StepTime
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install windtunnel[strangers]")
+MODEL = "tiny-hybrid"
+ROWS, QUEUE = 4, 6
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    words = ("--max-rows", str(ROWS), "--chunk", "64", "--queue", str(QUEUE), "--log", "0")
+    with served(tmp_path_factory.mktemp("home"), *words) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def held(server: Served) -> tuple[float, ...]:
+    """Requests admitted and waiting, and KV reserved for them."""
+    facts = server.facts()
+    return tuple(facts[f"windtunnel_{name}"] for name in ("running", "waiting", "kv_reserved"))
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2, **fields}).encode()
+
+
+def nested(field: str, depth: int) -> bytes:
+    return body(**{field: 0}).replace(b": 0", b": " + b"[" * depth + b"]" * depth)
+
+
+WRONG = {
+    "brackets": (b"[" * 200_000, "parsing"),
+    "a nested prompt": (nested("prompt", 200_000), "parsing"),
+    "a nested stop": (nested("stop", 400), "stop"),
+    "a number of 5,000 digits": (body(seed=0).replace(b": 0", b": " + b"9" * 5000), "parsing"),
+    "a large number": (body(max_tokens=10**400), "max_tokens: Input should be less"),
+    "invalid UTF-8": (body(prompt="X").replace(b"X", b"\xff"), "parsing"),
+    "half a pair in a name": (body(model="\ud800"), "does not exist"),
+    "NaN": (body(temperature=float("nan")), "temperature"),
+    "an infinite top_p": (body(top_p=inf), "top_p"),
+    "NaN seconds": (body(objective={"ttft": float("nan")}), "objective.ttft"),
+    "less than no tokens": (body(max_tokens=-1), "max_tokens: Input should be greater"),
+    "a token below the vocabulary": (body(prompt=[4, -1]), "prompt.1: Input should be greater"),
+    "one beyond it": (body(prompt=[10**40]), "none of the model's 259"),
+    "one beyond it in a join": (body(branches={"prompts": ["a"], "join": [259]}), "branches.join"),
+    "no tokens": (body(prompt=[]), "prompt: List should have at least 1"),
+    "no text to stop at": (body(stop=[""]), "stop.0: String should have at least 1"),
+    "texts and tokens": (body(prompt=["a", [1]]), "prompt"),
+    "a million tokens": (body(prompt=[5] * 1_000_000), "maximum context length is 4096"),
+    "a list": (b"[]", "the body"),
+    "nothing": (b"", "the body"),
+    "no body that ends": (b"5\r\nabcde\r\nzz\r\n", "Invalid HTTP"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_nonsense_is_refused_by_name_and_changes_nothing(server: Served, client: openai.OpenAI) -> None:
+    host, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
+    for what, (sent, said) in WRONG.items():
+        size = "Transfer-Encoding: chunked" if "Invalid" in said else f"Content-Length: {len(sent)}"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{size}\r\n"
+        with socket.create_connection((host, int(port)), timeout=60) as sock:
+            sock.sendall(f"{head}Connection: close\r\n\r\n".encode() + sent)
+            told = b"".join(iter(lambda sock=sock: sock.recv(65536), b"")).decode()
+        status = "404" if "exist" in said else "400"
+        assert told.startswith(f"HTTP/1.1 {status} ") and said in told, f"{what}: {told[:400]}"
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n" + b"X: " + b"y" * 300_000)
+        try:
+            told = sock.recv(65536).decode()
+        except ConnectionResetError:
+            told = ""
+        assert not told or " 400 " in told
+    assert held(server) == (0, 0, 0) and server.get("/health")["restarts"] == 0
+    assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).usage.completion_tokens == 2
+
+
+@pytest.mark.slow
+def test_what_clients_send_back_repeat_and_give_up(server: Served, client: openai.OpenAI) -> None:
+    talk: list[Any] = [{"role": "user", "content": "Lift?"}]
+    for _ in range(2):  # the answer is appended as the client read it
+        told = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=3, temperature=0)
+        talk += [told.choices[0].message, {"role": "user", "content": "And?"}]
+    dumped = [{**told.choices[0].message.model_dump(), "role": "assistant"}, talk[-1]]
+    assert client.chat.completions.create(model=MODEL, messages=dumped, max_tokens=3).choices
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        client.chat.completions.create(model=MODEL, messages=talk[:1], tools=[tool])
+    drawn = client.completions.create(model=MODEL, prompt=["ab", "ab"], max_tokens=9)
+    assert drawn.choices[0].text != drawn.choices[1].text
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.05).completions.create(
+            model=MODEL, prompt="a", max_tokens=3000, extra_body={"ignore_eos": True}
+        )
+    until(lambda: held(server) == (0, 0, 0))
+
+
+@pytest.mark.slow
+def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Served) -> None:
+    """As many as may run and wait are accepted, drawn, greedy and branched; none of them is refused by the
+    next worker. Four leave while it is away."""
+    asks: list[dict[str, Any]] = [
+        {"prompt": f"{at} " * (at * 40 + 1), "max_tokens": 300 if at < ROWS else 8, "seed": at}
+        for at in range(ROWS + QUEUE)
+    ]
+    for at in (1, 3, 5, 7):
+        asks[at]["temperature"] = 0
+    asks[2]["extra_body"] = {"branches": {"prompts": ["a", "b"], "max_tokens": 100, "join": "c"}}
+    asks[4]["n"] = 2
+
+    async def ask(client: openai.AsyncOpenAI, at: int) -> list[tuple[str, int]]:
+        fields = {"model": MODEL, "extra_body": {}, **asks[at]}
+        fields["extra_body"] = {"ignore_eos": True, **fields["extra_body"]}
+        texts: dict[int, list[str]] = {}
+        ends: dict[int, int] = {}
+        async for part in await client.completions.create(stream=True, **fields):
+            one = part.choices[0]
+            texts.setdefault(one.index, []).append(one.text)
+            ends[one.index] = ends.get(one.index, 0) + bool(one.finish_reason)
+        return [("".join(texts[index]), ends[index]) for index in sorted(texts)]
+
+    async def story() -> None:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client:
+            before = await asyncio.to_thread(server.get, "/health")
+            doing = [asyncio.create_task(ask(client, at)) for at in range(ROWS)]
+            await asyncio.to_thread(until, lambda: held(server)[0] == ROWS)
+            doing += [asyncio.create_task(ask(client, at)) for at in range(ROWS, ROWS + QUEUE)]
+            await asyncio.to_thread(until, lambda: held(server)[1] == QUEUE)
+            os.kill(before["worker"], signal.SIGSTOP)
+            for one in doing[-4:]:
+                one.cancel()
+            os.kill(before["worker"], signal.SIGKILL)
+            found = await asyncio.gather(*doing, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in found[-4:])
+            for at in (1, 2, 4, 5):
+                assert found[at] == await ask(client, at), at
+            assert all(end == 1 for one in found[:-4] for _, end in one)
+            after = await asyncio.to_thread(server.get, "/health")
+            assert after["restarts"] == before["restarts"] + 1
+
+    asyncio.run(story())
+    until(lambda: held(server) == (0, 0, 0))
+
+
+def test_what_another_worker_is_told_of_an_answer_that_has_begun() -> None:
+    """It goes on, in time or not, beside a full queue, and not beyond what the client closed."""
+    sent = bytearray()
+
+    class Writer:
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: bytes) -> None:
+            sent.extend(data)
+
+    async def story() -> list[Event]:
+        link = Link({})
+        link._writer = Writer()  # type: ignore[assignment]
+        link._heard({"ready": {}})
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        link.submit({"id": 1, "prompt": [5], "stages": [4], "objective": (0.1, 0.2), "had": 0}, events)
+        nothing: dict[str, Any] = {"admitted": [], "ended": [], "finished": [], "refused": [], "failed": []}
+        link._heard({**nothing, "tokens": [(1, 0, 7)], "facts": {"running": 1.0, "waiting": 0.0}})
+        link.end(1, 0)
+        link._died()
+        assert link.facts["running"] == 0
+        link._heard({"ready": {}})
+        link._heard({**nothing, "tokens": [(1, 0, 8)], "ended": [(1, 0, False)], "finished": [1]})
+        return [events.get_nowait() for _ in range(events.qsize())]
+
+    told = asyncio.run(story())
+    assert told == [Token(1, 0, 7), Token(1, 0, 8, ended=True), Over(1)]
+    messages = []
+    while sent:
+        messages.append(wire.parse(sent, None))
+    assert [one["do"] for one in messages if one] == ["add", "end", "add", "end"]
+    first, again = (one for one in messages if one and one["do"] == "add")
+    assert not first["again"] and again["again"]
+    assert again["job"]["prompt"] == [5, 7] and again["job"]["stages"] == [3] and again["job"]["had"] == 1
+    assert again["job"]["objective"] == [None, 0.2]
+
+
+def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that() -> None:
+    executor = load("tiny-attention")
+    engine = Engine(executor, StepTime(1e-3, 1e-5, 1e-7, 1e-5, 1e-9), rows=1, kv=1 << 20, chunk=4, queue=1)
+    engine.add(Job(0, 0.0, tuple(range(3, 15)), (9,)))
+    engine.step()
+    engine.end((0, 0))  # in mid-prefill
+    engine.add(Job(1, 0.0, (5,), (2,)))
+    engine.add(Job(2, 0.0, (5,), (2,)))
+    engine.add(Job(3, 0.0, (5,), (2,)), again=True)
+    said, refused = [], []
+    while engine.busy:
+        report = engine.step()
+        assert report is not None
+        said += [number for number, _, _ in report.tokens]
+        refused += report.refused
+    assert said == [0, 1, 1, 3, 3] and refused == [(2, "queue")]
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 1e-30, 1e-6])
+def test_a_temperature_close_to_none_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 40.0, 3.0, 39.0]])
+    assert [one.token for one in sample(logits, [(Sampling(temperature, seed=3), 0, 0)])] == [1]
