@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ import torch
 from support.serving import Served, served
 from support.waiting import until
 from windtunnel.base import wire
+from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.link import Event, Link, Over, Token
 from windtunnel.serving.engine.live.loop import Engine, Job
 from windtunnel.serving.engine.live.named import load
 from windtunnel.serving.engine.live.sampling import Sampling, sample
+from windtunnel.serving.engine.live.tokens import LocalTokens
 from windtunnel.serving.engine.model import StepTime
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install windtunnel[strangers]")
@@ -230,3 +234,37 @@ def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that()
 def test_a_temperature_close_to_none_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([[1.0, 40.0, 3.0, 39.0]])
     assert [one.token for one in sample(logits, [(Sampling(temperature, seed=3), 0, 0)])] == [1]
+
+
+def test_a_tokenizer_that_is_broken_or_a_template_that_refuses_is_told_in_a_sentence(tmp_path: Path) -> None:
+    import tokenizers
+    import transformers
+
+    words = tokenizers.models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words))
+    fast.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}a"
+    fast.save_pretrained(tmp_path)
+    local = LocalTokens(tmp_path)
+    assert local.chat([{"role": "user", "content": "\ud800"}]) == local.encode("a") == [1]
+    assert local.encode("\ud800") == [0]
+    with pytest.raises(UserError, match="does not take these messages: users first"):
+        local.chat([{"role": "assistant", "content": "a"}])
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    with pytest.raises(UserError, match="its tokenizer cannot be read"):
+        LocalTokens(tmp_path)
+
+
+def test_a_worker_that_says_nothing_is_noticed_only_while_it_has_work() -> None:
+    async def story() -> None:
+        link = Link({})
+        link._heard({"ready": {}})
+        link._heard_at = began = time.monotonic() - 100
+        assert link.silent() == 0
+        link.submit({"id": 1, "arrival": began + 40, "prompt": [5]}, asyncio.Queue())
+        assert 60 <= link.silent() < 100
+        link._heard({"facts": {}})
+        assert link.silent() < 60
+        link.cancel(1)
+        assert link.silent() == 0
+
+    asyncio.run(story())

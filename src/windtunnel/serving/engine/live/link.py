@@ -14,9 +14,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from windtunnel.base import wire
@@ -82,6 +84,7 @@ class Link:
         self._writer: asyncio.StreamWriter | None = None
         self._life: asyncio.Task[None] | None = None
         self._closing = False
+        self._heard_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -133,6 +136,11 @@ class Link:
     def cached(self, number: int) -> int:
         """Tokens of the job's prompt that needed no computing; while it runs."""
         return self._jobs[number].cached if number in self._jobs else 0
+
+    def silent(self) -> float:
+        """Seconds for which the worker has told nothing, though it had work."""
+        since = min((sent.job["arrival"] for sent in self._jobs.values()), default=inf)
+        return max(0.0, time.monotonic() - max(since, self._heard_at))
 
     # within
 
@@ -188,6 +196,7 @@ class Link:
         await asyncio.to_thread(self._process.wait)
 
     def _heard(self, message: dict[str, Any]) -> None:
+        self._heard_at = time.monotonic()
         if "wrong" in message:
             self.wrong = message["wrong"]
         elif "ready" in message:

@@ -67,7 +67,8 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
         if given not in known:
             raise UserError(f"serve: {field} {given!r} is unknown; accepted are {', '.join(known)}")
     try:
-        sock = socket.create_server((served.host, served.port), backlog=1024)
+        family = socket.AF_INET6 if ":" in served.host else socket.AF_INET
+        sock = socket.create_server((served.host, served.port), family=family, backlog=1024)
     except OSError as error:
         raise UserError(
             f"serve: {served.host}:{served.port} cannot be listened on ({error.strerror})"

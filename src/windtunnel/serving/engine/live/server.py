@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import Answer, Asked, Chat, Completion, Logprobs, Refused
 from windtunnel.serving.engine.live.link import Link, Over, Token
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
@@ -32,6 +33,8 @@ UNASKED = 1024
 LARGEST = 8 << 20
 """Bytes of a request's body."""
 GRACE = 30
+SILENT = 60.0
+"""Seconds of one step after which a worker does not seem to be well."""
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
@@ -142,7 +145,10 @@ class _Work:
             what = f"The model `{asked.model}` does not exist; there is `{service.name}`"
             raise Refused(what, status=404, param="model", code="model_not_found")
         if isinstance(asked, Chat):
-            prompts = [service.tokens.chat([one.plain() for one in asked.messages])]
+            try:
+                prompts = [service.tokens.chat([one.plain() for one in asked.messages])]
+            except UserError as error:
+                raise Refused(str(error), param="messages") from error
         else:
             assert isinstance(asked, Completion)
             prompts = [self._tokens(one, "prompt") for one in asked.prompts]
@@ -360,6 +366,9 @@ def build(service: Service) -> ASGIApp:
         """Whether requests are answered now."""
         if not service.link.ready.is_set():
             raise Refused(service.link.wrong or "a worker is being started", status=503, code="not_ready")
+        if (silent := service.link.silent()) > SILENT:
+            what = f"the worker has said nothing for {silent:.0f} s, though it has work"
+            raise Refused(what, status=503, code="silent")
         return {"status": "ok", "worker": service.link.pid, "restarts": service.link.restarts}
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from windtunnel.base.errors import UserError
 
 SPECIAL = 3
@@ -65,24 +67,31 @@ class LocalTokens:
 
         try:
             self._of: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:  # its code is the directory's family's, and raises what it likes
+            said = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"{folder}: its tokenizer cannot be read: {str(error).splitlines()[0]}"
+                f"{folder}: its tokenizer cannot be read: {type(error).__name__}: {said}"
             ) from error
 
     def encode(self, text: str) -> list[int]:
+        text = text.encode(errors="replace").decode()  # half a surrogate pair is no text
         return list(self._of(text).input_ids) or [self._of.bos_token_id or 0]
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """By the directory's chat template; else as `ByteTokens.chat` puts it."""
+        """By the directory's chat template; else as `ByteTokens.chat` puts it.
+
+        Raises:
+            UserError: the template does not take these messages.
+        """
         if self._of.chat_template is None:
             told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
             return self.encode(f"{told}<|assistant|>\n")
-        return list(
-            self._of.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        )
+        try:
+            told = self._of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            raise UserError(f"the model's chat template does not take these messages: {error}") from error
+        text = told.encode(errors="replace").decode()
+        return list(self._of(text, add_special_tokens=False).input_ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._of.decode(tokens, skip_special_tokens=True))

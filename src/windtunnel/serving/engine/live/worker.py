@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import wire
-from windtunnel.base.errors import WindtunnelError
+from windtunnel.base.errors import UserError, WindtunnelError
 from windtunnel.serving.engine.live.loop import Branches, Engine, Job, objective
 from windtunnel.serving.engine.live.sampling import Sampling
 
@@ -50,6 +50,10 @@ def main(number: int) -> None:
         engine, about = _made(settings)
     except WindtunnelError as error:
         wire.send(sock, {"wrong": str(error)})
+        return
+    except Exception as error:  # of the model's own code or files: another worker would come no further
+        what = f"{settings['model']} cannot be served: {type(error).__name__}: {error}"
+        wire.send(sock, {"wrong": " ".join(what.split())})
         return
     wire.send(sock, {"ready": about})
     told_at = 0.0
@@ -103,6 +107,11 @@ def _made(settings: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     executor = load(settings["model"], settings["device"], settings["seed"])
+    probe = executor.new()
+    finite = bool(executor.prefill(probe, [0])[0].isfinite().all())
+    executor.free(probe)
+    if not finite:
+        raise UserError(f"{settings['model']} cannot be served: what it computes are not finite numbers")
     log = _Sampled(EventLog(Path(settings["events"])), settings["every"]) if settings["every"] else None
     prefixes = (
         Prefixes(executor, settings["rules"], settings["prefix_bytes"], log) if settings["rules"] else None
