@@ -69,6 +69,7 @@ class Promised(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None
 
 
@@ -106,6 +107,11 @@ class Asked(Strict):
     def usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usages(self) -> bool:
+        """Whether each event of a stream tells what was used until then, as benchmark clients ask."""
+        return self.usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def most(self) -> int | None:

@@ -278,6 +278,8 @@ class _Work:
                         index, text, logprobs if told else None, choice.reason, index not in begun
                     )
                     begun.add(index)
+                    if self.asked.usages:
+                        part |= self.answer.usage(*self._used())
                     yield f"data: {json.dumps(part)}\n\n"
             if self.asked.usage:
                 yield f"data: {json.dumps(self.answer.last(*self._used()))}\n\n"
