@@ -194,3 +194,27 @@ def test_points_of_admission() -> None:
     assert kept(Rules(("branch",), grid=16)) == Keep((32,), 0)
     assert kept(Rules(("branch",), grid=64)) == Keep((), 0)
     assert kept(block_lru(1024), unit=512) == Keep((98,), 2)
+
+
+def test_what_had_to_go_is_brought_back_where_that_is_faster_than_to_compute_it() -> None:
+    """What goes is put into the next tier, and stays there while the first one is full of what is in use."""
+    whole, other = tuple(range(10)), tuple(range(50, 60))
+    for bandwidth, back in ((100.0, True), (0.1, False)):
+        cache = PrefixCache(
+            HYBRID, 16, Rules(("end",), order="lru"), tiers=[Tier("host", 40, bandwidth, 0.01, 50.0)]
+        )
+        held = Held(cache)
+        for now, symbols in enumerate((whole, other)):
+            held.do(cache.admit(symbols, [10], now), symbols, frozenset({10}))
+        assert cache.used == ([15, 15] if back else [15, 0])
+        found = cache.look((*whole, 1), 3)
+        assert (found.depth, bool(found.away)) == ((10, True) if back else (0, False))
+        if back:
+            assert found.seconds == pytest.approx(0.01 + 15 / bandwidth)
+            busy = cache.look((*other, 1), 4)
+            cache.pin(busy.node)
+            assert cache.restore(found, 5) == (False, ()), "there is no room"
+            cache.unpin(busy.node)
+            there, change = cache.restore(found, 6)
+            held.do(change)
+            assert there and cache.used == [15, 15] and not cache.look((*whole, 1), 7).away

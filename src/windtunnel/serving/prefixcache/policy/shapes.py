@@ -210,6 +210,9 @@ def _perceptrons(fields: _Fields, place: int, kind: str) -> Iterable[float]:
     gated = 4 if fields.get("mlp_hidden_act") == "relu2" or family in ("gpt2", "codegen") else 6
     if not _sparse(fields, place, kind):
         dense = fields.get("intermediate_size", "n_inner") or 4 * size
+        if fields.get("block_auto_adjust_ff_dim"):  # LFM2
+            grain = fields.need("block_multiple_of")
+            dense = -(-int(2 * dense / 3) // grain) * grain
         yield gated * size * (fields.get("shared_intermediate_size") or dense)
         return
     experts = fields.need("num_local_experts", "num_experts", "n_routed_experts")
