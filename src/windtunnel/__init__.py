@@ -1,4 +1,4 @@
-"""windtunnel: put a real training job or agent sandbox into a cluster that you do not have.
+"""windtunnel: put a real training job, serving policy or agent sandbox into a cluster that you do not have.
 
     import windtunnel as wt
 

@@ -24,7 +24,8 @@ class Capability:
     ``name``: its package below ``windtunnel``. ``rooms``: which of `ROOMS` it has. ``extra``: what
     ``pip install 'windtunnel[extra]'`` it needs. ``verbs``: its modules in ``cli``. ``page``: its page in
     ``docs``. ``calibrates``: whether ``windtunnel calibrate`` measures something for it. ``twin_of``: the
-    capability in whose twin its decisions are priced, where that is not its own.
+    capability in whose twin its decisions are priced, where that is not its own. ``worlds_of``: the
+    capability whose twin and live act on its policy, where it has none of its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Capability:
     page: str
     calibrates: bool = False
     twin_of: str = ""
+    worlds_of: str = ""
 
     @property
     def package(self) -> str:
@@ -90,10 +92,11 @@ CAPABILITIES = (
     Capability(
         "serving.branching", "Branches of an answer side by side, as far as nobody gets late (TAPER-style)",
         ("policy", "bench"), "serve", (), "serving", twin_of="serving.engine",
+        worlds_of="serving.engine",
     ),
     Capability(
         "serving.prefixcache", "What hybrid models keep of prompts they have read (Marconi)",
-        ("policy", "bench"), "serve", (), "serving",
+        ("policy", "bench"), "serve", (), "serving", worlds_of="serving.engine",
     ),
     Capability(
         "serving.variants", "Requests say what they need, and variants of models answer (INFaaS)",
@@ -128,7 +131,7 @@ def markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in CAPABILITIES:
-        marks = ["yes" if room in one.rooms else "–" for room in ("twin", "live")]
+        marks = ["yes" if room in one.rooms or one.worlds_of else "–" for room in ("twin", "live")]
         verbs = ", ".join(f"`{verb}`" for verb in one.verbs) or "–"
         lines.append(
             f"| {one.title} (`{one.name}`) | {' | '.join(marks)} | {verbs} | `windtunnel[{one.extra}]` "
