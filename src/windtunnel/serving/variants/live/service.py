@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.registry import Entry
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, session
-from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
+from windtunnel.serving.variants.model import Candidate, Held, Host, Query, Variant
 from windtunnel.serving.variants.policy import POLICIES, Observation
-from windtunnel.serving.variants.policy.scale import Load, Running, Scaling
-from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Refused, Waiting, wait_of
-from windtunnel.serving.variants.policy.states import Measured, Now
+from windtunnel.serving.variants.policy.scale import Load, Scaling
+from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Refused, Waiting
+from windtunnel.serving.variants.policy.states import Now
+from windtunnel.serving.variants.policy.watched import Watched
 from windtunnel.store.eventlog import EventLog
 
 ATTEMPTS = 5
@@ -75,25 +76,16 @@ class _Request:
 
 
 @dataclass
-class _Group:
+class _Group(Watched):
     entry: Entry
     inputs: Tensor
     outputs: Tensor
-    state: State = "inactive"
     replicas: list[Replica] = field(default_factory=list)
     idle: list[Replica] = field(default_factory=list)
     loading: list[float] = field(default_factory=list)
     queue: deque[_Request] = field(default_factory=deque)
-    running: int = 0
-    votes: int = 0
-    came: int = 0
-    late: int = 0
-    rate: float = 0.0
-    slow: float = 1.0
     answered: int = 0
     requeued: int = 0
-    batches: list[tuple[int, float]] = field(default_factory=list)
-    hardest: tuple[float, float] = (math.inf, 0.0)
 
     @property
     def variant(self) -> Variant:
@@ -110,10 +102,12 @@ class _Group:
     def held(self, now: float) -> tuple[Held, ...]:
         if not self.count:
             return ()
-        loading = max(0.0, min(self.loading, default=0.0) - now)
-        wait = wait_of(self.variant, self.items, len(self.replicas), len(self.idle), loading)
-        state = "active" if self.state == "inactive" else self.state
-        return (Held(HERE, state, self.count, self.rate, wait, self.slow),)
+        ready, idle = len(self.replicas), len(self.idle)
+        return (
+            self.as_held(
+                self.variant, HERE, ready=ready, idle=idle, waiting=self.items, loading=self.loading, now=now
+            ),
+        )
 
 
 class Service:
@@ -234,7 +228,7 @@ class Service:
         group.came += len(request.inputs)
         if not request.background:
             query = request.query
-            group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
+            group.asked(query)
         group.queue.append(request)
         self._dispatch(group)
 
@@ -358,17 +352,7 @@ class Service:
         for group in self.groups.values():
             if not group.count and group.state == "inactive":
                 continue
-            count = max(1, len(group.batches))
-            items = sum(one for one, _ in group.batches) / count
-            took = sum(seconds for _, seconds in group.batches) / count
-            group.rate = 0.5 * group.rate + 0.5 * group.came
-            if group.batches:
-                profile = sum(group.variant.latency(one) for one, _ in group.batches) / count
-                group.slow = 0.5 * group.slow + 0.5 * took / profile
-            seen = Measured(
-                group.variant, group.state, len(group.replicas), float(group.came), took, max(1.0, items),
-                group.items + group.running,
-            )  # fmt: skip
+            seen = group.second(group.variant, len(group.replicas), group.items)
             now: Now = self._decide(seen)
             group.state = now.state
             if group.count:
@@ -376,17 +360,14 @@ class Service:
         for architecture, groups in running.items():
             self._scale(architecture, groups)
         for group in self.groups.values():
-            group.came, group.late, group.batches, group.hardest = 0, 0, [], (math.inf, 0.0)
+            group.forget()
 
     def _scale(self, architecture: str, groups: list[_Group]) -> None:
         others = tuple(
             one.variant for one in self.groups.values()
             if one.variant.architecture == architecture and not one.count
         )  # fmt: skip
-        seen = tuple(
-            Running(one.variant, one.count, one.rate, one.late, one.state, *one.hardest, one.votes)
-            for one in groups
-        )
+        seen = tuple(one.as_running(one.variant, one.count) for one in groups)
         made: Scaling = self._decide(Load(self._host(), seen, others))
         for group, votes in zip(groups, made.votes, strict=True):
             group.votes = votes

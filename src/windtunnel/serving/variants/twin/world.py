@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engines.events import Environment, Shared, at
-from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
+from windtunnel.serving.variants.model import Candidate, Held, Host, Query, Variant
 from windtunnel.serving.variants.policy import Decision, Observation
-from windtunnel.serving.variants.policy.scale import Change, Fleet, Load, Resize, Running, Scaling
-from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Waiting, wait_of
-from windtunnel.serving.variants.policy.states import Measured, Now
+from windtunnel.serving.variants.policy.scale import Change, Fleet, Load, Resize, Scaling
+from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Waiting
+from windtunnel.serving.variants.policy.states import Now
+from windtunnel.serving.variants.policy.watched import Watched
 from windtunnel.serving.variants.twin.catalogue import KINDS
 from windtunnel.traces.rates import arrivals
 
@@ -89,35 +90,26 @@ class _Request:
 
 
 @dataclass
-class _Group:
+class _Group(Watched):
     """A variant on a host."""
 
     variant: Variant
     host: _Host
-    state: State = "inactive"
     ready: int = 0
     loading: list[float] = field(default_factory=list)
     busy: int = 0
     queue: deque[_Request] = field(default_factory=deque)
     items: int = 0
-    running: int = 0
-    votes: int = 0
-    came: int = 0
-    late: int = 0
-    rate: float = 0.0
-    slow: float = 1.0
-    batches: list[tuple[int, float]] = field(default_factory=list)
-    hardest: tuple[float, float] = (math.inf, 0.0)
 
     @property
     def replicas(self) -> int:
         return self.ready + len(self.loading)
 
     def held(self, now: float) -> Held:
-        loading = max(0.0, min(self.loading, default=0.0) - now)
-        wait = wait_of(self.variant, self.items, self.ready, self.ready - self.busy, loading)
-        state = "active" if self.state == "inactive" else self.state
-        return Held(self.host.name, state, self.replicas, self.rate, wait, self.slow)
+        return self.as_held(
+            self.variant, self.host.name, ready=self.ready, idle=self.ready - self.busy, waiting=self.items,
+            loading=self.loading, now=now,
+        )  # fmt: skip
 
 
 class _Host:
@@ -246,7 +238,7 @@ class _World:
         group.items += query.items
         group.came += query.items
         group.late += query.items * made.need
-        group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
+        group.asked(query)
         self._dispatch(group)
 
     def _dispatch(self, group: _Group) -> None:
@@ -298,17 +290,7 @@ class _World:
     def _look(self, host: _Host) -> None:
         architectures: dict[str, list[_Group]] = {}
         for group in host.groups.values():
-            count = max(1, len(group.batches))
-            items = sum(one for one, _ in group.batches) / count
-            took = sum(seconds for _, seconds in group.batches) / count
-            group.rate = 0.5 * group.rate + 0.5 * group.came
-            if group.batches:
-                profile = sum(group.variant.latency(one) for one, _ in group.batches) / count
-                group.slow = 0.5 * group.slow + 0.5 * took / profile
-            measured = Measured(
-                group.variant, group.state, group.ready, float(group.came), took, max(1.0, items),
-                group.items + group.running,
-            )  # fmt: skip
+            measured = group.second(group.variant, group.ready, group.items)
             made = self.policy(measured)
             assert isinstance(made, Now)
             group.state = made.state
@@ -317,7 +299,7 @@ class _World:
         for architecture, groups in architectures.items():
             self._scale(host, architecture, groups)
         for group in host.groups.values():
-            group.came, group.late, group.batches, group.hardest = 0, 0, [], (math.inf, 0.0)
+            group.forget()
 
     def _scale(self, host: _Host, architecture: str, groups: list[_Group]) -> None:
         here = {one.variant.name for one in groups}
@@ -325,10 +307,7 @@ class _World:
             one for one in self.by_name[architecture]
             if one.hardware == host.kind.hardware and one.name not in here
         )  # fmt: skip
-        running = tuple(
-            Running(one.variant, one.replicas, one.rate, one.late, one.state, *one.hardest, one.votes)
-            for one in groups
-        )
+        running = tuple(one.as_running(one.variant, one.replicas) for one in groups)
         made = self.policy(Load(host.seen(), running, others))
         assert isinstance(made, Scaling)
         for group, votes in zip(groups, made.votes, strict=True):
