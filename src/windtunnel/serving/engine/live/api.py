@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -114,14 +115,14 @@ class Asked(Strict):
         return self.usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
+    @abstractmethod
     def most(self) -> int | None:
         """Tokens of the answer at most; None: as many as the context allows."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def told(self) -> int | None:
         """How many of the likeliest tokens are told with each one."""
-        raise NotImplementedError
 
 
 class Completion(Asked):
