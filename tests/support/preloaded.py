@@ -145,7 +145,9 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # its parent may have seen its end before we are told of it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -250,6 +252,8 @@ def _serve(control: socket.socket) -> Callable[[], None] | None:
     while True:
         for key, _ in selector.select():
             fd = key.fd
+            if fd not in selector.get_map():  # gone with one that was ready at the same time
+                continue
             if fd in running:  # it ended
                 pid, asker = running.pop(fd)
                 selector.unregister(fd)

@@ -160,6 +160,7 @@ class Link:
             if unready == CRASHES:
                 self.wrong = f"the worker died {CRASHES} times before it was ready"
         finally:
+            self.ready.clear()
             self.wrong = self.wrong or "the server is being stopped"
             for number in list(self._jobs):
                 self._over(number, failed=self.wrong)
