@@ -57,7 +57,11 @@ def test_each_form_is_known_by_its_columns(tmp_path: Path) -> None:
     assert read(tmp_path, MOONCAKE) == [(0.0, 513, 500), (3.0, 7, 1)]
     found = load(tmp_path / "trace")
     assert (found.unit, [one.tolist() for one in found.ids]) == (512, [[0, 1], [2]])
-    assert read(tmp_path, BAILIAN) == [(0.0, 33, 132)] and load(tmp_path / "trace").unit == 16
+    assert read(tmp_path, BAILIAN) == [(0.0, 33, 132)]
+    assert load(tmp_path / "trace", blocks=True).unit == 16
+    (tmp_path / "trace").write_text(AZURE)
+    with pytest.raises(UserError, match="Azure LLM inference does not tell what prompts share; accepted are"):
+        load(tmp_path / "trace", blocks=True)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,7 @@ def test_each_form_is_known_by_its_columns(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "line 1: columns a, b are of no known trace; accepted are TIMESTAMP, ContextTokens"),
         ("TIMESTAMP,ContextTokens\n", "line 1: column GeneratedTokens is missing; a trace of Azure"),
         ("num_prefill_tokens,num_decode_tokens\n1,1\n", "line 1: column arrived_at is missing"),
+        ("Timestamp,Model\n5,GPT-4\n", "line 1: columns Request tokens and Response tokens are missing"),
         (AZURE.replace("396", "-396"), "line 3: field ContextTokens: '-396' is not accepted; use a num"),
         (AZURE.replace("109", "x"), "line 3: field GeneratedTokens: 'x' is not accepted; use a num"),
         (AZURE.replace("18:15:50", "25:15:50"), "line 3: field TIMESTAMP: '2023-11-16 25:15:50."),

@@ -84,8 +84,8 @@ class Requests:
         return several.first(count)
 
 
-def load(path: Path) -> Requests:
-    """The trace in a file of one of the forms above.
+def load(path: Path, blocks: bool = False) -> Requests:
+    """The trace in a file of one of the forms above; with ``blocks`` of one that tells what prompts share.
 
     Raises:
         UserError: the file cannot be read, is of another form, or a line of it is wrong.
@@ -105,12 +105,17 @@ def load(path: Path) -> Requests:
     rows = (
         _json_rows(path, numbered) if numbered[0][1].lstrip().startswith("{") else _csv_rows(path, numbered)
     )
-    name = next(rows)
+    form = next(rows)
+    if blocks and not form.unit:
+        raise UserError(
+            f"{path}: a trace of {form.name} does not tell what prompts share; accepted are"
+            f" {' and '.join(one for one in FORMS if FORMS[one].unit)}"
+        )
     arrival, prompt, output, ids, left_out, last = [], [], [], [], 0, -1.0
-    for where, when, asked, answered, blocks in rows:
+    for where, when, asked, answered, held in rows:
         if when < last:
             raise UserError(
-                f"{where}: field {name.time}: it is {last - when:.6g} s earlier than the line before;"
+                f"{where}: field {form.time}: it is {last - when:.6g} s earlier than the line before;"
                 " accepted are lines in the order of their times"
             )
         last = when
@@ -120,14 +125,14 @@ def load(path: Path) -> Requests:
         arrival.append(when)
         prompt.append(asked)
         output.append(answered)
-        if name.unit:
-            ids.append(np.array(blocks, np.int64))
+        if form.unit:
+            ids.append(np.array(held, np.int64))
     if not arrival:
         raise UserError(f"{path}: it holds no request with a prompt and an answer; one at least is needed")
     times = np.array(arrival)
     return Requests(
-        times - times[0], np.array(prompt), np.array(output), f"{name.name} ({path.name})", tuple(ids),
-        name.unit or 1, (), left_out,
+        times - times[0], np.array(prompt), np.array(output), f"{form.name} ({path.name})", tuple(ids),
+        form.unit or 1, (), left_out,
     )  # fmt: skip
 
 
@@ -222,7 +227,8 @@ def _recognised(path: Path, head: set[str], forms: list[_Form]) -> _Form:
         )
     if missing:
         raise UserError(
-            f"{path}, line 1: column {missing[0]} is missing; a trace of {best.name} has {best.time},"
+            f"{path}, line 1: {'column' if len(missing) == 1 else 'columns'} {' and '.join(missing)}"
+            f" {'is' if len(missing) == 1 else 'are'} missing; a trace of {best.name} has {best.time},"
             f" {best.prompt} and {best.output}"
         )
     return best
