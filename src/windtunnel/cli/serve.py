@@ -39,7 +39,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get status 429.")] = 1024,
     prefix_cache: Annotated[
         str, typer.Option(metavar="RULES", help="What is kept of prompts; none: nothing.")
-    ] = "three",
+    ] = "density",
     prefix_kv: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For what is kept; 1GiB, emulated half of --kv.")
     ] = None,

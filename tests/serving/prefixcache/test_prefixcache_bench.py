@@ -1,4 +1,4 @@
-"""The bench's worlds: sessions of a seed, Mooncake's form, an oracle that nobody beats."""
+"""The bench's worlds: sessions of a seed, traces with hashes, an oracle that nobody beats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from windtunnel.base.errors import UserError
 from windtunnel.serving.prefixcache import bench
 from windtunnel.serving.prefixcache.bench.rows import GB, ORACLE, OURS, _held, emulated
-from windtunnel.serving.prefixcache.bench.sessions import KINDS, mooncake, sessions
+from windtunnel.serving.prefixcache.bench.sessions import KINDS, sessions, traced
+from windtunnel.traces.requests import load
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,42 +30,18 @@ def test_sessions_come_from_their_seed(kind: str) -> None:
     assert len({one.prompt[0] for one in asked}) <= len(KINDS[kind].systems)
 
 
-def line(**changes: object) -> str:
-    told = {"timestamp": 27_500, "input_length": 1100, "output_length": 500, "hash_ids": [0, 1, 9]}
-    return json.dumps({**told, **changes})
-
-
-def test_mooncakes_form(tmp_path: Path) -> None:
+def test_what_a_trace_shares_is_kept_and_what_was_decoded_does_not_recur(tmp_path: Path) -> None:
+    told = {"input_length": 1100, "output_length": 500}
+    lines = [{**told, "timestamp": 9 * last, "hash_ids": [0, 1, last]} for last in (7, 8, 9)]
     path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join([line(), line(timestamp=0), line(timestamp=1, hash_ids=[0, 1, 8])]))
-    asked = mooncake(path)
-    assert [one.arrival for one in asked] == [0.0, 0.001, 27.5]
-    assert asked[0].prompt.tolist() == [0, 1, 9] and asked[0].tokens == 1100
+    path.write_text("\n".join(map(json.dumps, lines)))
+    asked = traced(load(path))
+    assert [one.arrival for one in asked] == pytest.approx([0.0, 0.009, 0.018])
+    assert asked[0].prompt.tolist() == [0, 1, 7] and asked[0].tokens == 1100
     assert [len(one.whole) for one in asked] == [4] * 3, "1,600 tokens"
     assert asked[0].whole[:2].tolist() == [0, 1]
     unknown = np.concatenate([one.whole[2:] for one in asked])
-    assert len(set(unknown.tolist())) == 6 and unknown.max() < 0, "what was decoded does not recur"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "line 1 is not of Mooncake's form"),
-        ('{"timestamp": 1}', "line 1 is not of Mooncake's form: 'input_length'"),
-        ("[]", "line 1 is not of Mooncake's form"),
-        (line(hash_ids=[1]), "line 1: 1 hash_ids do not fit 1100 tokens of input"),
-        (line(hash_ids=["a", "b", "c"]), "line 1: 3 hash_ids do not fit"),
-        (line(input_length=-1), "line 1: field input_length is -1, not of"),
-        (line(hash_ids=None), "line 1: field hash_ids is None, not of Mooncake's form"),
-    ],
-)
-def test_a_trace_of_another_form_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError, match=words):
-        mooncake(path)
-    with pytest.raises(UserError, match=r"none\.jsonl: cannot be read"):
-        mooncake(tmp_path / "none.jsonl")
+    assert len(set(unknown.tolist())) == 6 and unknown.max() < 0
 
 
 def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
@@ -83,6 +60,9 @@ def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
 
 
 def test_a_trace_is_taken_by_the_section_that_wants_one(tmp_path: Path) -> None:
+    (path := tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
+    [told] = bench.run(("mooncake",), quick=True, trace=path)
+    assert "does not tell what prompts share" in told.note
     [told] = bench.run(("mooncake",), quick=True)
     assert "give --trace conversation_trace.jsonl" in told.note
     with pytest.raises(

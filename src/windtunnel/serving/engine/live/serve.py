@@ -44,7 +44,7 @@ class Served:
     chunk: int = 512
     kv: int = 2 << 30
     queue: int = 1024
-    rules: str = "three"
+    rules: str = "density"
     prefix_bytes: int = 1 << 30
     device: str = "cpu"
     threads: int = 0

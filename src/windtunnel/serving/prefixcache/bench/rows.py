@@ -8,14 +8,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from windtunnel.base.errors import UserError
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.cluster.catalogue import device
-from windtunnel.serving.prefixcache.bench.sessions import MOONCAKE_UNIT, Asked, mooncake, sessions
+from windtunnel.serving.prefixcache.bench.sessions import Asked, sessions, traced
 from windtunnel.serving.prefixcache.bench.world import Oracle, Outcome, Speed, through
 from windtunnel.serving.prefixcache.policy.changes import Tier
 from windtunnel.serving.prefixcache.policy.rules import RULES
 from windtunnel.serving.prefixcache.policy.shapes import Shape, paper_hybrid
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
+from windtunnel.traces import requests as traces
 
 SHAPE = paper_hybrid(expand=2, state_width=4)
 PLAIN = paper_hybrid(ssm=0, attention=32, mlp=32)
@@ -51,10 +53,15 @@ def mooncake_rows(quick: bool, trace: Path | None) -> Iterator[Row]:
     if trace is None:
         yield left_out("mooncake", "mooncake", "give --trace conversation_trace.jsonl of kvcache-ai/Mooncake")
         return
-    asked = mooncake(trace)[: 3000 if quick else None]
+    told = traces.load(trace)
+    if not told.ids:
+        raise UserError(
+            f"bench: --trace {trace}: it does not tell what prompts share; accepted are traces with hashes"
+        )
+    asked = traced(told)[: 3000 if quick else None]
     names = [one for one in POLICIES if one not in (FINEST, "block1648", "three")]
     sizes = (800,) if quick else (200, 800, 3000)
-    yield from _held("mooncake", trace.name, asked, sizes, None, "", names, MOONCAKE_UNIT)
+    yield from _held("mooncake", trace.name, asked, sizes, None, "", names, told.unit)
 
 
 def _held(

@@ -1,5 +1,5 @@
-"""Requests to hold prefix caches against: agents' and chats' sessions from a seed, and Mooncake's trace from
-its file.
+"""Requests to hold prefix caches against: agents' and chats' sessions from a seed, and traces that tell what
+prompts share.
 
 The sessions are synthetic. Their parameters are those that the paper's artefact tells (Marconi, MLSys '25:
 SWE-bench agents with at most 50 turns, thinking times of 5 to 10 s and old observations collapsed; ShareGPT
@@ -9,18 +9,15 @@ are inference.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.base.errors import UserError
+from windtunnel.traces.requests import Requests
 
 Symbols = NDArray[np.int64]
-MOONCAKE_UNIT = 512
 DECODED = 0.02  # seconds a token, so that times of requests do not depend on the cache
 TYPED = 0.75 / 1.5  # seconds a token: three quarters of a word, 90 words a minute
 LONGEST = 32_768
@@ -110,43 +107,15 @@ class _Fresh:
         return np.arange(self._next - count, self._next)
 
 
-def mooncake(path: Path) -> list[Asked]:
-    """A trace in Mooncake's form: JSON lines with timestamp (ms), input_length, output_length (tokens) and
-    hash_ids, one for 512 tokens of the prompt. What was decoded has none: it is given ids that do not recur,
-    and the prompt's last block in part goes with it.
-
-    Raises:
-        UserError: the file cannot be read, or a line has not that form.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    found = []
-    unknown = -1
-    for number, line in enumerate(lines, 1):
-        when, tokens, answer, ids = _fields(path, number, line)
-        prompt = np.array(ids, np.int64)
-        full = prompt[: tokens // MOONCAKE_UNIT]
-        more = -(-(tokens + answer) // MOONCAKE_UNIT) - len(full)
+def traced(trace: Requests) -> list[Asked]:
+    """The requests of a trace that tells what prompts share. What was decoded has no ids in it: it is given
+    some that do not recur, and the prompt's last block in part goes with it."""
+    found, unknown = [], -1
+    columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
+    for when, tokens, answer, prompt in zip(*columns, trace.ids, strict=True):
+        full = prompt[: tokens // trace.unit]
+        more = -(-(tokens + answer) // trace.unit) - len(full)
         whole = np.concatenate([full, np.arange(unknown, unknown - more, -1)])
         unknown -= more
-        found.append(Asked(when / 1e3, when / 1e3 + 0.5 + DECODED * answer, prompt, whole, tokens))
-    return sorted(found, key=lambda one: one.arrival)
-
-
-def _fields(path: Path, number: int, line: str) -> tuple[float, int, int, list[int]]:
-    try:
-        told = json.loads(line)
-        when, tokens, answer = (told[name] for name in ("timestamp", "input_length", "output_length"))
-        ids = told["hash_ids"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: line {number} is not of Mooncake's form: {error}") from None
-    counts = {"timestamp": when, "input_length": tokens, "output_length": answer}
-    wrong = [(name, value) for name, value in counts.items() if type(value) is not int or value < 0]
-    for name, value in wrong or ([] if isinstance(ids, list) else [("hash_ids", ids)]):
-        told = f"field {name} is {str(value)[:60]}, not of Mooncake's form"
-        raise UserError(f"{path}: line {number}: {told}")
-    if not all(type(one) is int for one in ids) or len(ids) != -(-tokens // MOONCAKE_UNIT):
-        raise UserError(f"{path}: line {number}: {len(ids)} hash_ids do not fit {tokens} tokens of input")
-    return when, tokens, answer, ids
+        found.append(Asked(when, when + 0.5 + DECODED * answer, prompt, whole, tokens))
+    return found
