@@ -150,7 +150,7 @@ def test_published_models_have_the_sizes_of_their_authors() -> None:
     ("given_step", "said"),
     [
         ("calibrated", "there is no profile .* measure one with: windtunnel calibrate serving.engine"),
-        ("base=x", "'base=x' is not one of base, row, kv, token, pair with a number"),
+        ("base=x", "'base=x' is not one of base, row, kv, token, pair, decode, chunk with a number"),
         ("rows=1", "'rows=1' is not one of"),
         ("row=1", "base, the seconds of any step, must be above 0"),
         ("base=-1", "not a number of seconds from 0"),

@@ -11,6 +11,7 @@ Times are seconds on one clock that the caller keeps; tokens are counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -73,16 +74,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: ``base + row·n + kv·K + token·p + pair·p·Kp`` for n decoded rows that read K KV
-    tokens (a shared prefix counted once), and p prefilled tokens whose context is Kp tokens at their end."""
+    """Seconds of a step: ``base`` of any; ``decode + row·n + kv·K`` if n rows decode, which read K KV tokens
+    (a shared prefix counted once); ``chunk + token·p + pair·p·Kp`` for each chunk of p prefilled tokens whose
+    context is Kp tokens at their end. Kernels that take rows and chunks together need no ``decode`` and
+    ``chunk``; an engine that passes them through the model one after another needs little else than these."""
 
     base: float
     row: float
     kv: float
     token: float
     pair: float
+    decode: float = 0.0
+    chunk: float = 0.0
 
-    def of(self, rows: int, read: int, prefilled: int = 0, context: int = 0) -> float:
-        """Seconds."""
-        decoded = self.base + self.row * rows + self.kv * read
-        return decoded + (self.token + self.pair * context) * prefilled
+    def of(self, rows: int, read: int, prefill: Iterable[tuple[int, int]] = ()) -> float:
+        """Seconds; ``prefill``: (tokens, their context) of each chunk."""
+        seconds = self.base
+        if rows:
+            seconds += self.decode + self.row * rows + self.kv * read
+        for tokens, context in prefill:
+            seconds += self.chunk + (self.token + self.pair * context) * tokens
+        return seconds

@@ -1,18 +1,26 @@
-"""Step models: given as numbers, or measured and kept by ``windtunnel calibrate serving.engine``."""
+"""Step models: fitted to steps, given as numbers, or measured and kept by ``windtunnel calibrate
+serving.engine``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from windtunnel.base.errors import UserError
 from windtunnel.calibration import profiles
+from windtunnel.calibration.fit import least_squares
 from windtunnel.serving.engine.model import StepTime
 
-NAME, VERSION = "serving-engine", 1
+NAME, VERSION = "serving-engine", 2
 KV = 1 << 20
 """Tokens for which there is room where nothing is known of any memory."""
+
+Point = tuple[int, int, Sequence[tuple[int, int]]]
+"""A step: rows, KV tokens that they read, and chunks of prefill, as of `StepTime.of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,23 @@ class Known:
 def save(path: Path, time: StepTime, token_bytes: int, **about: Any) -> None:
     """Keep a measured one; ``about``: further facts as values of JSON, ``model`` and ``error`` among them."""
     profiles.save(path, VERSION, {"step_time": asdict(time), "token_bytes": token_bytes, **about})
+
+
+def fit(points: Sequence[Point], seconds: Sequence[float], fused: bool = False) -> tuple[StepTime, float]:
+    """The step model, and how far the points are from it: the mean of their relative differences.
+    ``fused``: rows and chunks are computed together."""
+    columns = np.array(
+        [
+            (
+                1.0, n, k, sum(p for p, _ in chunks), sum(p * context for p, context in chunks),
+                float(n > 0 and not fused), 0.0 if fused else len(chunks),
+            )
+            for n, k, chunks in points
+        ]
+    ).T  # fmt: skip
+    found = StepTime(*least_squares(list(columns), np.array(seconds)))
+    told = np.array([found.of(*point) for point in points])
+    return found, float(np.mean(np.abs(told / np.array(seconds) - 1)))
 
 
 def step_time(given: str) -> Known:
@@ -48,8 +73,8 @@ def step_time(given: str) -> Known:
                 raise _wrong(given, f"{one!r} is not one of {', '.join(names)} with a number") from None
             if not 0 <= numbers[name] < 1e9:
                 raise _wrong(given, f"{one!r} is not a number of seconds from 0 to 1e9")
-        if not numbers["base"] > 0:
-            raise _wrong(given, "base, the seconds of any step, must be above 0")
+        if not numbers["base"] + min(numbers["decode"], numbers["chunk"]) > 0:
+            raise _wrong(given, "base, the seconds of any step, must be above 0, or decode and chunk")
         return Known(StepTime(**numbers), f"by the numbers {given}")
     path = profiles.own(NAME) if given == "calibrated" else Path(given)
     if not path.is_file():
@@ -67,5 +92,5 @@ def _known(content: dict[str, Any]) -> Known:
 def _wrong(given: str, why: str) -> UserError:
     return UserError(
         f"serve: --step-time {given!r}: {why}; accepted are calibrated, a file that 'windtunnel calibrate"
-        " serving.engine' wrote, or base=SECONDS,row=…,kv=…,token=…,pair=…"
+        " serving.engine' wrote, or base=SECONDS and any of row, kv, token, pair, decode, chunk"
     )

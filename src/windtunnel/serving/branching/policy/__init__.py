@@ -84,9 +84,7 @@ class Observation:
     def predicted(self, rows: int, read: int, *, prefill: bool = True) -> float:
         """Seconds of this step, rarely exceeded, if so many rows read so many KV tokens in all; without its
         ``prefill``: of those to come."""
-        seconds = self.time.of(rows, read)
-        for tokens, context in self.prefill if prefill else ():
-            seconds += (self.time.token + self.time.pair * context) * tokens
+        seconds = self.time.of(rows, read, self.prefill if prefill else ())
         width = self.widths[min(bucket(rows), len(self.widths) - 1)] if self.widths else 1.0
         return seconds * self.gain * width * (1 + self.margin)
 

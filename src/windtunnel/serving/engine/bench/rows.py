@@ -14,6 +14,7 @@ import torch
 from windtunnel.bench.measure import conditions, quantile
 from windtunnel.bench.rows import Row
 from windtunnel.cluster.load import load_cluster
+from windtunnel.serving.engine import profile
 from windtunnel.serving.engine.emulate import requests_of
 from windtunnel.serving.engine.live import named, timing
 from windtunnel.serving.engine.live.executor import Executor
@@ -65,10 +66,8 @@ def live_rows(quick: bool) -> Iterator[Row]:
     """The live engine and the twin, on the same requests; and what deciding takes of a step."""
     torch.set_num_threads(1)
     executor = named.load(MODEL)
-    points = timing.measure(
-        executor, (1, 4, 16, 64), (16, 128), (16, CHUNK), apart=4096, repeats=3 if quick else 5
-    )
-    step, error = timing.fit(points)
+    waves = [(rows, 16, 0) for rows in (1, 4, 16, ROWS)] + [(rows, 128, 0) for rows in (1, 4, 16)]
+    step, error = profile.fit(*timing.measure(executor, waves, CHUNK, repeats=3 if quick else 5))
     yield Row("live", "step model, mean error of its fit", "", measured=error, note=conditions())
     for load_of in (0.5,) if quick else (0.3, 0.6):
         yield from _side_by_side(executor, step, load_of, 30 if quick else 60)

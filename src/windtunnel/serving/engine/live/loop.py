@@ -115,6 +115,8 @@ class Engine:
         self._running: dict[int, _Running] = {}
         self._ending: set[Unit] = set()
         self._told = Report()
+        self.taken: Step | None = None
+        """The step that was taken last."""
         self.steps, self.seconds, self.deciding = 0, 0.0, 0.0
         """Steps taken, seconds of them, and seconds that the scheduler took of these."""
 
@@ -177,7 +179,7 @@ class Engine:
             told.failed += [
                 (number, f"the step that it took part in failed: {error}") for number in sorted(parts)
             ]
-        computed = self.clock()
+        computed, self.taken = self.clock(), step
         stopped = {
             (number, unit) for number, unit, one in told.tokens if one.token in self._running[number].job.stop
         }

@@ -1,93 +1,73 @@
-"""How long steps of a model take here: points of a grid, measured, and the step model that fits them."""
+"""How long steps of a model take here: waves of requests through the very engine that serves, and the step
+model that fits their steps.
+
+A wave is some requests that come at once: their prompts are prefilled in chunks, beside the rows of those
+that are done with theirs, and then all decode. The same waves make the same steps each time, so that each
+step is timed several times.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from itertools import product
+from collections.abc import Callable, Sequence
+from itertools import count
 
-import numpy as np
-import torch
-
-from windtunnel.calibration.fit import least_squares
+from windtunnel.base.errors import UserError
+from windtunnel.calibration.fit import quartile
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.executor import Sequence as Stream
+from windtunnel.serving.engine.live.loop import Branches, Engine, Job
 from windtunnel.serving.engine.model import StepTime
+from windtunnel.serving.engine.profile import Point, fit
 
-CONTEXTS = (16, 512)
-Point = tuple[tuple[int, int, int, int], float]
-"""Rows, KV tokens that they read, prefilled tokens and their context, as of `StepTime.of`; and seconds."""
+DECODED = 4  # tokens of each answer
+Wave = tuple[int, int, int]
+"""Requests, tokens of each one's prompt, and branches of each."""
 
 
 def step_time(executor: Executor, rows: int, chunk: int) -> StepTime:
-    """Of decoding up to ``rows`` rows and prefilling up to ``chunk`` tokens, from few points."""
-    counts = [4**power for power in range(16) if 4**power <= rows]
-    return fit(measure(executor, counts, CONTEXTS, (1, max(1, chunk // 4), chunk)))[0]
+    """Of decoding up to ``rows`` rows and prefilling up to ``chunk`` tokens, from few steps."""
+    waves = [(1, 2 * chunk, 0), *((number, 16, 0) for number in sorted({1, min(rows, 6), min(rows, 24)}))]
+    return fit(*measure(executor, waves, chunk, repeats=2))[0]
 
 
 def measure(
-    executor: Executor, rows: Sequence[int], contexts: Sequence[int], chunks: Sequence[int],
-    *, repeats: int = 3, apart: int = 0, progress: Callable[[float], None] = lambda share: None,
-) -> list[Point]:  # fmt: skip
-    """Steps that decode each of ``rows`` and that prefill each of ``chunks``, behind each of ``contexts``;
-    the fastest of ``repeats`` counts. The rows share one prefix. With up to ``apart`` tokens in all each has
-    one of its own, too, and the largest chunk is prefilled beside them."""
+    executor: Executor, waves: Sequence[Wave], chunk: int, *, repeats: int = 3,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Point], list[float]]:  # fmt: skip
+    """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the lower
+    quartile of ``repeats``. Branches are left out where the model's family has none, and what is longer than
+    the model can read is cut."""
+    engine = Engine(
+        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), kv=1 << 60, chunk=chunk, admission="wait",
+        branching="eager", rows=max(requests * max(1, branches) for requests, _, branches in waves),
+    )  # fmt: skip
     points: list[Point] = []
-    most = (executor.limit or 1 << 30) - 2 * repeats - 1
-    keeps = executor.support.prefixes
-    grid = list(product(sorted({min(one, most // 2) for one in contexts})[: None if keeps else 1], rows))
-    for place, (context, count) in enumerate(grid):
-        progress(place / len(grid))
-        trunk = _filled(executor, context)
-        begin = context if keeps else 0
-        streams, held = executor.fork(trunk, count), [trunk]
-        decode = partial(executor.decode, streams, [0] * count)
-        points.append(((count, context + count, 0, 0), _fastest(executor, [decode] * repeats)))
-        beside: list[Stream] = []
-        if count > 1 and count * context <= apart:
-            beside = [_filled(executor, context) for _ in range(count)]
-            decode = partial(executor.decode, beside, [0] * count)
-            points.append(((count, count * context, 0, 0), _fastest(executor, [decode] * repeats)))
-        for tokens in sorted({min(one, most // 2) for one in chunks}):
-            if place and grid[place - 1][0] == context and not (beside and tokens >= max(chunks)):
-                continue  # prefilled alone once behind each context
-            fresh = [executor.fork(trunk, 1)[0] if begin else executor.new() for _ in range(repeats)]
-            spent = _fastest(executor, [partial(_step, executor, one, tokens, beside) for one in fresh])
-            points.append(((len(beside), len(beside) * context, tokens, begin + tokens), spent))
-            held += fresh
-        for one in (*streams, *beside, *held):
-            executor.free(one)
-    return points
+    seconds: list[list[float]] = []
+    numbers = count()
+    for turn in range(repeats):
+        place = 0
+        for wave in waves:
+            progress((turn + place / max(1, len(points))) / repeats if turn else 0.0)
+            for job in _jobs(executor, wave, numbers):
+                engine.add(job)
+            while engine.busy:
+                before = engine.seconds
+                told = engine.step()
+                if told is not None and told.failed:
+                    raise UserError(f"a step to be timed failed: {told.failed[0][1]}")
+                step = engine.taken
+                assert step is not None
+                if not turn:
+                    points.append((len(step.rows), step.read, step.chunks))
+                    seconds.append([])
+                seconds[place].append(engine.seconds - before)
+                place += 1
+    return points, [quartile(each) for each in seconds]
 
 
-def fit(points: Sequence[Point]) -> tuple[StepTime, float]:
-    """The step model, and how far the points are from it: the mean of their relative differences."""
-    columns = np.array([(1, n, k, p, p * context) for (n, k, p, context), _ in points], float).T
-    seconds = np.array([spent for _, spent in points])
-    found = StepTime(*least_squares(list(columns), seconds))
-    told = np.array([found.of(*point) for point, _ in points])
-    return found, float(np.mean(np.abs(told - seconds) / seconds))
-
-
-def _filled(executor: Executor, tokens: int) -> Stream:
-    stream = executor.new()
-    executor.prefill(stream, [0] * tokens)
-    return stream
-
-
-def _step(executor: Executor, fresh: Stream, tokens: int, rows: Sequence[Stream]) -> None:
-    executor.prefill(fresh, [0] * tokens)
-    if rows:
-        executor.decode(rows, [0] * len(rows))
-
-
-def _fastest(executor: Executor, actions: Iterable[Callable[[], object]]) -> float:
-    found = []
-    for action in actions:
-        began = time.perf_counter()
-        action()
-        if executor.device.type == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return min(found)
+def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[Job]:
+    requests, prompt, branches = wave
+    prompt = min(prompt, (executor.limit or 1 << 30) - 4 * DECODED)
+    stages: tuple[int | Branches, ...] = (DECODED,)
+    if branches and executor.support.prefixes:
+        stages = (Branches(((),) * branches, (DECODED,) * branches),)
+    return [Job(next(numbers), 0.0, (0,) * prompt, stages) for _ in range(requests)]

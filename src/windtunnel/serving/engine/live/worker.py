@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def _made(settings: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         "limit": executor.limit, "vocabulary": executor.vocabulary, "prefixes": executor.support.prefixes,
         "stop": [] if ends is None else ends if isinstance(ends, list) else [ends],
         "kv_tokens": engine.limits.kv,
-        "time": [time_of.base, time_of.row, time_of.kv, time_of.token, time_of.pair],
+        "time": asdict(time_of),
         "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
     }  # fmt: skip
 

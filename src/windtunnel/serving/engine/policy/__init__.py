@@ -113,7 +113,7 @@ def decide(seen: Observation, late: str = "refuse") -> Decision:
 
 def fill_time(time: StepTime, rows: int, tokens: int, chunk: int) -> float:
     """Seconds in which ``tokens`` can be prefilled at the least, beside ``rows`` that are decoded."""
-    return ceil(tokens / chunk) * (time.base + time.row * rows) + time.token * tokens
+    return ceil(tokens / chunk) * (time.of(rows, 0) + time.chunk) + time.token * tokens
 
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {

@@ -69,13 +69,15 @@ class Step:
         """Whether there is anything to compute: not if all that happened is that requests were refused."""
         return bool(self.rows or self.prefill)
 
+    @property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """Tokens of each chunk of prefill, and their context at its end."""
+        return tuple((one.end - one.begin, one.end) for one in self.prefill)
+
     def seconds(self, time: StepTime, number: int = 0) -> float:
         """What the step takes by ``time`` when it is taken for the ``number``-th time in a row, from 0."""
         rows = len(self.rows)
-        total = time.of(rows, self.read + number * rows)
-        for one in self.prefill:
-            total += (time.token + time.pair * one.end) * (one.end - one.begin)
-        return total
+        return time.of(rows, self.read + number * rows, self.chunks)
 
     def total(self, time: StepTime, count: int) -> float:
         """What all of them take when it is taken ``count`` times in a row: each row reads one token more each

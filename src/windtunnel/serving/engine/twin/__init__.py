@@ -28,10 +28,8 @@ def cost(observation: object, decision: object) -> dict[str, float]:
 def _branches(seen: branching.Observation, made: branching.Decision) -> dict[str, float]:
     suffixes = {(one.request, one.unit): one.suffix for one in seen.candidates}
     rows = seen.rows + len(made.admitted)
-    seconds = seen.time.of(rows, seen.read + sum(suffixes[request, unit] for request, unit in made.admitted))
-    for tokens, context in seen.prefill:
-        seconds += (seen.time.token + seen.time.pair * context) * tokens
-    return {"seconds": seconds, "tokens": float(rows)}
+    read = seen.read + sum(suffixes[request, unit] for request, unit in made.admitted)
+    return {"seconds": seen.time.of(rows, read, seen.prefill), "tokens": float(rows)}
 
 
 def _admission(observation: admission.Observation, decision: admission.Decision) -> dict[str, float]:
@@ -39,7 +37,7 @@ def _admission(observation: admission.Observation, decision: admission.Decision)
     gone = {*decision.refuse, *decision.defer}
     left = observation.backlog + sum(one.left for one in observation.waiting if one.request not in gone)
     return {
-        "seconds": observation.time.token * filled,
+        "seconds": observation.time.token * filled + observation.time.chunk * len(decision.prefill),
         "admitted": float(len(decision.admit)),
         "refused": float(len(decision.refuse)),
         "deferred": float(len(decision.defer)),

@@ -20,9 +20,9 @@ import numpy as np
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.units import amount
-from windtunnel.calibration.fit import least_squares
 from windtunnel.cluster.model import Cluster
 from windtunnel.serving.engine.model import StepTime
+from windtunnel.serving.engine.profile import fit
 from windtunnel.serving.prefixcache.policy.shapes import Shape, shape
 from windtunnel.training.emulate.gradients import collective_times
 
@@ -144,7 +144,8 @@ def kv_tokens(model: Model, cluster: Cluster) -> int:
 def roofline(
     model: Model, cluster: Cluster, rows: int, read: int, prefilled: int = 0, context: int = 0
 ) -> float:
-    """Seconds of a step, arguments as of `StepTime.of`, on the devices of one host."""
+    """Seconds of a step on the devices of one host: ``rows`` that read ``read`` KV tokens beside a chunk of
+    ``prefilled`` tokens with ``context`` tokens at its end."""
     sums = _sums(model, cluster, (rows + prefilled,)) if rows + prefilled else [0.0]
     return _alone(model, cluster, rows, read, prefilled, context) + sums[0]
 
@@ -184,7 +185,4 @@ def step_time(model: Model, cluster: Cluster, rows: int, chunk: int, kv: int) ->
     ]
     sums = _sums(model, cluster, tuple(count + part for count, _, part, _ in points))
     times = np.array([_alone(model, cluster, *point) for point in points]) + np.array(sums)
-    columns = np.array([(1, n, k, p, p * context) for n, k, p, context in points], float).T
-    fitted = StepTime(*least_squares(list(columns), times))
-    told = np.array([fitted.of(*point) for point in points])
-    return fitted, float(np.mean(np.abs(told - times) / times))
+    return fit([(n, k, ((p, context),) if p else ()) for n, k, p, context in points], times.tolist(), True)
