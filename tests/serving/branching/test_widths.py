@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.branching.policy import POLICIES, REGAIN, Candidate, Decision, Observation
+from windtunnel.serving.branching.policy import BANK, POLICIES, Candidate, Decision, Observation
 from windtunnel.serving.branching.policy.predictor import RECENT, Predictor
 from windtunnel.serving.engine.model import StepTime
 
@@ -23,9 +23,7 @@ def observations(draw: st.DrawFn) -> Observation:
     candidates = []
     for number in requests:
         for unit in range(2, 2 + draw(st.integers(0, 4))):
-            remaining = draw(st.integers(1, 50))
-            path = remaining + draw(st.integers(0, 20))
-            candidates.append(Candidate(number, unit, draw(st.integers(0, 2000)), remaining, path))
+            candidates.append(Candidate(number, unit, draw(st.integers(0, 2000)), draw(st.integers(1, 50))))
     promised = tuple(number for number in requests if draw(st.booleans()))
     pace = draw(st.sampled_from(["token", "step"]))
     return Observation(
@@ -37,6 +35,7 @@ def observations(draw: st.DrawFn) -> Observation:
         slacks=tuple(draw(st.floats(-0.05, 0.15)) for _ in promised),
         paces=tuple(draw(st.sampled_from([0.0, 0.004, 0.03])) for _ in promised),
         left=tuple(draw(st.integers(0, 200)) for _ in promised),
+        beside=tuple(draw(st.sampled_from([0, 1, 3, 150])) for _ in promised),
         candidates=tuple(draw(st.permutations(candidates))),
         room=draw(st.integers(0, 20)),
         time=TIME,
@@ -53,31 +52,34 @@ def with_these(seen: Observation, units: tuple[tuple[int, int], ...]) -> float:
     return seen.predicted(seen.rows + len(units), seen.read + read)
 
 
-def allowed(seen: Observation, units: tuple[tuple[int, int], ...], *, pays: bool) -> float:
-    """What the step may cost above the protected rows, seconds: by hand, request by request."""
+def allowed(seen: Observation, *, ahead: bool) -> float:
+    """What a step may cost above the protected rows, seconds: by hand, request by request."""
     narrow = with_these(replace(seen, prefill=()), ())
-    base, own, spans = with_these(seen, ()), Counter(number for number, _ in units), []
-    for number, slack, pace, left in zip(seen.requests, seen.slacks, seen.paces, seen.left, strict=True):
-        brought = pace * own[number] if pays and seen.pace == "token" else 0.0
+    base, own, spans = with_these(seen, ()), {one.request for one in seen.candidates}, []
+    banks = ahead and seen.pace == "token"
+    for number, slack, pace, left, beside in zip(
+        seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
+    ):
+        if banks:
+            slack += pace * min(beside, BANK)
         if slack > base:
-            spans.append(slack + brought - base)
-        elif pays and slack - base + min(left, REGAIN) * (pace - narrow) > 0:
-            spans.append(base + brought - base)
-    return seen.rho * min(spans, default=inf)
+            spans.append(slack - base)
+        elif ahead and not (banks and number in own) and slack - base + min(left, BANK) * (pace - narrow) > 0:
+            spans.append(0.0)
+    return min(spans, default=inf)
 
 
 @settings(max_examples=300, deadline=None)
 @given(observations(), st.sampled_from(["taper", "strict"]))
 def test_a_step_breaks_the_slack_of_nobody(seen: Observation, name: str) -> None:
-    made, pays = POLICIES[name](seen), name == "taper"
-    base = with_these(seen, ())
+    made, base = POLICIES[name](seen), with_these(seen, ())
+    assert made.budget == allowed(seen, ahead=name == "taper")
     assert made.predicted == with_these(seen, made.admitted)
     assert made.externality == made.predicted - base <= seen.rho * made.budget
-    assert made.externality <= allowed(seen, made.admitted, pays=pays)
-    own = Counter(number for number, _ in made.admitted)
-    for number, slack, pace in zip(seen.requests, seen.slacks, seen.paces, strict=True):
-        if slack > base and made.admitted:
-            assert made.predicted <= slack + pace * own[number] * (pays and seen.pace == "token") + 1e-12
+    for slack, pace, beside in zip(seen.slacks, seen.paces, seen.beside, strict=True):
+        to_come = pace * min(beside, BANK) if name == "taper" and seen.pace == "token" else 0.0
+        if slack + to_come > base:
+            assert made.predicted <= slack + to_come + 1e-12
     assert len(set(made.admitted)) == len(made.admitted) <= max(0, seen.room)
     assert set(made.admitted) <= {(one.request, one.unit) for one in seen.candidates}
 
@@ -94,7 +96,7 @@ def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
     base = with_these(seen, ())
     for more in range(len(made) + 1, len(order) + 1):
         wider = order[:more]
-        assert with_these(seen, wider) - base > allowed(seen, wider, pays=True)
+        assert with_these(seen, wider) - base > seen.rho * allowed(seen, ahead=True)
     rounds = Counter(number for number, _ in order)
     for number, count in rounds.items():  # in turn: nobody has two more than another who has one left
         had = sum(one.request == number for one in seen.candidates)
@@ -102,9 +104,11 @@ def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
 
 
 def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> None:
-    branches = tuple(Candidate(1, unit, 0, 10, 12) for unit in (2, 3, 4))
+    branches = tuple(Candidate(1, unit, 0, 10) for unit in (2, 3, 4))
     base = TIME.of(2, 0)
-    seen = Observation(0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), (9, 9), branches, 9, TIME)
+    seen = Observation(
+        0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), (9, 9), (0, 0), branches, 9, TIME
+    )
     for name in ("taper", "strict"):
         assert POLICIES[name](seen).admitted == ()
         assert len(POLICIES[name](replace(seen, slacks=(inf, 1.0))).admitted) == 3
@@ -113,8 +117,14 @@ def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> 
         ten = POLICIES[name](replace(late, left=(10, 9))).admitted
         assert len(ten) == (0 if name == "taper" else 3)
     tight = replace(seen, slacks=(1.0, base + 1e-9))  # now the one without slack is the one that branches
-    assert len(POLICIES["taper"](tight).admitted) == 3 and POLICIES["strict"](tight).admitted == ()
-    assert POLICIES["taper"](replace(tight, pace="step")).admitted == ()
+    for beside, wide in ((0, 0), (1, 3), (30, 3)):
+        bears = replace(tight, beside=(0, beside))
+        assert len(POLICIES["taper"](bears).admitted) == wide
+        assert POLICIES["strict"](bears).admitted == ()
+        assert POLICIES["taper"](replace(bears, pace="step")).admitted == ()
+    caught = replace(tight, slacks=(1.0, base - 0.01), left=(9, 99))  # late, and its branches bring it back
+    assert len(POLICIES["taper"](caught).admitted) == 3
+    assert POLICIES["taper"](replace(caught, pace="step")).admitted == ()
 
 
 @settings(max_examples=100, deadline=None)
@@ -155,4 +165,4 @@ def test_the_predictor_learns_gain_widths_and_a_margin_that_95_percent_keep() ->
     assert predictor.margin < 1e-9
 
 
-SEEN = Observation(0, 1, 0, (), (), (), (), (), (), 0, TIME)
+SEEN = Observation(0, 1, 0, (), (), (), (), (), (), (), 0, TIME)

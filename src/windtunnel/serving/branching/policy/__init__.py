@@ -6,15 +6,16 @@ is decoded in any case (protected); each further branch makes the step longer fo
 externality. Branches share what their request has read so far, so leaving one out for a step frees nothing
 and costs nothing: every step is decided anew.
 
-Each request that was promised a pace has slack: the time until its next token is due. A branch takes part
-only if the step, as it is predicted with a margin, ends within the slack of all who can still be in time.
-Who is late, but can make up for it in narrow steps (`REGAIN`), has no slack and forbids every wider step; who
-cannot forbids nothing: one of them would keep everybody narrow for ever.
+Each request that was promised a pace has slack. A branch takes part only if the step, as it is predicted with
+a margin, ends within the slack of all who can still be in time. By steps, slack is the time until the next
+step is due. By tokens, it is the time until the next token is due, and what branches will bring: a token that
+is decoded beside others (``beside``) costs its request no step of its own, so its time is over; up to `BANK`
+such tokens to come count, since answers may end early. So who has branches ahead of him or beside him bears
+steps that are longer than his pace, and those who decode one token after another do not.
 
-By token pace a request may pay for itself (`decide`): each further branch of its own that takes part brings
-a token, and with it one more token's time. So a request whose branches decode together bears a step that is
-longer than its pace, as long as it gets ahead of its tokens by that; others bear what their own slack allows.
-``strict`` charges all alike, the least slack of all, and nobody who is late is waited for.
+Who is late, but can make up for it in narrow steps, has no slack and forbids every wider step; but not where
+his own branches bring what he lacks, nor where narrow steps do not help: one of those would keep everybody
+narrow for ever. ``strict`` knows the next token alone, and nobody who is late is waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heapreplace
 from math import inf
 
 from windtunnel.serving.branching.policy.predictor import Predictor, bucket
@@ -32,22 +32,21 @@ __all__ = ["POLICIES", "Candidate", "Decision", "Observation", "Predictor", "dec
 
 ALWAYS = 1 << 30
 """`Decision.holds` of who would decide the same in all steps to come."""
-REGAIN = 100
-"""Tokens within which a late request may get in time again, seconds being gained with each."""
+BANK = 100
+"""Tokens to come that count: of branches, as time that their request has, and of a late request, as those
+within which it may get in time again."""
 CAPS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A branch that may take part: ``suffix``: KV tokens of its own that it reads, ``remaining``: tokens
-    that it decodes at most, ``path``: the most that any branch of its request has left (its critical
-    path)."""
+    that it decodes at most."""
 
     request: int
     unit: int
     suffix: int
     remaining: int
-    path: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,9 @@ class Observation:
     ``prefill``: (tokens, their context at the end) of each chunk. ``requests`` and ``slacks``: for each
     request that was promised a pace or a first token, the seconds until its next token is due, less what
     will be left of its prefill after this step; by ``pace`` ("token": every token of any branch buys time,
-    "step": every step does). ``paces`` and ``left``: of the same requests, the seconds promised for a token,
-    and how many they may still decode (before the first token 0). ``room``: rows that may be added.
+    "step": every step does). Of the same requests, ``paces``: the seconds promised for a token, ``left``: how
+    many they may still have to decode one after another, and ``beside``: how many beside those (before the
+    first token none). ``room``: rows that may be added.
     ``time`` · ``gain`` · ``widths`` (by `predictor.bucket` of the rows) is the expected duration, and with
     (1 + ``margin``) the one that is rarely exceeded. ``rho``: the share of the slack that may be spent.
     """
@@ -72,6 +72,7 @@ class Observation:
     slacks: tuple[float, ...]
     paces: tuple[float, ...]
     left: tuple[int, ...]
+    beside: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     room: int
     time: StepTime
@@ -102,56 +103,46 @@ class Decision:
     holds: int = 1
 
 
-def decide(seen: Observation, pays: bool = True) -> Decision:
-    """As many of the candidates, in `_order`, as the slack of nobody forbids. ``pays``: whether a request
-    may spend what its own branches bring, and late ones are waited for."""
+def decide(seen: Observation, ahead: bool = True) -> Decision:
+    """As many of the candidates, in `_order`, as the slack of nobody forbids. ``ahead``: whether tokens to
+    come count, those of branches and those in which a late request may get in time."""
     base, narrow = seen.predicted(seen.rows, seen.read), seen.predicted(seen.rows, seen.read, prefill=False)
-    worth = float(pays and seen.pace == "token")
-    least = []  # slack with what was bought so far, request, slack without, what a branch buys
-    for number, slack, pace, left in zip(seen.requests, seen.slacks, seen.paces, seen.left, strict=True):
-        if slack <= base and pays and slack - base + min(left, REGAIN) * (pace - narrow) > 0:
-            slack = base
-        elif slack <= base:
-            continue
-        least.append((slack, number, slack, worth * pace))
-    heapify(least)
-    bought: dict[int, int] = {}
-    rows, read, best = seen.rows, seen.read, (0, base, 0.0)
+    banks = ahead and seen.pace == "token"
+    wide = {one.request for one in seen.candidates} if banks else set()
+    least = inf
+    for number, slack, pace, left, beside in zip(
+        seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
+    ):
+        has = slack + min(beside, BANK) * pace if banks else slack
+        if has > base:
+            least = min(least, has)
+        elif ahead and number not in wide and has - base + min(left, BANK) * (pace - narrow) > 0:
+            least = base
+    budget = least - base
+    # wider steps may be shorter by the predictor's widths, but not by more than this
+    shortest = min(seen.widths) / max(seen.widths) if seen.widths else 1.0
+    rows, read, best = seen.rows, seen.read, (0, base)
     order = _order(seen)[: max(0, seen.room)]
     for place, one in enumerate(order, 1):
         rows, read = rows + 1, read + one.suffix
-        bought[one.request] = bought.get(one.request, 0) + 1
-        while least:  # the least slack of all, with what those that branch have bought so far
-            known, number, slack, each = least[0]
-            now = slack + each * bought.get(number, 0)
-            if now == known:
-                break
-            heapreplace(least, (now, number, slack, each))
-        budget = least[0][0] - base if least else inf
         seconds = seen.predicted(rows, read)
         if seconds - base <= seen.rho * budget:
-            best = (place, seconds, budget)
-        elif not pays:
+            best = (place, seconds)
+        elif seconds * shortest - base > seen.rho * budget:
             break
-    taken, seconds, budget = best
+    taken, seconds = best
     return Decision(tuple((one.request, one.unit) for one in order[:taken]), seconds, budget, seconds - base)
 
 
 def _order(seen: Observation) -> list[Candidate]:
-    """One branch of each request, then a second one of each, and so on; within a round and a request those
-    first that have the greatest share of their request's critical path left for the time that they cost."""
-
-    def value(one: Candidate) -> float:
-        cost = seen.time.row + seen.time.kv * one.suffix
-        return one.remaining / (max(one.path, 1) * cost) if cost else inf
-
-    ranked = sorted(seen.candidates, key=lambda one: (-value(one), one.request, one.unit))
-    rounds: dict[int, int] = {}
+    """The longest branch of each request, then the second of each, and so on."""
+    turns: dict[int, int] = {}
     placed = []
-    for place, one in enumerate(ranked):
-        rounds[one.request] = rounds.get(one.request, 0) + 1
-        placed.append((rounds[one.request], place))
-    return [ranked[place] for _, place in sorted(placed)]
+    for one in sorted(seen.candidates, key=lambda one: (-one.remaining, one.request, one.unit)):
+        turn = turns[one.request] = turns.get(one.request, 0) + 1
+        placed.append((turn, one))
+    placed.sort(key=lambda pair: pair[0])
+    return [one for _, one in placed]
 
 
 def capped(seen: Observation, most: int) -> Decision:
@@ -181,7 +172,7 @@ def eager(seen: Observation) -> Decision:
 
 POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
     "taper": decide,
-    "strict": partial(decide, pays=False),
+    "strict": partial(decide, ahead=False),
     "off": off,
     "eager": eager,
     **{f"cap{most}": partial(capped, most=most) for most in CAPS},

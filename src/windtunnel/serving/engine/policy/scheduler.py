@@ -56,23 +56,31 @@ class _Branch:
 
 class _Running:
     """An admitted request. ``held``: tokens of the trunk in the KV, ``known``: tokens of the trunk;
-    ``tail``: those of this stage's branches that have ended; ``asked``: tokens at most, ``emitted``: tokens,
-    ``steps``: those after the first token in which it got on, the last of them ``stamp``. While the trunk
-    decodes, counts are those of when it began, at step ``began``."""
+    ``tail``: those of this stage's branches that have ended; ``path`` and ``beside``: tokens at most of the
+    stages to come, one after another and beside those; ``emitted``: tokens, ``steps``: those after the first
+    token in which it got on, the last of them ``stamp``. While the trunk decodes, counts are those of when it
+    began, at step ``began``."""
 
     __slots__ = (
-        "admitted", "asked", "began", "branches", "emitted", "first", "held", "known", "protected", "request",
-        "reserve", "stage", "stamp", "steps", "stops", "tail", "units",
+        "admitted", "began", "beside", "branches", "emitted", "first", "held", "known", "path", "protected",
+        "request", "reserve", "stage", "stamp", "steps", "stops", "tail", "units",
     )  # fmt: skip
 
     def __init__(self, request: Request, cached: int, stops: Depths, reserve: int, now: float) -> None:
         self.request, self.stops, self.reserve, self.admitted = request, stops, reserve, now
         self.held, self.known = cached, request.prompt
         self.first = inf
-        self.asked = sum(one.tokens if isinstance(one, Serial) else sum(one.tokens) for one in request.stages)
+        self.path, self.beside = map(sum, zip(*map(_size, request.stages), strict=True))
         self.stage = self.emitted = self.steps = self.units = self.protected = self.tail = self.stamp = 0
         self.began = -1
         self.branches: dict[int, _Branch] = {}
+
+
+def _size(stage: Stage) -> tuple[int, int]:
+    """Tokens that it decodes one after another at most, and beside those."""
+    if isinstance(stage, Serial):
+        return stage.tokens, 0
+    return max(stage.tokens), sum(stage.tokens) - max(stage.tokens)
 
 
 def _stop(stops: Depths, begin: int, end: int) -> int:
@@ -377,6 +385,8 @@ class Scheduler:
 
     def _enter(self, one: _Running) -> None:
         """A stage begins: what its trunk lacks is prefilled, then its branches' heads."""
+        path, beside = _size(one.request.stages[one.stage])
+        one.path, one.beside = one.path - path, one.beside - beside
         begin, end = self._span(one, 0)
         if begin < end:
             (self._urgent if one.first < inf else self._filling)[one.request.id, 0] = None
@@ -476,7 +486,7 @@ class Scheduler:
     @staticmethod
     def _candidates(protected: list[tuple[_Running, _Branch]]) -> Candidates:
         return tuple(
-            branching.Candidate(one.request.id, branch.unit, branch.suffix, branch.left, best.left)
+            branching.Candidate(one.request.id, branch.unit, branch.suffix, branch.left)
             for one, best in protected
             if len(one.branches) > 1
             for branch in one.branches.values()
@@ -504,17 +514,23 @@ class Scheduler:
         count = one.emitted if self.limits.pace == "token" else one.steps + 1
         return one.first + (count + more) * objective.tpot
 
+    def _left(self, one: _Running) -> tuple[int, int]:
+        """Tokens that it has to decode one after another at most, and beside those."""
+        if one.branches:
+            left = [branch.left for branch in one.branches.values()]
+            return one.path + max(left), one.beside + sum(left) - max(left)
+        (tokens, _), done = _size(one.request.stages[one.stage]), self._steps - one.began + 1
+        return one.path + tokens - done, one.beside
+
     def _seen(
         self, now: float, rows: int, read: int, prefill: tuple[Chunk, ...], candidates: Candidates
     ) -> branching.Observation:
         """The step as `branching.policy` sees it."""
         limits = self.limits
-        slacks: list[tuple[int, float, float, int]] = []
+        slacks: list[tuple[int, float, float, int, int]] = []
         for one in chain(self._serial.values(), self._parallel.values()):
             if (due := self._due(one)) < inf:
-                more = self._steps - one.began if one.began >= 0 else 0
-                left = one.asked - one.emitted - more
-                slacks.append((one.request.id, due - now, one.request.objective.tpot, left))
+                slacks.append((one.request.id, due - now, one.request.objective.tpot, *self._left(one)))
         ahead = -sum(one.end - one.begin for one in prefill)
         for number, unit in chain(self._urgent, self._filling):
             one = self._running[number]
@@ -522,10 +538,10 @@ class Scheduler:
             ahead += end - begin
             if number not in self._parallel and (due := self._due(one)) < inf:
                 needed = admission.fill_time(self.time, rows, max(0, ahead), limits.chunk)
-                slacks.append((number, due - now - needed, 0.0, 0))
-        requests, seconds, paces, lefts = zip(*slacks, strict=True) if slacks else ((), (), (), ())
+                slacks.append((number, due - now - needed, 0.0, 0, 0))
+        requests, seconds, paces, left, beside = zip(*slacks, strict=True) if slacks else ((),) * 5
         return branching.Observation(
             now, rows, read, tuple((one.end - one.begin, one.end) for one in prefill), requests, seconds,
-            paces, lefts, candidates, limits.rows - rows, self.time, self.predictor.gain,
+            paces, left, beside, candidates, limits.rows - rows, self.time, self.predictor.gain,
             self.predictor.margin, self.predictor.widths, limits.rho, limits.pace,
         )  # fmt: skip
