@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -14,32 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from windtunnel.bench import digits
 from windtunnel.bench.measure import in_turn, scratch
 from windtunnel.bench.rows import Row
 from windtunnel.serving.variants.live.registry import Entry, add
 from windtunnel.serving.variants.live.service import Service
 from windtunnel.serving.variants.model import Variant
-from windtunnel.training.gradsync.bench.accuracy import DIGITS
 
 WIDTHS = {"small": 4, "medium": 24, "large": 64}
-FIELD = 27
+drawn = partial(digits.drawn, scale=3, noise=0.4, strength=(0.4, 1.0))
+"""Digits of 15 by 21 dots."""
 CLASSES = ((0.0, 0.02), (0.9, 0.05), (0.97, 0.2))
 """Accuracy and seconds that requests ask for, a third of them each."""
 SOURCE = "INFaaS, ATC 2021, abstract"
-
-
-def drawn(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Digits of 15 by 21 dots at random places, in random strength and noise."""
-    rows = [[int(digit[at : at + 2], 16) for at in range(0, 14, 2)] for digit in DIGITS]
-    dots = np.array([[[row >> (4 - at) & 1 for at in range(5)] for row in digit] for digit in rows])
-    large = dots.repeat(3, 1).repeat(3, 2).astype(np.float32)
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 10, count)
-    images = 0.4 * rng.standard_normal((count, 1, FIELD, FIELD)).astype(np.float32)
-    places = rng.integers(0, (FIELD - 20, FIELD - 14), (count, 2))
-    for image, (row, column), label in zip(images, places, labels, strict=True):
-        image[0, row : row + 21, column : column + 15] += large[label] * rng.uniform(0.4, 1.0)
-    return images, labels
 
 
 def trained(width: int) -> nn.Module:

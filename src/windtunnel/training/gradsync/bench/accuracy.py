@@ -2,8 +2,8 @@
 
 Four ranks in this process, each with the gradient of its own part of the batch, through the codecs and
 their residuals as they would go over a network. *text*: the byte that follows sixteen others in the play
-that lies with the examples, tested on its last tenth. *images*: digits of five by seven dots at random
-places of a field, in random strength and noise, drawn here. Each job runs with several seeds; the noise of
+that lies with the examples, tested on its last tenth. *images*: digits that are drawn here (`bench.digits`).
+Each job runs with several seeds; the noise of
 dense training is the deviation of its results. A codec loses nothing where its mean is no further from
 dense's than two deviations (of one run) and half a point.
 """
@@ -18,13 +18,13 @@ from statistics import fmean, stdev
 import torch
 from torch import Tensor, nn
 
+from windtunnel.bench.digits import drawn
 from windtunnel.bench.rows import Row, left_out
 from windtunnel.training.gradsync.live.codecs import find, seed_of
 from windtunnel.training.gradsync.live.feedback import Feedback
 from windtunnel.training.gradsync.live.lowrank import LowRank
 
-RANKS = 4
-BATCH = 16
+RANKS, BATCH, RATE = 4, 16, 0.05
 CODECS = (
     "fp16", "bf16", "int8", "fp8", "terngrad", "qsgd:7", "sign", "onebit", "topk:0.01", "threshold:0.01",
     "dragonn:0.01", "dgc:0.01", "randomk:0.25", "powersgd:2",
@@ -33,24 +33,20 @@ CONTROLS = ("sign", "onebit", "topk:0.01", "dragonn:0.01")
 """Also run without a residual: it is what keeps the others from losing."""
 TOLERATED = 0.005
 TEXT = Path(__file__).resolve().parents[5] / "examples" / "data" / "coriolanus.txt"
-CONTEXT, FIELD = 16, 9
-DIGITS = (
-    "0e11131519110e", "040c040404040e", "0e11010204081f", "1f02040201110e", "02060a121f0202",
-    "1f101e0101110e", "0608101e11110e", "1f010204080808", "0e11110e11110e", "0e11110f01020c",
-)  # fmt: skip
-"""Rows of five dots, two hexadecimal digits each."""
+CONTEXT = 16
 
 
 @dataclass(frozen=True)
 class Job:
-    """``batch``: inputs and labels of so many examples; ``test``: those that it is judged by."""
+    """Training takes examples below ``learnt``, at random; those from ``tested`` on judge it."""
 
     name: str
     model: Callable[[], nn.Module]
-    batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
-    test: tuple[Tensor, Tensor]
+    inputs: Tensor
+    labels: Tensor
+    learnt: int
+    tested: int
     steps: int
-    rate: float
 
 
 def accuracy_rows(quick: bool = False) -> Iterator[Row]:
@@ -93,16 +89,16 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
     ranks = [Feedback([sizes], momentum=0.9) for _ in range(RANKS)]
     lows = [LowRank(codec.rank, {name: one.shape for name, one in parameters.items()}) for _ in range(RANKS)]
     momentum = 0.0 if codec.family == "dgc" else 0.9
-    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate, momentum=momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
     generator = torch.Generator().manual_seed(1000 + seed)
     total = torch.zeros(sum(sizes.values()))
     for step in range(job.steps):
-        optimizer.param_groups[0]["lr"] = job.rate * (1 - step / job.steps)
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / job.steps)
         rows = []
         for _ in range(RANKS):
             optimizer.zero_grad()
-            inputs, labels = job.batch(BATCH, generator)
-            nn.functional.cross_entropy(model(inputs), labels).backward()
+            chosen = torch.randint(0, job.learnt, (BATCH,), generator=generator)
+            nn.functional.cross_entropy(model(job.inputs[chosen]), job.labels[chosen]).backward()
             rows.append(torch.cat([one.grad.view(-1) for one in parameters.values() if one.grad is not None]))
         total.zero_()
         if codec.rank:
@@ -116,8 +112,8 @@ def trained(job: Job, spec: str, seed: int, feedback: bool = True) -> float:
             one.grad = part.view_as(one).clone()
         optimizer.step()
     with torch.no_grad():
-        inputs, labels = job.test
-        return float((model(inputs).argmax(1) == labels).float().mean())
+        right = model(job.inputs[job.tested :]).argmax(1) == job.labels[job.tested :]
+    return float(right.float().mean())
 
 
 def _two_sums(lows: list[LowRank], rows: list[Tensor], total: Tensor) -> None:
@@ -132,20 +128,7 @@ def _two_sums(lows: list[LowRank], rows: list[Tensor], total: Tensor) -> None:
 
 
 def _images(steps: int) -> Job:
-    rows = [[int(digit[place : place + 2], 16) for place in range(0, 14, 2)] for digit in DIGITS]
-    dots = torch.tensor([[[row >> (4 - at) & 1 for at in range(5)] for row in digit] for digit in rows])
-    generator = torch.Generator().manual_seed(1)
-    count = 6000
-    labels = torch.randint(0, 10, (count,), generator=generator)
-    images = 0.2 * torch.randn(count, 1, FIELD, FIELD, generator=generator)
-    places = torch.randint(0, FIELD - 6, (count, 2), generator=generator).tolist()
-    drawn = dots[labels] * (0.6 + 0.6 * torch.rand(count, 1, 1, generator=generator))
-    for image, (row, column), digit in zip(images, places, drawn, strict=True):
-        image[0, row : row + 7, column : column + 5] += digit
-
-    def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        chosen = torch.randint(2000, count, (size,), generator=generator)
-        return images[chosen], labels[chosen]
+    inputs, labels = (torch.from_numpy(one) for one in drawn(6000, 1))
 
     def model() -> nn.Module:
         return nn.Sequential(
@@ -153,7 +136,7 @@ def _images(steps: int) -> Job:
             nn.Linear(64, 10),
         )  # fmt: skip
 
-    return Job("images", model, batch, (images[:2000], labels[:2000]), steps, 0.05)
+    return Job("images", model, inputs, labels, 4000, 4000, steps)
 
 
 def _text(steps: int) -> Job:
@@ -161,14 +144,9 @@ def _text(steps: int) -> Job:
     windows = data.unfold(0, CONTEXT + 1, 1)
     learnt = len(windows) * 9 // 10
 
-    def batch(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        chosen = windows[torch.randint(0, learnt, (count,), generator=generator)]
-        return chosen[:, :-1], chosen[:, -1]
-
     def model() -> nn.Module:
         return nn.Sequential(
             nn.Embedding(128, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 128), nn.ReLU(), nn.Linear(128, 128)
         )
 
-    test = windows[learnt + CONTEXT :]
-    return Job("text", model, batch, (test[:, :-1], test[:, -1]), steps, 0.05)
+    return Job("text", model, windows[:, :-1], windows[:, -1], learnt, learnt + CONTEXT, steps)
