@@ -35,9 +35,11 @@ def profile(
 ) -> None:
     """Measure a script's gradients, codecs and collectives with real processes; the script ends with it.
 
-    Example: windtunnel gradsync profile --ranks 2 examples/train_resnet.py --size debug
+    Example: windtunnel gradsync profile --ranks 2 examples/train_resnet.py --steps 10
     """
-    _torchrun(ranks, "profile", str(out), "1", ",".join(codec or ()), script, *(arguments or ()))
+    from windtunnel.training.gradsync.launch import profile_script
+
+    profile_script(script, arguments or (), ranks, out, codec or ())
     typer.echo(f"Profile  {out}")
 
 
@@ -58,27 +60,11 @@ def apply(
 ) -> None:
     """Run a script with its gradients synchronised as a plan says, made anew where times drift.
 
-    Example: windtunnel gradsync apply plan.json examples/train_resnet.py --size debug
+    Example: windtunnel gradsync apply plan.json examples/train_resnet.py --steps 50
     """
-    from windtunnel.training.gradsync.files import read
-    from windtunnel.training.gradsync.model import Plan, Profile
+    from windtunnel.training.gradsync.launch import apply_to_script
 
-    read(plan, Plan)  # a wrong file is told once, and not by every rank
-    if profile is not None:
-        read(profile, Profile)
-    _torchrun(ranks, "apply", str(plan), str(profile or ""), str(check_every), script, *(arguments or ()))
-
-
-def _torchrun(ranks: int, *arguments: str) -> None:
-    import subprocess
-    import sys
-
-    from windtunnel.base.errors import ScriptError
-
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run([*command, "-m", "windtunnel.training.gradsync.live.script", *arguments])
-    if done.returncode:
-        raise ScriptError(f"the script failed (status {done.returncode}); what it said is above")
+    apply_to_script(script, arguments or (), ranks, plan, profile, check_every)
 
 
 @group.command("plan", context_settings=SETTINGS)
@@ -109,10 +95,12 @@ def plan(
 
     with uncollected():
         from windtunnel.cli import shown_progress
-        from windtunnel.training.gradsync.files import write
+        from windtunnel.training.gradsync.files import check_place, write
         from windtunnel.training.gradsync.report import show
         from windtunnel.training.gradsync.run import plan_run
 
+    if out is not None:
+        check_place(out)
     with shown_progress("gradsync plan") as progress:
         made = plan_run(
             script, arguments or (), cluster=cluster, profile=profile, codecs=codec or (), seed=seed,

@@ -6,7 +6,7 @@ what ``--fail-on`` names, or less than was asked for, 130 interrupted.
 
 import sys
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import typer
 
@@ -30,6 +30,13 @@ class Verbs(Lazy):
         )
         for verb in (module, *ALSO.get(module, ()))
     }  # fmt: skip
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("windtunnel: interrupted; finished runs are kept", err=True)
+            raise typer.Exit(130) from None
 
 
 app = typer.Typer(
@@ -68,6 +75,3 @@ def main() -> None:
             typer.echo(error.details.rstrip(), err=True)
         typer.echo(f"windtunnel: {error}", err=True)
         sys.exit(error.status)
-    except KeyboardInterrupt:
-        typer.echo("windtunnel: interrupted; finished runs are kept", err=True)
-        sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from made_up import profile
 from typer.testing import CliRunner
 
+from support.quick import windtunnel
 from windtunnel.advise import advise
 from windtunnel.base.errors import UserError
 from windtunnel.base.plain import from_plain
@@ -87,6 +89,32 @@ def test_bad_input_is_refused(
         plan_run(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no plan yet"):
         kept("last")
+
+
+def test_what_ranks_would_all_say_is_said_once(tmp_path: Path) -> None:
+    """Most of it before any begins."""
+    made, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
+    given = profile([1 << 20] * 2, 1e7)
+    found = decide(Wanted(given))
+    assert isinstance(found, Plan)
+    write(made, found)
+    write(plain, given)
+    script.write_text("import windtunnel\n")
+    folder = f"--out {tmp_path}/none/x: a file in a folder that is there"
+    for arguments, words in (
+        (["profile", "none.py"], "script 'none.py' does not exist"),
+        (["profile", "--codec", "zip", str(script)], "codec 'zip' is unknown"),
+        (["profile", "--out", f"{tmp_path}/none/x", str(script)], folder),
+        (["plan", "--out", f"{tmp_path}/none/x", "--profile", str(plain)], folder),
+        (["apply", str(made), str(script)], f"it is for {found.world} ranks; --ranks {found.world} is"),
+        (["apply", "--ranks", str(found.world), str(made), "none.py"], "script 'none.py' does not exist"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            CliRunner().invoke(app, ["gradsync", *arguments], catch_exceptions=False)
+    done = windtunnel("gradsync", "profile", script)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line == f"windtunnel: {script}: it wraps no model in DistributedDataParallel"
 
 
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

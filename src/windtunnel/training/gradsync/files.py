@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from windtunnel.base import atomic
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.plain import from_plain, to_plain
 from windtunnel.training.gradsync.model import VERSION, Plan, Profile
 
@@ -24,8 +25,25 @@ MOST = 2**53
 
 
 def write(path: Path, one: Profile | Plan) -> None:
-    """As one JSON file, whole or not at all."""
-    atomic.replace(path, json.dumps(to_plain(one), indent=1, allow_nan=False) + "\n")
+    """As one JSON file, whole or not at all.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    try:
+        atomic.replace(path, json.dumps(to_plain(one), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise HostError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def check_place(out: Path) -> None:
+    """Before what is written there is made.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise UserError(f"--out {out}: a file in a folder that is there and may be written to is accepted")
 
 
 def read(path: Path, kind: type[T]) -> T:

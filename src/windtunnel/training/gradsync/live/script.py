@@ -11,6 +11,7 @@ of use.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError, WindtunnelError
@@ -119,5 +121,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except WindtunnelError as error:
-        print(f"windtunnel: {error}", file=sys.stderr, flush=True)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # who started the ranks tells it, once
+            ErrorHandler().record_exception(error)
+        else:
+            print(f"windtunnel: {error}", file=sys.stderr, flush=True)
         sys.exit(error.status)
