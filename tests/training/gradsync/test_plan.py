@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import CODECS, codec, profile
@@ -17,9 +19,9 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.training.gradsync.files import read, write
 from windtunnel.training.gradsync.model import NONE, Plan, Profile
 from windtunnel.training.gradsync.policy import PAUSE, Drift, Keep, Renewed, Wanted, decide
-from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts
+from windtunnel.training.gradsync.policy.fusion import Affine, best_cuts, even_cuts
 from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.plan import HARDLY, make_plan, price, uniform_plan
+from windtunnel.training.gradsync.policy.plan import BUCKETS, HARDLY, make_plan, price, uniform_plan
 from windtunnel.training.gradsync.policy.strategy import exact, search
 from windtunnel.training.gradsync.policy.timeline import Costs
 from windtunnel.training.gradsync.twin.jobs import JOBS, paper_profile
@@ -103,6 +105,15 @@ def test_fusion_is_the_best_of_all_ways_to_cut(tensors, figures) -> None:  # typ
     seconds, cuts = best_cuts(backward, numels, encode, send, 1.0)
     assert seconds == pytest.approx(min(map(taken, every)), abs=1e-9)
     assert taken(cuts) == pytest.approx(seconds, abs=1e-9)
+
+
+@given(st.lists(st.sampled_from([1, 1000, 1 << 17, 300_000, 2_000_000, 9_000_000]), min_size=1, max_size=20))
+def test_buckets_are_cut_as_ddp_itself_cuts_them(numels) -> None:  # type: ignore[no-untyped-def]
+    tensors = [torch.empty(one, device="meta") for one in numels]
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
+    assert even_cuts(numels, BUCKETS) == [members[-1] + 1 for members in buckets]
+    assert even_cuts(numels, 1) == [*range(1, len(numels) + 1)]
 
 
 def test_the_search_is_near_the_optimum_of_small_jobs() -> None:

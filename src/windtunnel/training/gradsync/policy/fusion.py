@@ -26,6 +26,8 @@ from windtunnel.base.compiled import jit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+FIRST = 2**18
+"""Elements of DDP's first bucket: 1 MiB of float32."""
 
 
 class Affine(NamedTuple):
@@ -88,11 +90,13 @@ def _programme(
 
 
 def even_cuts(numels: Sequence[int], most: float) -> list[int]:
-    """Groups of at most ``most`` elements (or one gradient that is larger), as DDP fills its buckets."""
-    cuts, filled = [], 0.0
+    """As DDP fills its buckets: each ends with the gradient by which it has ``most`` elements, the first, so
+    that sending begins early, with `FIRST`."""
+    cuts: list[int] = []
+    filled = 0.0
     for i, numel in enumerate(numels):
-        if filled and filled + numel > most:
-            cuts.append(i)
-            filled = 0.0
         filled += numel
-    return [*cuts, len(numels)] if len(numels) else []
+        if filled >= (most if cuts else min(FIRST, most)):
+            cuts.append(i + 1)
+            filled = 0.0
+    return cuts if len(numels) in (0, *cuts[-1:]) else [*cuts, len(numels)]
