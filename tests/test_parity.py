@@ -139,16 +139,17 @@ LIVE: dict[str, Callable[[Path, pytest.FixtureRequest], list[Path]]] = {
     "serving.variants": chosen,
     "agents.sandbox": sandboxed,
 }
-MUTANTS = {  # a file of the policy, a rule in it, and what it is made into
+# A file of the policy, a rule in it, and what it is made into: a difference whatever was measured.
+MUTANTS = {
     "training.emulate": ("policy/search.py", "return Capture((0,),", "return Capture((1,),"),
     "training.elastic": ("policy/rules.py", "if missing <= 0:", "if missing < 0:"),
     "training.checkpoint": ("policy/slots.py", "return min(range(slots),", "return max(range(slots),"),
     "training.pipelines": ("policy/commit.py", "if has == version:", "if has != version:"),
     "training.gradsync": ("policy/plan.py", "backward, self.profile.forward,", "backward, 0.0,"),
-    "serving.engine": ("policy/__init__.py", "if seen.now > latest:", "if seen.now > latest + 1:"),
+    "serving.engine": ("policy/__init__.py", "if seen.now > latest:", "if seen.now < latest:"),
     "serving.branching": ("policy/__init__.py", "chosen[: max(0, seen.room)]", "chosen[:1]"),
     "serving.prefixcache": ("policy/__init__.py", "found.add(seen.matched)", "found.add(seen.usable)"),
-    "serving.variants": ("policy/select.py", "latest = max(ready", "latest = min(ready"),
+    "serving.variants": ("policy/select.py", "and variant.accuracy >=", "and variant.accuracy <"),
     "agents.sandbox": ("policy/__init__.py", "if not look.has_parent:", "if look.has_parent:"),
 }
 

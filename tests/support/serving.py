@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from support import preloaded
 from windtunnel.store import eventlog
@@ -66,6 +67,16 @@ class Served:
         return {
             name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")
         }
+
+    def restarted(self, before: int) -> dict[str, Any] | None:
+        """/health as soon as there was another worker than after ``before`` restarts."""
+        try:
+            found: dict[str, Any] = self.get("/health")
+        except HTTPError as error:  # a worker is being started
+            if error.code != 503:
+                raise
+            return None
+        return found if found["restarts"] > before else None
 
     def stop(self) -> int:
         """Its exit status after SIGTERM."""

@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed_in_mid_stream_is_not_noticed(client: openai.Ope
     for one in threads:
         one.join()
     assert again == calm
-    after = server.get("/health")
+    after = until(lambda: server.restarted(before["restarts"]), "another worker")
     assert after["restarts"] == before["restarts"] + 1 and after["worker"] != before["worker"]
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,8 @@ def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Ser
             for at in (1, 2, 4, 5):
                 assert found[at] == await ask(client, at), at
             assert all(end == 1 for one in found[:-4] for _, end in one)
-            after = await asyncio.to_thread(server.get, "/health")
+            restarted = partial(server.restarted, before["restarts"])
+            after = await asyncio.to_thread(until, restarted, "another worker")
             assert after["restarts"] == before["restarts"] + 1
 
     asyncio.run(story())

@@ -382,10 +382,10 @@ class Service:
                     self._threads.submit(replica.end)
 
     def pids(self) -> list[int]:
-        """Of the replicas."""
+        """Of the replicas that live."""
         return [
             pid for group in self.groups.values() for one in group.replicas
-            if (pid := one.process.pid) is not None
+            if one.process.is_alive() and (pid := one.process.pid) is not None
         ]  # fmt: skip
 
 
