@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -34,20 +35,20 @@ WORLD = {
     "windtunnel.report",
 }
 
+GROUPED = True  # all sources are read once
+
 # (who, what it uses and must not), each the name of a room or module.
 KNOWN: set[tuple[str, str]] = set()
 
 
-def parsed() -> dict[str, ast.Module]:
+@cache
+def trees() -> dict[str, ast.Module]:
     """Every module of the package by its name."""
     found = {}
     for path in sorted((SOURCE / "windtunnel").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
     return found
-
-
-TREES = parsed()
 
 
 def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -59,7 +60,7 @@ def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 if inner != "windtunnel.__version__":
-                    yield inner if inner in TREES else node.module
+                    yield inner if inner in trees() else node.module
 
 
 def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -75,7 +76,10 @@ def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from at_import(handler.body)
 
 
-IMPORTS = {name: set(named(ast.walk(tree))) for name, tree in TREES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """What every module imports anywhere in it."""
+    return {name: set(named(ast.walk(tree))) for name, tree in trees().items()}
 
 
 def capability(module: str) -> str | None:
@@ -112,7 +116,7 @@ def test_imports_point_one_way() -> None:
     """cli → what puts all together → areas and benches → capabilities → shared ground → base."""
     broken = {
         (module, used)
-        for module, names in IMPORTS.items()
+        for module, names in imports().items()
         for used in names
         if used.split(".")[0] == "windtunnel" and layer(used) > layer(module)
     }
@@ -131,7 +135,7 @@ SHORT = {name.split(".")[1]: name for name in NAMES}
 def test_no_capability_touches_the_live_or_the_twin_of_another() -> None:
     """Not by import, and not by a string that names such a module (for find_spec, or to start it)."""
     broken = set()
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         mine = capability(module)
         if not mine:
             continue
@@ -144,7 +148,7 @@ def test_no_capability_touches_the_live_or_the_twin_of_another() -> None:
         }
         imported = {
             room(used)
-            for used in IMPORTS[module]
+            for used in imports()[module]
             if f"windtunnel.{room(used)}" in WORLDS and capability(used)
         }
         broken |= {(room(module), used) for used in mentioned | imported if not used.startswith(f"{mine}.")}
@@ -156,7 +160,7 @@ def reached(module: str) -> Iterator[str]:
     seen, queue = {module}, [module]
     while queue:
         yield (one := queue.pop())
-        new = {used for used in named(at_import(TREES[one].body)) if used in TREES} - seen
+        new = {used for used in named(at_import(trees()[one].body)) if used in trees()} - seen
         seen |= new
         queue += new
 
@@ -169,17 +173,17 @@ def test_rooms() -> None:
         folder = SOURCE / "windtunnel" / one.name.replace(".", "/")
         rooms = {name for name in ROOMS if (folder / name).is_dir() or (folder / f"{name}.py").exists()}
         assert rooms == set(one.rooms), one.name
-    for module, names in IMPORTS.items():
+    for module, names in imports().items():
         mine, where = capability(module), room(module)
         tops = {name.split(".")[0] for name in names}
         match where.split(".")[2:]:
             case ["policy"]:
-                behind = {name for found in reached(module) for name in IMPORTS[found] | {found}}
+                behind = {name for found in reached(module) for name in imports()[found] | {found}}
                 used = {".".join(name.split(".")[:2]) for name in behind if name.startswith("windtunnel.")}
                 banned = CLOCK | PROCESSES | DISK | {"torch"}
                 found = ({name.split(".")[0] for name in behind} & banned) | (used & WORLD)
                 found |= {room(name) for name in behind if f"windtunnel.{room(name)}" in WORLDS}
-                calls = (node.func for node in ast.walk(TREES[module]) if isinstance(node, ast.Call))
+                calls = (node.func for node in ast.walk(trees()[module]) if isinstance(node, ast.Call))
                 if any(isinstance(call, ast.Name) and call.id == "open" for call in calls):
                     found.add("open")
             case ["twin"]:
@@ -224,14 +228,14 @@ def test_what_must_outlive_trainers_needs_no_torch() -> None:
 
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = {}
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         used = set()
         for name in named(at_import(tree.body)):
             parts = name.split(".")
             used |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
         # the packages that a module lies in are being imported already when its own imports run
         graph[module] = {
-            one for one in used & TREES.keys() if one != module and not f"{module}.".startswith(f"{one}.")
+            one for one in used & trees().keys() if one != module and not f"{module}.".startswith(f"{one}.")
         }
     try:
         TopologicalSorter(graph).prepare()

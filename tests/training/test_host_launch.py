@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -395,12 +396,13 @@ def test_strangers_read_forge_and_stop_nothing(go: Launch, tmp_path: Path) -> No
         for _ in range(2)
     ]
     here(launched, 1, 2)
-    strike(launched._supervisor.address, "supervisor")
-    strike(launched._offer.address, "offer")
+    struck = [(launched._supervisor.address, "supervisor"), (launched._offer.address, "offer")]
     for joined in kinds(launched.events(), "host.joined"):
-        strike(joined["memory"], f"memory {joined['memory']}")
+        struck.append((joined["memory"], f"memory {joined['memory']}"))
     (store,) = [event["address"] for event in kinds(launched.events(), "store")]
-    strike(store, f"store {store}")
+    struck.append((store, f"store {store}"))
+    with ThreadPoolExecutor(len(struck)) as strangers:  # each is kept waiting for some seconds
+        list(strangers.map(strike, *zip(*struck, strict=True)))
     # Nor is the secret where somebody might look for it: in no file that others may read, on no command line.
     secret = (launched.folder / "secret").read_text().strip().encode()
     for path in (path for path in launched.folder.rglob("*") if path.is_file()):

@@ -29,7 +29,7 @@ class Threads(Peers):
                 self._lines[self.rank, to].put(message.clone())
         for source, found in receives:
             if found.numel():
-                came = self._lines[source, self.rank].get(timeout=20)
+                came = self._lines[source, self.rank].get(timeout=60)
                 assert came.shape == found.shape and came.dtype == found.dtype
                 found.copy_(came)
                 self.received += found.numel() * found.element_size()
@@ -58,5 +58,5 @@ def on_ranks(size: int, work: Callable[[Peers], T]) -> list[T | Exception]:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(30)
+        one.join(90)
     return found

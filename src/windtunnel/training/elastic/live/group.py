@@ -128,10 +128,12 @@ def part_meshes() -> None:
         DeviceMesh.__eq__ = _equal  # type: ignore[method-assign]
     _generation += 1
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
+        from torch.distributed.tensor import DTensor, _redistribute
 
         with suppress(AttributeError):  # private; without it the caches are only not freed
-            debug._clear_sharding_prop_cache()
+            # as `torch.distributed.tensor.debug` does, whose import takes longer than a recovery
+            DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+            torch._C._clear_DTensor_sharding_propagator_cache()
             _redistribute._gen_transform_infos.cache_clear()
             _redistribute._planner_cache.clear()
 
