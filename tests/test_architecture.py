@@ -15,6 +15,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from windtunnel.capabilities import CAPABILITIES, ROOMS
 
 SOURCE = Path(__file__).parent.parent / "src"
@@ -34,8 +36,6 @@ WORLD = {
     "windtunnel.bench",
     "windtunnel.report",
 }
-
-GROUPED = True  # all sources are read once
 
 # (who, what it uses and must not), each the name of a room or module.
 KNOWN: set[tuple[str, str]] = set()
@@ -80,6 +80,14 @@ def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def imports() -> dict[str, set[str]]:
     """What every module imports anywhere in it."""
     return {name: set(named(ast.walk(tree))) for name, tree in trees().items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """A million nodes are no more looked at for garbage in the tests that follow."""
+    yield
+    trees.cache_clear()
+    imports.cache_clear()
 
 
 def capability(module: str) -> str | None:
