@@ -45,6 +45,9 @@ def serve(
     ] = None,
     ttft: Annotated[float | None, typer.Option(min=0, help="Seconds promised until the first token.")] = None,
     tpot: Annotated[float | None, typer.Option(min=0, help="Seconds promised for each further one.")] = None,
+    silent: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which a worker that says nothing is killed.")
+    ] = 60.0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Of the worker; 0: as PyTorch takes.")] = 0,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
@@ -115,7 +118,7 @@ def serve(
     served = Served(
         str(model or config), name, host, port, policy, admission, max_rows, chunk,
         bytes_of["--kv"] or 2 << 30, queue, rules, bytes_of["--prefix-kv"] or 1 << 30, device, threads, seed,
-        log, ttft, tpot,
+        log, ttft, tpot, silent,
     )  # fmt: skip
     run(
         served,

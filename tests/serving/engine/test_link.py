@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from support import preloaded
+from support.serving import MODULES, WORKER
+from windtunnel.base.errors import HostError
+from windtunnel.serving.engine.live import link as links
 from windtunnel.serving.engine.live.link import CRASHES, Link, Over, Token
+from windtunnel.serving.engine.live.serve import Served, serve
 from windtunnel.serving.engine.live.worker import job
+from windtunnel.store import runs
 
 
 class Fronted(Link):
@@ -37,7 +53,7 @@ def asked(number: int, stages: list[Any]) -> dict[str, Any]:
 
 
 def report(*tokens: tuple[int, int, int], **other: Any) -> dict[str, Any]:
-    nothing: dict[str, Any] = {name: [] for name in ("admitted", "ended", "finished", "refused", "failed")}
+    nothing: dict[str, Any] = {name: [] for name in ("ended", "finished", "refused", "failed")}
     return {**nothing, "tokens": tokens, **other}
 
 
@@ -78,15 +94,27 @@ def test_branches_are_computed_anew_and_told_from_where_they_were() -> None:
 
 
 def test_who_kills_workers_is_not_given_to_another_one() -> None:
-    link, events = Fronted(), asyncio.Queue()
+    """Who waited meanwhile is; he is charged as well where nobody else can have been the reason."""
+    link, events, others = Fronted(), asyncio.Queue(), asyncio.Queue()
     link.submit(asked(1, [9]), events)
+    link.submit(asked(2, [9]), others)
     for _ in range(CRASHES - 1):
+        link._heard({"admitted": [(1, 0)]})
         link.reborn()
     assert told(events) == []
+    link._heard({"admitted": [(1, 0)]})
     link._died()
-    assert told(events) == [Over(1, failed=f"{CRASHES} workers died while they served this request")]
+    failed = f"{CRASHES} workers died while they served this request"
+    assert told(events) == [Over(1, failed=failed)]
     link._heard(report((1, 0, 40)))
-    assert told(events) == []
+    assert told(events) == told(others) == []
+    link._died()
+    link._heard({"admitted": [(2, 5)]})
+    assert link.cached(2) == 5
+    link._died()
+    assert told(others) == []
+    link._died()
+    assert told(others) == [Over(2, failed=failed)]
 
 
 def test_logprobs_and_ends_come_with_their_tokens() -> None:
@@ -95,3 +123,69 @@ def test_logprobs_and_ends_come_with_their_tokens() -> None:
     message = report(ended=[(1, 0, True)], finished=[1])
     link._heard({**message, "tokens": [(1, 0, 40, -0.5, [[40, -0.5]])]})
     assert told(events) == [Token(1, 0, 40, -0.5, ([40, -0.5],), True, True), Over(1)]
+
+
+def test_a_worker_that_hangs_is_killed_and_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its client sees is a pause."""
+    monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
+    served = Served("tiny-attention", rows=2, chunk=8, threads=1, every=0, silent=2.0)
+
+    async def story() -> None:
+        link = Link({**asdict(served), "events": str(tmp_path / "events")})
+        await link.start()
+
+        async def answered(number: int, hang: bool) -> list[int]:
+            events: asyncio.Queue[Any] = asyncio.Queue()
+            link.submit({**asked(number, [300]), "objective": (None, None), "stop": []}, events)
+            said = []
+            while isinstance(one := await events.get(), Token):
+                said.append(one.token)
+                if hang and len(said) == 5:
+                    assert link.pid is not None
+                    os.kill(link.pid, signal.SIGSTOP)
+            assert one == Over(number)
+            return said
+
+        try:
+            calm, first = await answered(1, False), link.pid
+            assert await answered(2, True) == calm and len(calm) == 300
+            assert link.restarts >= 1 and link.pid != first
+        finally:
+            await link.close()
+
+    asyncio.run(story())
+
+
+def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
+    statuses: list[int] = []
+    clients: list[threading.Thread] = []
+
+    async def worker(self: Link) -> None:
+        self.about = {"limit": 99, "vocabulary": 259, "stop": []}
+        self.ready.set()
+        while not self._jobs:
+            await asyncio.sleep(0.01)
+        raise LookupError("of nothing")
+
+    def ask(url: str) -> None:
+        body = json.dumps({"model": "tiny-attention", "prompt": "a"}).encode()
+        asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        try:
+            urllib.request.urlopen(asked, timeout=60)
+        except urllib.error.HTTPError as error:
+            statuses.append(error.code)
+            error.close()
+
+    def ready(url: str, run: str) -> None:
+        clients.append(threading.Thread(target=ask, args=(url,)))
+        clients[0].start()
+
+    monkeypatch.setattr(Link, "_worker", worker)
+    with pytest.raises(HostError, match="the link to the worker failed: LookupError: of nothing") as told:
+        serve(Served("tiny-attention", port=0), ready)
+    clients[0].join(60)
+    assert statuses == [500] and told.value.status == 1
+    assert runs.Store.open().list()[0].status == "failed"

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from functools import partial
 from math import inf
@@ -199,7 +198,7 @@ def test_what_another_worker_is_told_of_an_answer_that_has_begun() -> None:
         link.submit(
             {"id": 1, "prompt": [5], "stages": [4], "objective": (0.1, 0.2), "had": 0, "again": False}, events
         )
-        nothing: dict[str, Any] = {"admitted": [], "ended": [], "finished": [], "refused": [], "failed": []}
+        nothing: dict[str, Any] = {"ended": [], "finished": [], "refused": [], "failed": []}
         link._heard({**nothing, "tokens": [(1, 0, 7)], "facts": {"running": 1.0, "waiting": 0.0}})
         link.end(1, 0)
         link._died()
@@ -260,19 +259,3 @@ def test_a_tokenizer_that_is_broken_or_a_template_that_refuses_is_told_in_a_sent
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
     with pytest.raises(UserError, match="its tokenizer cannot be read"):
         LocalTokens(tmp_path)
-
-
-def test_a_worker_that_says_nothing_is_noticed_only_while_it_has_work() -> None:
-    async def story() -> None:
-        link = Link({})
-        link._heard({"ready": {}})
-        link._heard_at = began = time.monotonic() - 100
-        assert link.silent() == 0
-        link.submit({"id": 1, "arrival": began + 40, "prompt": [5]}, asyncio.Queue())
-        assert 60 <= link.silent() < 100
-        link._heard({"facts": {}})
-        assert link.silent() < 60
-        link.cancel(1)
-        assert link.silent() == 0
-
-    asyncio.run(story())

@@ -3,8 +3,11 @@
 A worker that dies in mid-step takes all tensors with it, and nothing else: a token depends on the prompt,
 the seed and its number alone. So the next worker goes on where the dead one was: a request of one unit is
 given what was told of its answer behind its prompt; one with branches is computed anew and told from where
-it had come to, which is checked token for token. One that took part in `CRASHES` deaths fails, so that none
-can kill for ever.
+it had come to, which is checked token for token. A worker that has work and says nothing for a time that is
+set hangs, and is killed. A request that was running in `CRASHES` workers that died fails, so that none can
+kill for ever; who only waited is charged where nobody was running.
+
+No worker at all, or an error of this module, ends the link: every request fails with the reason, `wrong`.
 """
 
 from __future__ import annotations
@@ -14,17 +17,17 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from windtunnel.base import wire
-from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.errors import HostError, UserError, WindtunnelError
 
 CRASHES = 3
+TICKS = 10
+"""Looks at a worker within the time for which it may be silent."""
 STOP_SECONDS = 10.0
 """How long a worker may take to end before it is killed."""
 
@@ -57,7 +60,7 @@ Event = Token | Over
 @dataclass(slots=True)
 class _Sent:
     """``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat; ``closed``: units
-    that need no more."""
+    that need no more; ``running``: admitted by the worker."""
 
     job: dict[str, Any]
     events: asyncio.Queue[Event]
@@ -65,12 +68,13 @@ class _Sent:
     ahead: dict[int, int] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     cached: int = 0
+    running: bool = False
     crashes: int = 0
 
 
 class Link:
     """Workers with these ``settings``, one at a time. ``about``: what the model is like; ``facts``: the
-    latest."""
+    latest; ``wrong``: why there is no worker any more."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = dict(settings)
@@ -78,13 +82,13 @@ class Link:
         self.facts: dict[str, float] = {}
         self.restarts = 0
         self.ready = asyncio.Event()
-        self.wrong = ""
+        self.wrong: WindtunnelError | None = None
         self._jobs: dict[int, _Sent] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._life: asyncio.Task[None] | None = None
         self._closing = False
-        self._heard_at = 0.0
+        self._messages = 0
 
     @property
     def pid(self) -> int | None:
@@ -96,13 +100,19 @@ class Link:
 
         Raises:
             UserError: it cannot be served.
+            HostError: no worker can.
         """
         self._life = asyncio.create_task(self._live())
         waiting = asyncio.create_task(self.ready.wait())
         await asyncio.wait((self._life, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if not self.ready.is_set():
-            raise UserError(self.wrong) if self.wrong else HostError("the worker ended before it was ready")
+        if self.wrong is not None:
+            raise self.wrong
+
+    async def ended(self) -> None:
+        """Until there is no worker any more, and there will be none."""
+        assert self._life is not None
+        await asyncio.shield(self._life)
 
     async def close(self) -> None:
         """Ends the worker."""
@@ -117,8 +127,8 @@ class Link:
     def submit(self, job: Mapping[str, Any], events: asyncio.Queue[Event]) -> None:
         """What comes of ``job`` (as `worker.job` reads it) is put into ``events``, an `Over` at last."""
         self._jobs[job["id"]] = sent = _Sent(dict(job), events)
-        if self.wrong:
-            self._over(job["id"], failed=self.wrong)
+        if self.wrong is not None:
+            self._over(job["id"], failed=str(self.wrong))
         elif self.ready.is_set():
             self._send({"do": "add", "job": sent.job})
 
@@ -137,11 +147,6 @@ class Link:
         """Tokens of the job's prompt that needed no computing; while it runs."""
         return self._jobs[number].cached if number in self._jobs else 0
 
-    def silent(self) -> float:
-        """Seconds for which the worker has told nothing, though it had work."""
-        since = min((sent.job["arrival"] for sent in self._jobs.values()), default=inf)
-        return max(0.0, time.monotonic() - max(since, self._heard_at))
-
     # within
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -151,27 +156,29 @@ class Link:
     async def _live(self) -> None:
         unready = 0
         try:
-            while not self._closing and not self.wrong and unready < CRASHES:
+            while not self._closing and self.wrong is None:
                 await self._worker()
                 unready = 0 if self.ready.is_set() else unready + 1
                 self.ready.clear()
                 if not self._closing:
                     self._died()
-            if unready == CRASHES:
-                self.wrong = f"the worker died {CRASHES} times before it was ready"
-        finally:
-            self.ready.clear()
-            self.wrong = self.wrong or "the server is being stopped"
-            for number in list(self._jobs):
-                self._over(number, failed=self.wrong)
+                if unready == CRASHES:
+                    self.wrong = HostError(f"the worker died {CRASHES} times before it was ready")
+        except Exception as error:  # nobody can be answered any more, whatever it was: that is said
+            self.wrong = HostError(f"the link to the worker failed: {type(error).__name__}: {error}")
+        self.ready.clear()
+        self.wrong = self.wrong or HostError("the server is being stopped")
+        for number in list(self._jobs):
+            self._over(number, failed=str(self.wrong))
 
     def _died(self) -> None:
         self.restarts += 1
         self.facts |= {"running": 0.0, "waiting": 0.0, "kv_reserved": 0.0}
-        for number, sent in list(self._jobs.items()):
-            sent.crashes += 1
+        charged = [one for one in self._jobs.values() if one.running] or list(self._jobs.values())
+        for sent in charged:
+            sent.crashes, sent.running = sent.crashes + 1, False
             if sent.crashes >= CRASHES:
-                self._over(number, failed=f"{CRASHES} workers died while they served this request")
+                self._over(sent.job["id"], failed=f"{CRASHES} workers died while they served this request")
 
     async def _worker(self) -> None:
         """One worker's life."""
@@ -182,24 +189,39 @@ class Link:
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
         )
         theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._send(self.settings)
-        buffer = bytearray()
-        with suppress(OSError):
-            while part := await reader.read(1 << 20):
-                buffer += part
-                while (message := wire.parse(buffer, None)) is not None:
-                    self._heard(message)
-        self._writer.close()
-        self._writer = None
-        if self._process.poll() is None and not self._closing:
-            self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        watching = asyncio.create_task(self._watch(self._process))
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._send(self.settings)
+            buffer = bytearray()
+            with suppress(OSError):
+                while part := await reader.read(1 << 20):
+                    buffer += part
+                    while (message := wire.parse(buffer, None)) is not None:
+                        self._heard(message)
+        finally:
+            watching.cancel()
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            if self._process.poll() is None and not self._closing:
+                self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    async def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills a worker that hangs. Looks are counted, not seconds: while this process stands still, too, as
+        a terminal's Ctrl-Z has it, nobody is silent."""
+        quiet = heard = 0
+        while quiet < TICKS:
+            await asyncio.sleep(self.settings["silent"] / TICKS)
+            waits = self.ready.is_set() and self._jobs and heard == self._messages
+            quiet, heard = quiet + 1 if waits else 0, self._messages
+        process.kill()
 
     def _heard(self, message: dict[str, Any]) -> None:
-        self._heard_at = time.monotonic()
+        self._messages += 1
         if "wrong" in message:
-            self.wrong = message["wrong"]
+            self.wrong = UserError(message["wrong"])
         elif "ready" in message:
             self.about = message["ready"]
             self.ready.set()
@@ -225,11 +247,11 @@ class Link:
 
     def _report(self, message: dict[str, Any]) -> None:
         self.facts = message.get("facts", self.facts)
-        if len(message) == 1:
-            return
-        for number, cached in message["admitted"]:
+        for number, cached in message.get("admitted", ()):
             if number in self._jobs:
-                self._jobs[number].cached = cached
+                self._jobs[number].cached, self._jobs[number].running = cached, True
+        if "tokens" not in message:
+            return
         ended = {(number, unit): stopped for number, unit, stopped in message["ended"]}
         for number, unit, token, *more in message["tokens"]:
             if number not in self._jobs:

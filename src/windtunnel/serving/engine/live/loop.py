@@ -26,6 +26,8 @@ from windtunnel.serving.engine.policy.step import Limits, Step, Unit
 from windtunnel.serving.prefixcache.policy.changes import Found
 
 GREEDY, NOTHING = Sampling(), Objective()
+Tell = Callable[[list[tuple[int, int]]], None]
+"""Of requests and their cached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,9 @@ class Job:
 @dataclass(slots=True)
 class Report:
     """What a step brought: tokens, in the order of their units; units that ended and whether by a token of
-    their stop; requests that are admitted (with their cached tokens), done, refused (``queue``, ``late``, or
-    a sentence) or failed (a sentence)."""
+    their stop; requests that are done, refused (``queue``, ``late``, or a sentence) or failed (a
+    sentence)."""
 
-    admitted: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[tuple[int, int, Sampled]] = field(default_factory=list)
     ended: list[tuple[int, int, bool]] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
@@ -97,14 +98,15 @@ class _Running:
 
 class Engine:
     """An executor that serves. ``kv``: bytes for the requests' keys, values and states; ``prefixes``: what
-    keeps them afterwards. Not for several threads at once."""
+    keeps them afterwards; ``admitted`` is told who takes part from now on, before a step is computed. Not
+    for several threads at once."""
 
     def __init__(
         self, executor: Executor, time_of: StepTime, *, rows: int, kv: int, chunk: int = 512,
         queue: int = 1024, prefixes: Prefixes | None = None, log: Log | None = None,
-        clock: Callable[[], float] = time.monotonic, **policies: Any,
+        clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None, **policies: Any,
     ) -> None:  # fmt: skip
-        self.executor, self.prefixes, self.clock = executor, prefixes, clock
+        self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
         token = executor.token_bytes or executor.state_bytes or 1
         self.limits = Limits(
             rows, kv // token, chunk if executor.support.prefixes else 1 << 30, queue,
@@ -167,6 +169,9 @@ class Engine:
             told.refused.append((number, "late"))
         if not step.work:
             return told
+        if step.admitted:
+            found = [(number, self._running[number].found) for number in step.admitted]
+            self._tell([(number, one.depth if one else 0) for number, one in found])
         try:
             self._compute(step, told)
         except (RuntimeError, UserError, MemoryError) as error:
@@ -204,7 +209,6 @@ class Engine:
                 if self.prefixes is not None and running.found is not None
                 else self.executor.new()
             )
-            told.admitted.append((number, running.streams[0].depth))
         for number in step.joins:
             self._join(self._running[number])
         for number, units in step.forks:

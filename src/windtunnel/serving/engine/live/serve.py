@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from windtunnel.base.errors import UserError
+from windtunnel.base.errors import HostError, UserError
 from windtunnel.serving.branching.policy import POLICIES as BRANCHING
 from windtunnel.serving.engine.live.link import Link
 from windtunnel.serving.engine.live.server import GRACE, Service, build
@@ -32,7 +32,7 @@ class Served:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `live.named`; ``name``:
     what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
-    seconds."""
+    seconds. ``silent``: seconds after which a worker that has work and says nothing hangs."""
 
     model: str
     name: str = ""
@@ -52,6 +52,7 @@ class Served:
     every: int = 10
     ttft: float | None = None
     tpot: float | None = None
+    silent: float = 60.0
 
 
 def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: None) -> None:
@@ -59,6 +60,7 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
 
     Raises:
         UserError: the model cannot be served, or nobody may listen there.
+        HostError: there is no worker any more.
     """
     for field, given, known in (
         ("--policy", served.branching, BRANCHING),
@@ -105,7 +107,17 @@ async def _serve(
             asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        watching = asyncio.create_task(_leave(server, link))
         await server.serve(sockets=[sock])
+        watching.cancel()
+        if link.wrong is not None:
+            raise HostError(f"serve: {link.wrong}")
     finally:
         await link.close()
     return {**link.facts, "restarts": link.restarts, "model": link.about}
+
+
+async def _leave(server: uvicorn.Server, link: Link) -> None:
+    """Has ``server`` stop when there is nobody who could answer."""
+    await link.ended()
+    server.should_exit = True

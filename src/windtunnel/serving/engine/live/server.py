@@ -33,8 +33,6 @@ UNASKED = 1024
 LARGEST = 8 << 20
 """Bytes of a request's body."""
 GRACE = 30
-SILENT = 60.0
-"""Seconds of one step after which a worker does not seem to be well."""
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
@@ -99,8 +97,8 @@ class Service:
 
     async def answer(self, asked: Asked, request: Request) -> Response:
         """The answer, or the beginning of a stream."""
-        if self.link.wrong:
-            raise Refused(self.link.wrong, status=503, code="not_ready")
+        if self.link.wrong is not None:
+            raise Refused(str(self.link.wrong), status=503, code="not_ready")
         work = _Work(self, asked)
         parts = work.parts()
         try:
@@ -367,10 +365,8 @@ def build(service: Service) -> ASGIApp:
     async def health() -> dict[str, Any]:
         """Whether requests are answered now."""
         if not service.link.ready.is_set():
-            raise Refused(service.link.wrong or "a worker is being started", status=503, code="not_ready")
-        if (silent := service.link.silent()) > SILENT:
-            what = f"the worker has said nothing for {silent:.0f} s, though it has work"
-            raise Refused(what, status=503, code="silent")
+            why = service.link.wrong or "a worker is being started"
+            raise Refused(str(why), status=503, code="not_ready")
         return {"status": "ok", "worker": service.link.pid, "restarts": service.link.restarts}
 
     @app.get("/metrics", response_class=PlainTextResponse)

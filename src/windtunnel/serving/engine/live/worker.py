@@ -1,8 +1,9 @@
 """The engine in a process of its own, on one end of a socket: frames of `base.wire` in both directions.
 
 In: ``settings`` first, then jobs (``add``), ``cancel``, ``end`` of a unit, ``stop``. Out: what the model is
-like (``ready``) or why it cannot be served (``wrong``), then a report of each step. When the socket closes,
-the other end is gone, and so is this process.
+like (``ready``) or why it cannot be served (``wrong``), then who takes part in a step from now on
+(``admitted``), before it is computed, and a report of each step. When the socket closes, the other end is
+gone, and so is this process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.serving.engine.live.loop import Branches, Engine, Job, objective
+from windtunnel.serving.engine.live.loop import Branches, Engine, Job, Tell, objective
 from windtunnel.serving.engine.live.sampling import Sampling
 
 TOLD_EVERY = 0.25
@@ -48,7 +49,7 @@ def main(number: int) -> None:
     settings, _ = wire.receive(sock)
     threading.Thread(target=_read, args=(sock, inbox), daemon=True).start()
     try:
-        engine, about = _made(settings)
+        engine, about = _made(settings, lambda those: wire.send(sock, {"admitted": those}))
     except WindtunnelError as error:
         wire.send(sock, {"wrong": str(error)})
         return
@@ -76,7 +77,6 @@ def main(number: int) -> None:
         if report is None:
             continue
         out: dict[str, Any] = {
-            "admitted": report.admitted,
             "tokens": [(number, unit, *one.plain()) for number, unit, one in report.tokens],
             "ended": report.ended,
             "finished": report.finished,
@@ -96,7 +96,7 @@ def _read(sock: socket.socket, inbox: queue.SimpleQueue[dict[str, Any]]) -> None
         os._exit(0)
 
 
-def _made(settings: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
+def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, Any]]:
     """The engine as told, and what the front must know of it."""
     import torch
 
@@ -121,7 +121,7 @@ def _made(settings: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
         queue=settings["queue"], prefixes=prefixes, log=log, branching=settings["branching"],
-        admission=settings["admission"],
+        admission=settings["admission"], admitted=admitted,
     )  # fmt: skip
     if log is not None:
         log.engine = engine
