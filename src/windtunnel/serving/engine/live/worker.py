@@ -8,6 +8,7 @@ gone, and so is this process.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 from dataclasses import asdict
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ def job(told: dict[str, Any]) -> Job:
 def main(number: int) -> None:
     """Serve whoever holds the other end of the socket of this number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the front says when to stop
+    logging.disable(logging.WARNING)  # libraries tell of kernels that are not there; errors are told
+    warnings.simplefilter("ignore")
     sock = socket.socket(fileno=number)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     settings, _ = wire.receive(sock)
