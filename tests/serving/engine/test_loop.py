@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.serving.engine.live.executor import Executor
-from windtunnel.serving.engine.live.loop import Branches, Engine, Job
+from windtunnel.serving.engine.live.loop import ROUNDED, Branches, Engine, Job
 from windtunnel.serving.engine.live.named import load
 from windtunnel.serving.engine.live.prefixes import Prefixes
 from windtunnel.serving.engine.live.sampling import Sampling
@@ -131,6 +132,33 @@ def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor
     engine.add(Job(8, time.monotonic() - 9, BASE, (3,), objective=Objective(ttft=1.0)))
     late = engine.step()
     assert late is not None and late.refused == [(8, "late")] and not engine.busy
+
+
+@pytest.mark.parametrize("model", ["tiny-attention", "tiny-hybrid"])
+def test_what_requests_hold_never_exceeds_what_was_promised(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a step is computed and after it, free slots and copied states included; and a good part of it
+    is used."""
+    executor, most = load(model), [0]
+    kv = 2 * (executor.state_bytes * 9 + executor.token_bytes * 500)
+    compute = executor._pass
+
+    def watched(*given: Any, **more: Any) -> torch.Tensor:
+        most.append(executor.held.total)
+        return compute(*given, **more)
+
+    monkeypatch.setattr(executor, "_pass", watched)
+    for rules, policy, kept in (("none", "eager", 0), ("none", "taper", 0), ("three", "off", 1 << 16)):
+        engine = made(
+            executor, rows=64, kv=kv, chunk=24, branching=policy, prefixes=Prefixes(executor, rules, kept)
+        )
+        parts = Branches(((), (5,)), (17, 33))
+        more = [Job(7 + at, 0.0, BASE[: 1 + 7 * at % 40], (3 + 5 * at % 60, parts, 1)) for at in range(20)]
+        run(engine, [*jobs(), *more], lambda step: most.append(executor.held.total))
+        assert not executor.sequences
+        assert kv / 4 < max(most) <= kv + kept * ROUNDED
+        most.clear()
 
 
 def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(

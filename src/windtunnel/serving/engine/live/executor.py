@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ class Executor:
         self.limit: int | None = getattr(self.ready.config, "max_position_embeddings", None)  # tokens at most
         if self.device.type == "cpu":
             _keep_freed_memory()
-        self.store, self.pool = Store(), Slots()
+        self.bound = sys.maxsize
+        """Bytes beyond which no slots are kept for later."""
+        self.store, self.pool = Store(self._fits), Slots(self._fits)
         self.sequences: set[Sequence] = set()
         self.snapshots: set[Snapshot] = set()
         probe = self.new()
@@ -289,6 +292,13 @@ class Executor:
         return self._remember(Snapshot(len(read) + len(own), digest, path, states))
 
     # within
+
+    def _fits(self, more: int) -> bool:
+        """Whether ``more`` bytes fit, at the worst without any free slots."""
+        if self.held.total + more > self.bound:
+            for each in (self.pool, *self.store.slots.values()):
+                each.trim()
+        return self.held.total + more <= self.bound
 
     def _keep(self, sequence: Sequence) -> Sequence:
         self.sequences.add(sequence)

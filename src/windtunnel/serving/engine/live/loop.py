@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
 
@@ -26,6 +26,9 @@ from windtunnel.serving.engine.policy.step import Limits, Step, Unit
 from windtunnel.serving.prefixcache.policy.changes import Found
 
 GREEDY, NOTHING = Sampling(), Objective()
+ROUNDED, EDGES = 1.5, 64
+"""What tokens take at the worst, as they lie in slots of few sizes (`segments.capacity_for`): so many times
+their bytes, and so many tokens more a unit or a copied state."""
 Tell = Callable[[list[tuple[int, int]]], None]
 """Of requests and their cached tokens."""
 
@@ -107,11 +110,12 @@ class Engine:
         clock: Callable[[], float] = time.monotonic, admitted: Tell = lambda those: None, **policies: Any,
     ) -> None:  # fmt: skip
         self.executor, self.prefixes, self.clock, self._tell = executor, prefixes, clock, admitted
-        token = executor.token_bytes or executor.state_bytes or 1
+        token = max(1.0, executor.token_bytes * ROUNDED)
         self.limits = Limits(
-            rows, kv // token, chunk if executor.support.prefixes else 1 << 30, queue,
-            ceil(executor.state_bytes / token), **policies,
+            rows, int(kv / token), chunk if executor.support.prefixes else 1 << 30, queue,
+            ceil((executor.state_bytes + executor.token_bytes * EDGES) / token), **policies,
         )  # fmt: skip
+        executor.bound = kv + (prefixes.tree.capacity[0] if prefixes is not None else 0)
         lookup = self._lookup if prefixes is not None else None
         self.scheduler = Scheduler(self.limits, time_of, lookup=lookup, log=log)
         self._running: dict[int, _Running] = {}
@@ -273,7 +277,11 @@ class Engine:
     def _lookup(self, request: Request) -> tuple[int, tuple[int, ...]]:
         running = self._running[request.id]
         assert self.prefixes is not None
-        running.found = found = self.prefixes.look(running.job.prompt, self.clock())
+        found = self.prefixes.look(running.job.prompt, self.clock())
+        copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
+        if copies < len(found.keep):  # who fills the room alone copies no states
+            found = replace(found, keep=found.keep[: max(0, copies)], end=found.end if copies >= 0 else 0)
+        running.found = found
         return found.depth, found.keep
 
     def _keep_end(self, running: _Running) -> None:

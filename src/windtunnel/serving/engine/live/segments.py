@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,12 @@ class Slots:
     """Tensors of shape (slots, …), one a key, of which the first ``len(places)`` slots are taken.
 
     A tensor is made when its key is first written. A slot is zeroed when it is taken: what an earlier owner
-    left there, be it not a number, must not reach a product with a later one.
+    left there, be it not a number, must not reach a product with a later one. Slots that nobody needs yet are
+    made only where ``fits`` says that so many bytes more may be held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fits: Callable[[int], bool]) -> None:
+        self._fits = fits
         self.tensors: dict[Key, Tensor] = {}
         self.places: list[Place] = []
         self.room = 0
@@ -59,7 +61,7 @@ class Slots:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot, all tensors together."""
-        return sum(each[0].nbytes for each in self.tensors.values()) if self.room else 0
+        return sum(each.stride(0) * each.element_size() for each in self.tensors.values())
 
     @property
     def held(self) -> int:
@@ -77,7 +79,8 @@ class Slots:
         """A zeroed slot for ``place``."""
         place.index = len(self.places)
         if place.index == self.room:
-            self._resize(max(2, self.room * 3 // 2))
+            more = max(1, self.room // 2)
+            self._resize(self.room + (more if self._fits(more * self.slot_bytes) else 1))
         self.places.append(place)
         for each in self.tensors.values():
             each[place.index].zero_()
@@ -111,6 +114,11 @@ class Slots:
             self.places[a].index, self.places[b].index = a, b
         return count
 
+    def trim(self) -> None:
+        """Gives free slots back."""
+        if len(self.places) < self.room:
+            self._resize(len(self.places))
+
     def _resize(self, room: int) -> None:
         for key, old in self.tensors.items():
             made = torch.zeros((room, *old.shape[1:]), dtype=old.dtype, device=old.device)
@@ -137,9 +145,10 @@ class Piece:
 
 
 class Store:
-    """All pieces, by capacity."""
+    """All pieces, by capacity; ``fits`` as of `Slots`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fits: Callable[[int], bool]) -> None:
+        self._fits = fits
         self.slots: dict[int, Slots] = {}
 
     @property
@@ -185,14 +194,19 @@ class Store:
         piece.slots.give(piece.place)
 
     def _of(self, capacity: int) -> Slots:
-        return self.slots.setdefault(capacity, Slots())
+        made = self.slots.get(capacity)
+        if made is None:
+            like = next((each.tensors for each in self.slots.values() if each.tensors), {})
+            made = self.slots[capacity] = Slots(self._fits)
+            for key, each in like.items():
+                made.tensor(key, each, (each.shape[1], capacity, each.shape[3]))
+        return made
 
     def _move(self, piece: Piece, capacity: int) -> None:
         old, made, place = piece.slots, self._of(capacity), Place()
         made.take(place)
         length = len(piece.tokens)
         for key, source in old.tensors.items():
-            target = made.tensor(key, source, (source.shape[1], capacity, source.shape[3]))
-            target[place.index, :, :length] = source[piece.place.index, :, :length]
+            made.tensors[key][place.index, :, :length] = source[piece.place.index, :, :length]
         old.give(piece.place)
         piece.slots, piece.place, piece.capacity = made, place, capacity

@@ -309,7 +309,10 @@ class Scheduler:
     def _as_waiting(self, request: Request, cached: int, stops: Depths, due: float) -> admission.Waiting:
         end = self._goal(request.stages[0], request.prompt)
         stop = _stop(stops, cached, end)
-        return admission.Waiting(request.id, end - cached, stop - cached, self.most(request) - cached, due)
+        most = self.most(request)
+        if self._lookup is not None:  # states are copied at the stops, and one behind them
+            most = min(self.limits.kv, most + (len(stops) + 1) * self.limits.state)
+        return admission.Waiting(request.id, end - cached, stop - cached, most - cached, due)
 
     def _leave_queue(self, seen: tuple[admission.Waiting, ...], made: admission.Decision, now: float) -> None:
         queue = self._waiting or self._deferred
