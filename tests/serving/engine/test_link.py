@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import preloaded
-from support.serving import MODULES, WORKER
 from windtunnel.base.errors import HostError
-from windtunnel.serving.engine.live import link as links
 from windtunnel.serving.engine.live.link import CRASHES, Link, Over, Token
+from windtunnel.serving.engine.live.loop import Job
 from windtunnel.serving.engine.live.serve import Served, serve
-from windtunnel.serving.engine.live.worker import job
 from windtunnel.store import runs
 
 
@@ -64,12 +58,12 @@ def told(events: asyncio.Queue[Any]) -> list[Any]:
 def test_a_plain_answer_goes_on_behind_what_was_told() -> None:
     link, events = Fronted(), asyncio.Queue()
     link.submit(asked(1, [9]), events)
-    assert job(link.sent[0]["job"]).objective.ttft == 0.5
+    assert Job.of(link.sent[0]["job"]).objective.ttft == 0.5
     link._heard(report((1, 0, 40), (1, 0, 41)))
     again = link.reborn()
     assert again["prompt"] == [7, 8, 40, 41] and again["stages"] == [7] and again["had"] == 2
-    assert job(again).again is True and job(again).had == 2 and job(again).objective.tpot == 0.1
-    assert job(again).objective.ttft == float("inf")  # it cannot be late for what it has given
+    assert Job.of(again).again is True and Job.of(again).had == 2 and Job.of(again).objective.tpot == 0.1
+    assert Job.of(again).objective.ttft == float("inf")  # it cannot be late for what it has given
     link._heard(report((1, 0, 42)))
     third = link.reborn()
     assert third["prompt"] == [7, 8, 40, 41, 42] and third["stages"] == [6] and third["had"] == 3
@@ -97,7 +91,7 @@ def test_who_kills_workers_is_not_given_to_another_one() -> None:
     """Who waited meanwhile is; he is charged as well where nobody else can have been the reason."""
     link, events, others = Fronted(), asyncio.Queue(), asyncio.Queue()
     link.submit(asked(1, [9]), events)
-    link.submit(asked(2, [9]), others)
+    other = link.submit(asked(2, [9]), others)
     for _ in range(CRASHES - 1):
         link._heard({"admitted": [(1, 0)]})
         link.reborn()
@@ -110,7 +104,7 @@ def test_who_kills_workers_is_not_given_to_another_one() -> None:
     assert told(events) == told(others) == []
     link._died()
     link._heard({"admitted": [(2, 5)]})
-    assert link.cached(2) == 5
+    assert other.cached == 5
     link._died()
     assert told(others) == []
     link._died()
@@ -123,39 +117,6 @@ def test_logprobs_and_ends_come_with_their_tokens() -> None:
     message = report(ended=[(1, 0, True)], finished=[1])
     link._heard({**message, "tokens": [(1, 0, 40, -0.5, [[40, -0.5]])]})
     assert told(events) == [Token(1, 0, 40, -0.5, ([40, -0.5],), True, True), Over(1)]
-
-
-def test_a_worker_that_hangs_is_killed_and_another_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What its client sees is a pause."""
-    monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
-    served = Served("tiny-attention", rows=2, chunk=8, threads=1, every=0, silent=2.0)
-
-    async def story() -> None:
-        link = Link({**asdict(served), "events": str(tmp_path / "events")})
-        await link.start()
-
-        async def answered(number: int, hang: bool) -> list[int]:
-            events: asyncio.Queue[Any] = asyncio.Queue()
-            link.submit({**asked(number, [300]), "objective": (None, None), "stop": []}, events)
-            said = []
-            while isinstance(one := await events.get(), Token):
-                said.append(one.token)
-                if hang and len(said) == 5:
-                    assert link.pid is not None
-                    os.kill(link.pid, signal.SIGSTOP)
-            assert one == Over(number)
-            return said
-
-        try:
-            calm, first = await answered(1, False), link.pid
-            assert await answered(2, True) == calm and len(calm) == 300
-            assert link.restarts >= 1 and link.pid != first
-        finally:
-            await link.close()
-
-    asyncio.run(story())
 
 
 def test_a_server_without_a_worker_says_so_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

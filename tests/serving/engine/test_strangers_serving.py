@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -17,20 +18,27 @@ from typing import Any
 import pytest
 import torch
 
-from support.serving import Served, served
+from support import preloaded
+from support.serving import MODULES, WORKER, Served, served
 from support.waiting import until
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.live import link as links
 from windtunnel.serving.engine.live.link import Event, Link, Over, Token
 from windtunnel.serving.engine.live.loop import Engine, Job
 from windtunnel.serving.engine.live.named import load
 from windtunnel.serving.engine.live.sampling import Sampling, sample
+from windtunnel.serving.engine.live.serve import Served as Settings
 from windtunnel.serving.engine.live.tokens import LocalTokens
 from windtunnel.serving.engine.model import StepTime
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install windtunnel[strangers]")
 MODEL = "tiny-hybrid"
 ROWS, QUEUE = 4, 6
+JOB = {
+    "arrival": 0.0, "prompt": [7, 8], "stages": [300], "sampling": [0.0, 1.0, 3, None], "stop": [],
+    "objective": (None, None), "again": False, "had": 0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +185,40 @@ def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Ser
 
     asyncio.run(story())
     until(lambda: held(server) == (0, 0, 0))
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_killed_and_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its client sees is a pause."""
+    monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
+    served = Settings("tiny-attention", rows=2, chunk=8, threads=1, every=0, silent=2.0)
+
+    async def story() -> None:
+        link = Link({**asdict(served), "events": str(tmp_path / "events")})
+        await link.start()
+
+        async def answered(number: int, hang: bool) -> list[int]:
+            events: asyncio.Queue[Any] = asyncio.Queue()
+            link.submit({**JOB, "id": number}, events)
+            said = []
+            while isinstance(one := await events.get(), Token):
+                said.append(one.token)
+                if hang and len(said) == 5:
+                    assert link.pid is not None
+                    os.kill(link.pid, signal.SIGSTOP)
+            assert one == Over(number)
+            return said
+
+        try:
+            calm, first = await answered(1, False), link.pid
+            assert await answered(2, True) == calm and len(calm) == 300
+            assert link.restarts >= 1 and link.pid != first
+        finally:
+            await link.close()
+
+    asyncio.run(story())
 
 
 def test_what_another_worker_is_told_of_an_answer_that_has_begun() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -69,12 +68,14 @@ class Promised(Strict):
 
 
 class StreamOptions(Strict):
+    """Whether a stream ends with what was used, and tells with each event what was until then."""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None
 
 
-class Asked(Strict):
+class _Both(Strict):
     """What completions and chat have in common."""
 
     model: str
@@ -104,28 +105,8 @@ class Asked(Strict):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) and self.stop else list(self.stop or ())
 
-    @property
-    def usage(self) -> bool:
-        """Whether a stream ends with what was used."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
-    @property
-    def usages(self) -> bool:
-        """Whether each event of a stream tells what was used until then, as benchmark clients ask."""
-        return self.usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    @abstractmethod
-    def most(self) -> int | None:
-        """Tokens of the answer at most; None: as many as the context allows."""
-
-    @property
-    @abstractmethod
-    def told(self) -> int | None:
-        """How many of the likeliest tokens are told with each one."""
-
-
-class Completion(Asked):
+class Completion(_Both):
     """POST /v1/completions."""
 
     prompt: str | Tokens | Annotated[list[str], Field(min_length=1, max_length=256)] | Annotated[
@@ -142,10 +123,12 @@ class Completion(Asked):
 
     @property
     def most(self) -> int | None:
+        """Tokens of the answer at most; None: as many as the context allows."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def told(self) -> int | None:
+        """How many of the likeliest tokens are told with each one."""
         return self.logprobs
 
 
@@ -172,7 +155,7 @@ class Message(Strict):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class Chat(Asked):
+class Chat(_Both):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -190,79 +173,58 @@ class Chat(Asked):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+Asked = Completion | Chat
 Logprobs = list[tuple[str, float, list[tuple[str, float]]]]
 """Of each token: its text, log-probability, and the likeliest ones."""
 
 
 class Answer:
-    """The objects of one answer, whole or in parts."""
+    """The objects of one answer: one for the whole, or ``part`` after part of it."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._chat, self._model = isinstance(asked, Chat), asked.model
-        kind = "chatcmpl" if self._chat else "cmpl"
-        self._head = {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time())}
+    def __init__(self, asked: Asked, part: bool) -> None:
+        self._chat, self._part, self._told = isinstance(asked, Chat), part, asked.told is not None
+        kind, name = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
+        self._head = {
+            "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.model,
+            "object": name + ".chunk" * (self._chat and part),
+        }  # fmt: skip
 
-    def part(
-        self, index: int, text: str, logprobs: Logprobs | None = None, reason: str | None = None,
-        first: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
-        """One event of a stream."""
+    def of(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        """The object with these choices."""
+        return {**self._head, "choices": choices}
+
+    def choice(
+        self, index: int, text: str, logprobs: Logprobs, reason: str | None, first: bool = False
+    ) -> dict[str, Any]:
+        """A choice, or what is new of it; ``first``: nothing of it was told before."""
         said: dict[str, Any] = {"text": text}
-        if self._chat:
-            said = {
-                "delta": {
-                    **({"role": "assistant"} if first else {}),
-                    **({"content": text} if text or first else {}),
-                }
-            }
-        return self._object([self._choice(index, said, logprobs, reason)], ".chunk" if self._chat else "")
-
-    def whole(
-        self, choices: Sequence[tuple[str, Logprobs | None, str]], prompt: int, tokens: int, cached: int
-    ) -> dict[str, Any]:
-        """The answer with all its choices: text, log-probabilities, and why each ended."""
-        made = [
-            self._choice(index, self._message(text) if self._chat else {"text": text}, told, reason)
-            for index, (text, told, reason) in enumerate(choices)
-        ]
-        return self._object(made, "") | self.usage(prompt, tokens, cached)
-
-    @staticmethod
-    def _message(text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def last(self, prompt: int, tokens: int, cached: int) -> dict[str, Any]:
-        """The event that tells what was used."""
-        return self._object([], ".chunk" if self._chat else "") | self.usage(prompt, tokens, cached)
-
-    @staticmethod
-    def usage(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
-        details = {"prompt_tokens_details": {"cached_tokens": cached}}
-        counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-        return {"usage": {**counts, **details}}
-
-    def _object(self, choices: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-        name = "chat.completion" if self._chat else "text_completion"
-        return {**self._head, "object": name + kind, "model": self._model, "choices": choices}
-
-    def _choice(
-        self, index: int, said: Mapping[str, Any], logprobs: Logprobs | None, reason: str | None
-    ) -> dict[str, Any]:
+        if self._chat and self._part:
+            content = {"content": text} if text or first else {}
+            said = {"delta": {"role": "assistant", **content} if first else content}
+        elif self._chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
         told: dict[str, Any] | None = None
-        if logprobs is not None and self._chat:
-            content = [
-                {**_token(text, value), "top_logprobs": [_token(*one) for one in top]}
-                for text, value, top in logprobs
+        if self._told and self._chat:
+            tokens = [
+                {**_token(one, value), "top_logprobs": [_token(*other) for other in top]}
+                for one, value, top in logprobs
             ]
-            told = {"refusal": None, "content": content}
-        elif logprobs is not None:
+            told = {"refusal": None, "content": tokens}
+        elif self._told:
             told = {
-                "tokens": [text for text, _, _ in logprobs],
+                "tokens": [one for one, _, _ in logprobs],
                 "token_logprobs": [value for _, value, _ in logprobs],
                 "top_logprobs": [dict(top) for _, _, top in logprobs],
                 "text_offset": [],
             }
         return {"index": index, **said, "logprobs": told, "finish_reason": reason}
+
+
+def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
+    """What is told of tokens; ``cached`` ones are of the prompt."""
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    return {"usage": {**counts, **details}}
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -58,8 +58,9 @@ Event = Token | Over
 
 
 @dataclass(slots=True)
-class _Sent:
-    """``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat; ``closed``: units
+class Sent:
+    """What the next worker must know of a job. ``cached``: tokens of its prompt that needed no computing;
+    ``told``: tokens by unit; ``ahead``: of these, what a new worker has yet to repeat; ``closed``: units
     that need no more; ``running``: admitted by the worker."""
 
     job: dict[str, Any]
@@ -83,7 +84,7 @@ class Link:
         self.restarts = 0
         self.ready = asyncio.Event()
         self.wrong: WindtunnelError | None = None
-        self._jobs: dict[int, _Sent] = {}
+        self._jobs: dict[int, Sent] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._life: asyncio.Task[None] | None = None
@@ -124,13 +125,14 @@ class Link:
                 self._process.kill()
             await self._life
 
-    def submit(self, job: Mapping[str, Any], events: asyncio.Queue[Event]) -> None:
-        """What comes of ``job`` (as `worker.job` reads it) is put into ``events``, an `Over` at last."""
-        self._jobs[job["id"]] = sent = _Sent(dict(job), events)
+    def submit(self, job: Mapping[str, Any], events: asyncio.Queue[Event]) -> Sent:
+        """What comes of ``job`` (as `loop.Job.of` reads it) is put into ``events``, an `Over` at last."""
+        self._jobs[job["id"]] = sent = Sent(dict(job), events)
         if self.wrong is not None:
             self._over(job["id"], failed=str(self.wrong))
         elif self.ready.is_set():
             self._send({"do": "add", "job": sent.job})
+        return sent
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any longer."""
@@ -142,10 +144,6 @@ class Link:
         if number in self._jobs:
             self._jobs[number].closed.add(unit)
         self._send({"do": "end", "id": number, "unit": unit})
-
-    def cached(self, number: int) -> int:
-        """Tokens of the job's prompt that needed no computing; while it runs."""
-        return self._jobs[number].cached if number in self._jobs else 0
 
     # within
 
@@ -184,7 +182,7 @@ class Link:
         """One worker's life."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "windtunnel.serving.engine.live.worker", str(theirs.fileno())]
-        env = {"TRANSFORMERS_VERBOSITY": "error", **os.environ}
+        env = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **os.environ}
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env
         )

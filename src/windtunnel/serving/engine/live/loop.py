@@ -8,7 +8,7 @@ its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
@@ -58,6 +58,21 @@ class Job:
     objective: Objective = NOTHING
     again: bool = False
     had: int = 0
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Job:
+        """From values of JSON; what was not promised of an objective is null."""
+        stages = tuple(
+            one
+            if isinstance(one, int)
+            else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
+            for one in told["stages"]
+        )
+        objective = Objective(*(inf if one is None else one for one in told["objective"]))
+        return cls(
+            told["id"], told["arrival"], tuple(told["prompt"]), stages, Sampling(*told["sampling"]),
+            frozenset(told["stop"]), objective, again=told["again"], had=told["had"],
+        )  # fmt: skip
 
     def request(self) -> Request:
         """What the scheduler knows of it."""
@@ -311,8 +326,3 @@ class Engine:
             "kv_reserved": self.scheduler.reserved, "kv_tokens": self.limits.kv, "seconds": self.seconds,
             "deciding": self.deciding,
         }  # fmt: skip
-
-
-def objective(ttft: float | None, tpot: float | None) -> Objective:
-    """None: none was promised."""
-    return Objective(inf if ttft is None else ttft, inf if tpot is None else tpot)

@@ -24,8 +24,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windtunnel.base.errors import UserError
-from windtunnel.serving.engine.live.api import Answer, Asked, Chat, Completion, Logprobs, Refused
-from windtunnel.serving.engine.live.link import Link, Over, Token
+from windtunnel.serving.engine.live.api import (
+    Answer,
+    Asked,
+    Chat,
+    Completion,
+    Logprobs,
+    Refused,
+    StreamOptions,
+    used,
+)
+from windtunnel.serving.engine.live.link import Link, Over, Sent, Token
 from windtunnel.serving.engine.live.tokens import Text, Tokenizer
 
 UNASKED = 1024
@@ -53,15 +62,36 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _Choice:
-    """One text of an answer. ``unit`` of ``job`` decodes it."""
+Part = tuple[int, str, Logprobs]
+"""What is new of a choice: its index, text and log-probabilities."""
 
-    def __init__(self, job: int, unit: int, tokens: Tokenizer, stops: list[str]) -> None:
-        self.job, self.unit, self.text = job, unit, Text(tokens, stops)
+
+class _Choice:
+    """One text of an answer."""
+
+    def __init__(self, tokens: Tokenizer, stops: list[str]) -> None:
+        self._of, self._text = tokens, Text(tokens, stops)
         self.said: list[str] = []
         self.logprobs: Logprobs = []
         self.tokens = 0
         self.reason: str | None = None
+
+    def add(self, event: Token) -> tuple[str, Logprobs]:
+        """What may be told with one more token, of which one that ends the text is no part."""
+        self.tokens += 1
+        text = "" if event.stopped else self._text.add(event.token, event.ended)
+        told: Logprobs = []
+        if event.logprob is not None and not event.stopped:
+            top = [(self._of.decode([one]), value) for one, value in event.top]
+            told = [(self._of.decode([event.token]), event.logprob, top)]
+        if event.ended:
+            text += self._text.rest()
+            self.reason = "stop" if event.stopped else "length"
+        if self._text.stopped:
+            self.reason = "stop"
+        self.said.append(text)
+        self.logprobs += told
+        return text, told
 
 
 class Service:
@@ -114,9 +144,15 @@ class Service:
     def number(self) -> int:
         return next(self._numbers)
 
+    def check(self, model: str) -> None:
+        """Raises `Refused` for any other model."""
+        if model != self.name:
+            what = f"The model `{model}` does not exist; there is `{self.name}`"
+            raise Refused(what, status=404, param="model", code="model_not_found")
+
     def over(self, outcome: str, work: _Work) -> None:
         """Count an answer."""
-        now, tokens = time.monotonic(), sum(one.tokens for one in work.choices)
+        now, tokens = time.monotonic(), work.tokens
         self._ended.labels(outcome).inc()
         self._tokens.labels("prompt").inc(work.prompt)
         self._tokens.labels("cached").inc(work.cached)
@@ -134,21 +170,20 @@ class _Work:
     def __init__(self, service: Service, asked: Asked) -> None:
         self.service, self.asked, self.began = service, asked, time.monotonic()
         self.events: asyncio.Queue[Token | Over] = asyncio.Queue()
-        self.answer = Answer(asked)
+        self.answer = Answer(asked, bool(asked.stream))
         self.choices: list[_Choice] = []
+        self._places: dict[tuple[int, int], int] = {}  # of what a unit of a job decodes among the choices
         self.jobs: list[dict[str, Any]] = []
-        self.prompt = self.cached = 0
+        self.sent: list[Sent] = []
+        self.prompt = 0
         self.first: float | None = None
-        if asked.model != service.name:
-            what = f"The model `{asked.model}` does not exist; there is `{service.name}`"
-            raise Refused(what, status=404, param="model", code="model_not_found")
+        service.check(asked.model)
         if isinstance(asked, Chat):
             try:
                 prompts = [service.tokens.chat([one.plain() for one in asked.messages])]
             except UserError as error:
                 raise Refused(str(error), param="messages") from error
         else:
-            assert isinstance(asked, Completion)
             prompts = [self._tokens(one, "prompt") for one in asked.prompts]
         for prompt in prompts:
             self._job(prompt, secrets.randbits(62) if asked.seed is None else asked.seed)
@@ -163,34 +198,27 @@ class _Work:
     def _job(self, prompt: list[int], seed: int) -> None:
         """One prompt's request to the engine, and the choices that come of it."""
         asked, about, number = self.asked, self.service.link.about, self.service.number()
-        limit = about["limit"] or 1 << 40
+        limit, branches, count = about["limit"] or 1 << 40, asked.branches, asked.n or 1
         most = asked.most or max(1, min(UNASKED, limit - len(prompt)))
-        needed = len(prompt) + most
         stages: list[Any] = [most]
-        units = range(1)
-        if asked.branches is not None:
-            told = asked.branches
-            if (asked.n or 1) > 1 or (asked.stops and told.join is not None):
-                field = "n" if (asked.n or 1) > 1 else "stop"
-                raise Refused(f"{field} is not served together with branches that are joined", param=field)
-            heads = [self._tokens(one, "branches.prompts") if one else [] for one in told.prompts]
-            counts = [told.max_tokens] * len(heads)
-            join = self._tokens(told.join, "branches.join") if told.join else []
-            stages = [
-                {"heads": heads, "tokens": counts, "join": join},
-                *([most] if told.join is not None else []),
-            ]
-            units = range(0 if told.join is not None else 1, len(heads) + 1)
-            grown = sum(map(len, heads)) + sum(counts) + len(join) + most
-            needed = len(prompt) + (
-                grown if told.join is not None else max(map(len, heads)) + told.max_tokens
-            )
-        elif (asked.n or 1) > 1:
-            assert asked.n is not None
-            stages, units = (
-                [{"heads": [[]] * asked.n, "tokens": [most] * asked.n, "join": []}],
-                range(1, asked.n + 1),
-            )
+        units, needed = range(1), len(prompt) + most
+        if branches is not None or count > 1:
+            heads: list[list[int]] = [[]] * count  # n answers are branches that begin with nothing
+            each, join = most, None
+            if branches is not None:
+                heads = [self._tokens(one, "branches.prompts") if one else [] for one in branches.prompts]
+                each, join = branches.max_tokens, branches.join
+                if count > 1 or (asked.stops and join is not None):
+                    field = "n" if count > 1 else "stop"
+                    raise Refused(
+                        f"{field} is not served together with branches that are joined", param=field
+                    )
+            behind = self._tokens(join, "branches.join") if join else []
+            stages = [{"heads": heads, "tokens": [each] * len(heads), "join": behind}]
+            units, needed = range(1, len(heads) + 1), len(prompt) + max(map(len, heads)) + each
+            if join is not None:
+                stages, units = [*stages, most], range(len(heads) + 1)
+                needed = len(prompt) + sum(map(len, heads)) + each * len(heads) + len(behind) + most
         if needed > limit:
             raise Refused(
                 f"This model's maximum context length is {limit} tokens. However, you requested {needed} "
@@ -206,15 +234,14 @@ class _Work:
             "objective": pace, "stop": [] if asked.ignore_eos else about["stop"],
         })  # fmt: skip
         self.prompt += len(prompt)
-        self.choices += [_Choice(number, unit, self.service.tokens, asked.stops) for unit in units]
+        for unit in units:
+            self._places[number, unit] = len(self.choices)
+            self.choices.append(_Choice(self.service.tokens, asked.stops))
 
-    async def parts(self) -> AsyncGenerator[tuple[int, str, Logprobs], None]:
-        """What comes of the jobs: choice, text and log-probabilities. Ended early, it cancels them."""
-        link, tokens = self.service.link, self.service.tokens
-        places = {(one.job, one.unit): index for index, one in enumerate(self.choices)}
-        open_jobs, outcome = {one["id"] for one in self.jobs}, "cancelled"
-        for job in self.jobs:
-            link.submit(job, self.events)
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        """What comes of the jobs. Ended early, it cancels them."""
+        link, open_jobs, outcome = self.service.link, {one["id"] for one in self.jobs}, "cancelled"
+        self.sent = [link.submit(job, self.events) for job in self.jobs]
         try:
             while open_jobs:
                 event = await self.events.get()
@@ -230,80 +257,66 @@ class _Work:
                     continue
                 if self.first is None:
                     self.first = time.monotonic()
-                index = places[event.job, event.unit]
+                index = self._places[event.job, event.unit]
                 choice = self.choices[index]
-                if choice.reason is not None:
-                    continue
-                choice.tokens += 1
-                if choice.tokens == 1:
-                    self.cached += link.cached(event.job) if event.unit == self._leading(event.job) else 0
-                text = "" if event.stopped else choice.text.add(event.token, event.ended)
-                told: Logprobs = []
-                if event.logprob is not None and not event.stopped:
-                    top = [(tokens.decode([one]), value) for one, value in event.top]
-                    told = [(tokens.decode([event.token]), event.logprob, top)]
-                if event.ended:
-                    text += choice.text.rest()
-                    choice.reason = "stop" if event.stopped else "length"
-                if choice.text.stopped:
-                    choice.reason = "stop"
-                    if not event.ended:
+                if choice.reason is None:
+                    new = choice.add(event)
+                    if choice.reason and not event.ended:  # at a text that it was to stop at
                         link.end(event.job, event.unit)
-                choice.said.append(text)
-                choice.logprobs += told
-                yield index, text, told
+                    yield index, *new
             outcome = "done"
         finally:
             for number in open_jobs:
                 link.cancel(number)
             self.service.over(outcome, self)
 
-    def _leading(self, job: int) -> int:
-        """Any one unit of a job, the same each time."""
-        return min(one.unit for one in self.choices if one.job == job)
-
-    async def stream(
-        self, first: tuple[int, str, Logprobs], parts: AsyncGenerator[tuple[int, str, Logprobs], None]
-    ) -> AsyncIterator[str]:
-        """Server-sent events. What goes wrong after the first is an event, too."""
+    async def stream(self, new: Part | None, parts: AsyncGenerator[Part, None]) -> AsyncIterator[str]:
+        """Server-sent events of ``new`` and all further ``parts``. What goes wrong is an event, too."""
         begun: set[int] = set()
-        told = self.asked.told is not None
+        options = self.asked.stream_options or StreamOptions()
         try:
-            async for index, text, logprobs in _chained(first, parts):
-                choice = self.choices[index]
-                if text or choice.reason or logprobs:
-                    part = self.answer.part(
-                        index, text, logprobs if told else None, choice.reason, index not in begun
-                    )
+            while new is not None:
+                index, text, logprobs = new
+                if text or logprobs or self.choices[index].reason:
+                    reason, first = self.choices[index].reason, index not in begun
+                    part = self.answer.of(self.answer.choice(index, text, logprobs, reason, first))
                     begun.add(index)
-                    if self.asked.usages:
-                        part |= self.answer.usage(*self._used())
-                    yield f"data: {json.dumps(part)}\n\n"
-            if self.asked.usage:
-                yield f"data: {json.dumps(self.answer.last(*self._used()))}\n\n"
+                    if options.include_usage and options.continuous_usage_stats:
+                        part |= self._used()
+                    yield _event(part)
+                new = await anext(parts, None)
+            if options.include_usage:
+                yield _event(self.answer.of() | self._used())
         except Refused as error:
-            yield f"data: {json.dumps(error.plain())}\n\n"
+            yield _event(error.plain())
         finally:
             await parts.aclose()
         yield "data: [DONE]\n\n"
 
     def whole(self) -> dict[str, Any]:
         """The answer as one object."""
-        told = self.asked.told is not None
-        choices = [
-            ("".join(one.said), one.logprobs if told else None, one.reason or "length")
-            for one in self.choices
-        ]
-        return self.answer.whole(choices, *self._used())
+        choices = (
+            self.answer.choice(index, "".join(one.said), one.logprobs, one.reason or "length")
+            for index, one in enumerate(self.choices)
+        )
+        return self.answer.of(*choices) | self._used()
 
-    def _used(self) -> tuple[int, int, int]:
-        return self.prompt, sum(one.tokens for one in self.choices), self.cached
+    @property
+    def tokens(self) -> int:
+        """Decoded until now."""
+        return sum(one.tokens for one in self.choices)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompts that needed no computing."""
+        return sum(one.cached for one in self.sent)
+
+    def _used(self) -> dict[str, Any]:
+        return used(self.prompt, self.tokens, self.cached)
 
 
-async def _chained(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    yield first
-    async for one in rest:
-        yield one
+def _event(told: dict[str, Any]) -> str:
+    return f"data: {json.dumps(told)}\n\n"
 
 
 async def _all(parts: AsyncIterator[Any]) -> None:
@@ -356,9 +369,7 @@ def build(service: Service) -> ASGIApp:
     @app.get("/v1/models/{model:path}", responses={404: _ERRORS[404]})
     async def model(model: str) -> dict[str, Any]:
         """One model by its name."""
-        if model != service.name:
-            what = f"The model `{model}` does not exist; there is `{service.name}`"
-            raise Refused(what, status=404, param="model", code="model_not_found")
+        service.check(model)
         return described()
 
     @app.get("/health", responses={503: _ERRORS[503]})
@@ -413,22 +424,18 @@ def _bounded(app: ASGIApp) -> ASGIApp:
     """``app`` for bodies of `LARGEST` bytes at most."""
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        left = LARGEST
-        too_large = HTTPException(413, f"the body is larger than {LARGEST} bytes")
+        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
+        told, read = int(length) if length.isdigit() else 0, 0
 
         async def counted() -> Message:
-            nonlocal left
-            message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise too_large
+            nonlocal read
+            message: Message = {} if told > LARGEST else await receive()
+            read += len(message.get("body", b""))
+            if max(told, read) > LARGEST:
+                close = {"Connection": "close"}
+                raise HTTPException(413, f"the body is larger than {LARGEST} bytes", headers=close)
             return message
 
-        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > LARGEST:
-            answer = JSONResponse(Refused(too_large.detail, status=413).plain(), 413, {"Connection": "close"})
-            await answer(scope, receive, send)
-        else:
-            await app(scope, counted, send)
+        await app(scope, counted, send)
 
     return bounded

@@ -6,7 +6,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -17,43 +17,25 @@ SPECIAL = 3
 Message = Mapping[str, str]
 
 
-class Tokenizer(Protocol):
-    """What the server asks of one."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def chat(self, messages: Sequence[Message]) -> list[int]: ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-    def begin(self) -> Any:
-        """What `further` keeps between the tokens of one text."""
-
-    def further(self, state: Any, token: int, last: bool) -> str:
-        """The text that is certain with one more token."""
-
-
 class ByteTokens:
     """Token b + 3 is the byte b; what a larger vocabulary has beyond means bytes again, the first three
-    nothing."""
+    nothing. ``further`` gives the text that is certain with one more token, ``begin`` what it keeps between
+    the tokens of one text."""
 
     def encode(self, text: str) -> list[int]:
         return [byte + SPECIAL for byte in text.encode("utf-8", "surrogatepass")] or [1]
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """``<|role|>``, a new line, the content and a new line for each message; then ``<|assistant|>`` and
-        a new line."""
-        told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
-        return self.encode(f"{told}<|assistant|>\n")
+        return self.encode(_plain(messages))
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._bytes(tokens).decode(errors="replace")
 
-    def begin(self) -> codecs.IncrementalDecoder:
+    def begin(self) -> Any:
         return codecs.getincrementaldecoder("utf-8")("replace")
 
-    def further(self, state: codecs.IncrementalDecoder, token: int, last: bool) -> str:
-        return state.decode(self._bytes([token]), last)
+    def further(self, state: Any, token: int, last: bool) -> str:
+        return str(state.decode(self._bytes([token]), last))
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
         return bytes((one - SPECIAL) % 256 for one in tokens if one >= SPECIAL)
@@ -78,14 +60,13 @@ class LocalTokens:
         return list(self._of(text).input_ids) or [self._of.bos_token_id or 0]
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """By the directory's chat template; else as `ByteTokens.chat` puts it.
+        """By the directory's chat template, if it has one.
 
         Raises:
             UserError: the template does not take these messages.
         """
         if self._of.chat_template is None:
-            told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
-            return self.encode(f"{told}<|assistant|>\n")
+            return self.encode(_plain(messages))
         try:
             told = self._of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
@@ -96,10 +77,10 @@ class LocalTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._of.decode(tokens, skip_special_tokens=True))
 
-    def begin(self) -> list[Any]:
+    def begin(self) -> Any:
         return [[], 0]
 
-    def further(self, state: list[Any], token: int, last: bool) -> str:
+    def further(self, state: Any, token: int, last: bool) -> str:
         """A token's text depends on those before it: what is new is the difference between two decodings,
         which begin a few tokens back; a character in part is held back."""
         tokens, told = state
@@ -111,6 +92,9 @@ class LocalTokens:
         del tokens[: max(0, told - 4)]
         state[1] = len(tokens)
         return new
+
+
+Tokenizer = ByteTokens | LocalTokens
 
 
 def tokenizer(source: str) -> Tokenizer:
@@ -149,6 +133,13 @@ class Text:
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def _plain(messages: Sequence[Message]) -> str:
+    """``<|role|>``, a new line, the content and a new line for each message; then ``<|assistant|>`` and a new
+    line."""
+    told = "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in messages)
+    return f"{told}<|assistant|>\n"
 
 
 def _overlap(text: str, stop: str) -> int:

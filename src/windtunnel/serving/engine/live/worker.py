@@ -15,39 +15,28 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import asdict
 import warnings
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.base import wire
 from windtunnel.base.errors import UserError, WindtunnelError
-from windtunnel.serving.engine.live.loop import Branches, Engine, Job, Tell, objective
-from windtunnel.serving.engine.live.sampling import Sampling
+
+if TYPE_CHECKING:  # PyTorch and the libraries around it are imported when they have been silenced
+    from windtunnel.serving.engine.live.loop import Engine, Tell
 
 TOLD_EVERY = 0.25
 """Seconds between facts, while there are steps."""
 
 
-def job(told: dict[str, Any]) -> Job:
-    """A job from values of JSON, field by field; an objective that was not promised is null."""
-    return Job(
-        told["id"], told["arrival"], tuple(told["prompt"]),
-        tuple(
-            one if isinstance(one, int)
-            else Branches(tuple(map(tuple, one["heads"])), tuple(one["tokens"]), tuple(one["join"]))
-            for one in told["stages"]
-        ),
-        Sampling(*told["sampling"]), frozenset(told["stop"]), objective(*told["objective"]),
-        again=told["again"], had=told["had"],
-    )  # fmt: skip
-
-
 def main(number: int) -> None:
     """Serve whoever holds the other end of the socket of this number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the front says when to stop
-    logging.disable(logging.WARNING)  # libraries tell of kernels that are not there; errors are told
+    logging.disable(logging.WARNING)  # of kernels that are not there, and the like; errors are told
     warnings.simplefilter("ignore")
+    from windtunnel.serving.engine.live.loop import Job
+
     sock = socket.socket(fileno=number)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     settings, _ = wire.receive(sock)
@@ -68,7 +57,7 @@ def main(number: int) -> None:
             message = inbox.get()
             match message["do"]:
                 case "add":
-                    engine.add(job(message["job"]))
+                    engine.add(Job.of(message["job"]))
                 case "cancel":
                     engine.cancel(message["id"])
                 case "end":
@@ -80,13 +69,8 @@ def main(number: int) -> None:
         report = engine.step()
         if report is None:
             continue
-        out: dict[str, Any] = {
-            "tokens": [(number, unit, *one.plain()) for number, unit, one in report.tokens],
-            "ended": report.ended,
-            "finished": report.finished,
-            "refused": report.refused,
-            "failed": report.failed,
-        }
+        out: dict[str, Any] = {name: getattr(report, name) for name in report.__slots__}
+        out["tokens"] = [(number, unit, *one.plain()) for number, unit, one in report.tokens]
         if engine.clock() - told_at > TOLD_EVERY or not engine.busy:
             out["facts"], told_at = engine.facts(), engine.clock()
         wire.send(sock, out)
@@ -104,6 +88,7 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     """The engine as told, and what the front must know of it."""
     import torch
 
+    from windtunnel.serving.engine.live.loop import Engine
     from windtunnel.serving.engine.live.named import load
     from windtunnel.serving.engine.live.prefixes import Prefixes
     from windtunnel.serving.engine.live.timing import step_time
