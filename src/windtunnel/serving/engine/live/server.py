@@ -400,6 +400,9 @@ def build(service: Service) -> ASGIApp:
             Refused(str(error.detail), status=error.status_code).plain(), error.status_code, error.headers
         )
 
+    described_api = app.openapi()
+    for form in (Completion, Chat):  # the one name that is accepted
+        described_api["components"]["schemas"][form.__name__]["properties"]["model"]["enum"] = [service.name]
     return _bounded(app)
 
 
