@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -52,6 +54,35 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def client(server: Served) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
         yield made
+
+
+_ENDS = {"include_usage": True}
+_TALK = [{"role": "user", "content": "1 0 m0 Finish medical want"}]
+_PARTS = [{"role": "user", "content": [{"type": "text", "text": "1 0 m0 Finish medical want"}]}]
+SENT: list[dict[str, Any]] = [
+    # guidellm 0.8
+    {"stream": True, "stream_options": {**_ENDS, "continuous_usage_stats": True}, "max_completion_tokens": 12,
+     "ignore_eos": True, "messages": _PARTS},
+    {"stream": True, "stream_options": {**_ENDS, "continuous_usage_stats": True}, "max_tokens": 12,
+     "ignore_eos": True, "prompt": "1 0 m0 Finish medical want"},
+    # vllm bench serve 0.32
+    {"prompt": "1 0 m0 Finish", "repetition_penalty": 1.0, "max_tokens": 12, "logprobs": None, "stream": True,
+     "stream_options": _ENDS, "ignore_eos": True, "temperature": 0.0},
+    {"messages": _PARTS, "max_completion_tokens": 12, "stream": True, "stream_options": _ENDS,
+     "ignore_eos": True},
+    # lm-eval 0.4.13, what it generates with a key and a prompt in tokens, and in a chat
+    {"prompt": [[87, 122, 114]], "max_tokens": 12, "temperature": 0.0, "stop": ["\n", "Q:"], "seed": 1234},
+    {"messages": _TALK, "max_tokens": 12, "temperature": 0.0, "stop": ["\n", "Q:"], "seed": 1234},
+]  # fmt: skip
+LIKELIHOODS = {
+    "prompt": [[87, 122]],
+    "temperature": 0,
+    "max_tokens": 1,
+    "logprobs": 1,
+    "seed": 1,
+    "echo": True,
+}
+"""What lm-eval asks to choose among answers."""
 
 
 def held(server: Served) -> tuple[float, ...]:
@@ -137,6 +168,29 @@ def test_what_clients_send_back_repeat_and_give_up(server: Served, client: opena
             model=MODEL, prompt="a", max_tokens=3000, extra_body={"ignore_eos": True}
         )
     until(lambda: held(server) == (0, 0, 0))
+
+
+@pytest.mark.slow
+def test_what_benchmark_and_evaluation_clients_send_is_answered(server: Served) -> None:
+    for sent in SENT:
+        kind = "chat/completions" if "messages" in sent else "completions"
+        asked = urllib.request.Request(
+            f"{server.url}/{kind}", json.dumps({"model": MODEL, **sent}).encode(),
+            {"Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        if not sent.get("stream"):
+            assert json.loads(lines[0])["usage"]["completion_tokens"] <= 12
+            continue
+        assert lines[-2:] == ["data: [DONE]", ""]
+        parts = [json.loads(one.removeprefix("data: ")) for one in lines[:-2] if one]
+        assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == 12
+        assert all("usage" in one for one in parts) == ("continuous_usage_stats" in sent["stream_options"])
+    with pytest.raises(urllib.error.HTTPError) as told:
+        server.post("completions", **LIKELIHOODS)
+    assert json.loads(told.value.read())["error"]["param"] == "echo"
+    told.value.close()
 
 
 @pytest.mark.slow

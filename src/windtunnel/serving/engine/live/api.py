@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "logit_bias": (None, {}),
+    "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}), "top_k": (None, 0, -1), "min_p": (None, 0), "min_tokens": (None, 0),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""), "echo": (None, False), "best_of": (None, 1), "modalities": (None, ["text"]),
