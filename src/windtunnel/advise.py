@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.training.emulate.emulation import EmulationResult
-from windtunnel.training.gradsync.run import gain, plan_run, verdict
+from windtunnel.training.gradsync.run import buckets, gain, plan_run, verdict
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,18 @@ def advise(
     timing = seen[0].timing
     waits = {k: one for k, one in timing.critical_path.items() if k.startswith("communication:")}
     share = sum(waits.values()) / timing.iteration_time_s
-    words = f"{share:.1%} of an iteration of {timing.iteration_time_s * 1e3:.4g} ms waits for collectives"
+    whole = f"{timing.iteration_time_s * 1e3:.4g} ms"
+    words = f"{share:.1%} of an emulated iteration of {whole} waits for collectives"
     if waits:
         largest = max(waits, key=lambda one: waits[one]).removeprefix("communication:")
         words += f", most of it for those over {largest}"
     again = shlex.join(["windtunnel", "emulate", "--cluster", cluster, program, *arguments])
     explain = f"windtunnel gradsync explain {made.run}"
+    told = (
+        f"{verdict(made.plan)}; all this by the plan's own timeline, which has "
+        f"{buckets(made.plan) * 1e3:.4g} ms for the iteration that is emulated with {whole}"
+    )
     return [
         Advice("network", words, share, None, again),
-        Advice("gradients", verdict(made.plan), None, gain(made.plan), explain),
+        Advice("gradients", told, None, gain(made.plan), explain),
     ]

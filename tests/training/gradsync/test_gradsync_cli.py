@@ -51,9 +51,13 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     assert told["verdict"].startswith("compress with")
     verb = ["advise", "--json", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug"]
     network, gradients = json.loads(call(verb=verb))
-    assert 0 < network["share"] < 1 and f"{network['share']:.1%} of an iteration" in network["finding"]
+    assert (
+        0 < network["share"] < 1 and f"{network['share']:.1%} of an emulated iteration" in network["finding"]
+    )
     assert network["command"] == f"windtunnel emulate --cluster h100-sxm:1x2 {SCRIPT} --size debug"
     assert "do not compress" in gradients["finding"] and abs(gradients["gain"]) < 0.2
+    own, emulated = re.findall(r"has (\S+) ms for the iteration .* with (\S+) ms", gradients["finding"])[0]
+    assert float(own) == pytest.approx(float(emulated), rel=0.05)
     assert gradients["command"] == f"windtunnel gradsync explain {kept('last').run}"
     explained = call("explain", told["run"])
     assert "hidden behind other work" in explained or "longer with" in explained

@@ -83,8 +83,8 @@ def test_the_example_in_the_documentation_runs(tmp_path: Path) -> None:
 def test_a_link_that_becomes_slow_calls_for_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not compressed before is from then on: the network is measured anew, between real links."""
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS), prepend=os.pathsep)
-    with ranks() as started:
-        found = started.run("slower:trained", 120 * MBIT, 2, 4000 * MBIT, 120.0)
+    with ranks() as run:
+        found = run("slower:trained", 120 * MBIT, 2, 4000 * MBIT, 120.0)
     before, after = found[0]["codecs"]
     assert before == ["none"] and "fp16" in after, found
     assert found[0] == found[1]

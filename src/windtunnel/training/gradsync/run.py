@@ -14,7 +14,7 @@ from windtunnel.cluster.load import load_cluster
 from windtunnel.store.eventlog import NAME, EventLog
 from windtunnel.store.runs import Store
 from windtunnel.training.gradsync.files import PLAN, PROFILE, read, write
-from windtunnel.training.gradsync.model import NONE, PLAIN, Forecast, Plan, Profile
+from windtunnel.training.gradsync.model import NONE, PLAIN, Plan, Profile
 from windtunnel.training.gradsync.policy import Wanted, decide
 
 if TYPE_CHECKING:
@@ -129,33 +129,34 @@ def kept(name: str) -> Planned:
     return Planned(run.id, where, read(where / PROFILE, Profile), read(where / PLAN, Plan))
 
 
-def gain(plan: Plan) -> float:
-    """The speed that it is predicted to add to that of plain gradients in DDP's buckets: 0.1 is a tenth."""
-    return _plain(plan).seconds / plan.forecasts[0].seconds - 1
-
-
-def _plain(plan: Plan) -> Forecast:
+def buckets(plan: Plan) -> float:
+    """Predicted seconds of an iteration as DDP has it: plain gradients in its buckets."""
     choice = f"{PLAIN.words()} in DDP's buckets"
     for one in plan.forecasts:
         if one.choice == choice:
-            return one
+            return one.seconds
     raise UserError(
         f"the plan has no forecast of {choice!r}; one made by windtunnel gradsync plan is accepted"
     )
 
 
+def gain(plan: Plan) -> float:
+    """The speed that it is predicted to add to that: 0.1 is a tenth."""
+    return buckets(plan) / plan.forecasts[0].seconds - 1
+
+
 def verdict(plan: Plan) -> str:
     """One sentence: what to do, and what it is worth."""
-    ours, buckets = plan.forecasts[0].seconds, _plain(plan).seconds
+    ours, plain = plan.forecasts[0].seconds, buckets(plan)
     source = f" (emulated: {plan.emulated})" if plan.emulated else ""
     used = sorted({group.option.codec for group in plan.groups} - {NONE})
     if not used:
         fused = f"; other groups than DDP's gain {gain(plan):.1%}" if gain(plan) >= LITTLE else ""
-        bound = buckets / plan.bound - 1
+        bound = plain / plan.bound - 1
         return f"do not compress: nothing makes an iteration shorter by more than {bound:.1%}{fused}{source}"
     single = min(plan.forecasts[1:], key=lambda one: one.seconds)
     return (
-        f"compress with {', '.join(used)}: {ours * 1e3:.4g} ms an iteration in place of {buckets * 1e3:.4g} "
+        f"compress with {', '.join(used)}: {ours * 1e3:.4g} ms an iteration in place of {plain * 1e3:.4g} "
         f"({gain(plan):+.1%} speed); the best single choice, {single.choice}, takes "
         f"{single.seconds * 1e3:.4g}{source}"
     )

@@ -10,8 +10,9 @@ ICML '22: up to 70 % less time). The floor is what reading the elements once tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
-from time import perf_counter
+from timeit import timeit
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def _rows(gradient: Tensor, density: float, repeats: int) -> Iterator[Row]:
     }
     for call in calls.values():
         call()
-    found = in_turn({name: lambda call=call: _seconds(call) for name, call in calls.items()}, repeats)  # type: ignore[misc]
+    found = in_turn({name: partial(timeit, call, number=1) for name, call in calls.items()}, repeats)
     taken = {name: median(one) for name, one in found.items()}
     what = f"{gradient.numel():.0e} elements, {density:.1%}".replace("e+0", "e")
     mine = taken.pop("dragonn")
@@ -83,9 +84,3 @@ def dgc_by_torch(gradient: Tensor, density: float) -> tuple[Tensor, Tensor]:
         threshold = threshold * (1.3 if passed > wanted else 0.7)
     indices = torch.nonzero(mask).view(-1)
     return indices, gradient[indices]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begin = perf_counter()
-    call()
-    return perf_counter() - begin

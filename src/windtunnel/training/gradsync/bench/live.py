@@ -51,11 +51,11 @@ def live_rows(quick: bool) -> Iterator[Row]:
     if reason is not None:
         yield left_out("live", "plans between namespaces", reason)
         return
-    with ranks() as started:
+    with ranks() as run:
         for world, rate in FABRICS[1:2] if quick else FABRICS:
             codecs = ["fp16", "sign", FUSED] if quick else list(CODECS)
             given = {"codecs": codecs, "repeats": 3 if quick else REPEATS}
-            told = started.run(f"{__name__}:main", given, world, rate * MBIT, LIMIT)
+            told = run(f"{__name__}:main", given, world, rate * MBIT, LIMIT)
             yield from rows_of(f"{world} ranks at {rate} Mbit/s", told)
 
 

@@ -10,9 +10,10 @@ import json
 import os
 import queue
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,52 +27,47 @@ MBIT = 1e6 / 8
 PRELOAD = ("torch", "torch.distributed", "windtunnel.training.gradsync.live.sparse", __name__)
 
 
-class Ranks:
-    """What starts ranks; holds the process that they are forked from."""
-
-    def __init__(self, folder: Path, keeper: ForkServerKeeper) -> None:
-        self._folder, self._keeper = folder, keeper
-
-    def run(self, function: str, arguments: Any, world: int, rate: float, limit: float) -> list[Any]:
-        """What ``"module:function"(arguments)`` returns on each of ``world`` ranks, joined by links of
-        ``rate`` bytes/s.
-
-        Raises:
-            HostError: a rank failed, or they took longer than ``limit`` seconds.
-        """
-        ended: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        client = ForkServerClient(self._keeper.path, ended.put)
-        token = f"bench-{os.urandom(3).hex()}"
-        joined = network.Network(token, rate)
-        try:
-            with tempfile.TemporaryDirectory(dir=self._folder) as given:
-                for rank in range(world):
-                    namespace, _ = joined.add(f"rank{rank}")
-                    wanted = {
-                        "call": f"{__name__}:main", "namespace": namespace,
-                        "arguments": [function, arguments, rank, world, given, limit],
-                    }  # fmt: skip
-                    client.started(wanted, stays=False)
-                for _ in range(world):
-                    told = ended.get(timeout=limit + 60)
-                    if told["status"] != 0:
-                        raise HostError(f"bench: a rank of {world} failed; its traceback is above")
-                return [json.loads((Path(given) / str(rank)).read_text()) for rank in range(world)]
-        except queue.Empty as error:
-            raise HostError(f"bench: {world} ranks did not end within {limit:.0f} s") from error
-        finally:
-            client.close()
-            joined.close()
-
-
 @contextmanager
-def ranks() -> Iterator[Ranks]:
+def ranks() -> Iterator[Callable[[str, Any, int, float, float], list[Any]]]:
+    """The process that ranks are forked from, and a function that starts them.
+
+    ``run("module:function", arguments, world, rate, limit)`` gives what ``function(arguments)`` returns on
+    each of ``world`` ranks that are joined by links of ``rate`` bytes/s; HostError where one failed, or they
+    took longer than ``limit`` seconds."""
     with scratch() as folder:
         keeper = ForkServerKeeper(folder / "forkserver", PRELOAD, dict(os.environ))
         try:
-            yield Ranks(folder, keeper)
+            yield partial(_run, folder, keeper)
         finally:
             keeper.close()
+
+
+def _run(
+    folder: Path, keeper: ForkServerKeeper, function: str, arguments: Any, world: int, rate: float,
+    limit: float,
+) -> list[Any]:  # fmt: skip
+    ended: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    client = ForkServerClient(keeper.path, ended.put)
+    joined = network.Network(f"bench-{os.urandom(3).hex()}", rate)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as given:
+            for rank in range(world):
+                namespace, _ = joined.add(f"rank{rank}")
+                wanted = {
+                    "call": f"{__name__}:main", "namespace": namespace,
+                    "arguments": [function, arguments, rank, world, given, limit],
+                }  # fmt: skip
+                client.started(wanted, stays=False)
+            for _ in range(world):
+                told = ended.get(timeout=limit + 60)
+                if told["status"] != 0:
+                    raise HostError(f"bench: a rank of {world} failed; its traceback is above")
+            return [json.loads((Path(given) / str(rank)).read_text()) for rank in range(world)]
+    except queue.Empty as error:
+        raise HostError(f"bench: {world} ranks did not end within {limit:.0f} s") from error
+    finally:
+        client.close()
+        joined.close()
 
 
 def main(told: list[Any], _: list[int]) -> None:

@@ -130,10 +130,10 @@ def _live(
         yield left_out(section, "sums between namespaces", reason)
         return
     worst: list[tuple[float, float, str]] = []
-    with ranks() as started:
+    with ranks() as run:
         for world, rate, elements, kinds in fabrics:
             given = {"rate": rate * MBIT, "elements": elements, "cases": [*product(kinds, densities)]}
-            told = started.run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)
+            told = run(f"{main.__module__}:main", given, world, rate * MBIT, LIMIT)
             for cases in zip(*told, strict=True):
                 case, chosen = cases[0], cases[0]["chosen"]
                 times = {name: one[0] for name, one in case["schemes"].items()}

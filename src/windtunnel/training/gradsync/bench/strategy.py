@@ -7,9 +7,9 @@ device, which delays backward, or on the host.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from statistics import fmean, median
+from timeit import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +59,8 @@ def strategy_rows(quick: bool) -> Iterator[Row]:
 
 def _decision() -> Row:
     profile = paper_profile("ResNet-101", load_cluster(CLUSTER))
-    plan, taken = make_plan(profile), []  # the first call compiles
-    for _ in range(DECISIONS):
-        begin = time.perf_counter()
-        make_plan(profile)
-        taken.append(time.perf_counter() - begin)
-    found = median(taken)
+    plan = make_plan(profile)  # the first call compiles
+    found = median(repeat(lambda: make_plan(profile), number=1, repeat=DECISIONS))
     gain = min(one.seconds for one in plan.forecasts if one.choice.startswith("none "))
     return Row(
         "strategy", f"a plan for {len(profile.tensors)} gradients", "ms", measured=found * 1e3,
