@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from windtunnel.base.compiled import jit
 from windtunnel.training.gradsync.policy.options import Task
-from windtunnel.training.gradsync.policy.timeline import NOT_KEPT, Costs, run
+from windtunnel.training.gradsync.policy.timeline import Costs, taken
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BUDGET = 1_000_000
 """Tasks that one search may schedule; about 10 ns each."""
@@ -78,10 +77,10 @@ def search(costs: Costs, numels: Sequence[int], starts: Sequence[Ints], budget: 
     ended: list[tuple[float, Ints]] = []
     for start in sorted(starts, key=costs.iteration)[:STARTS]:
         choice = start.copy()
-        ended.append((_descend(costs, choice, flat, ends, -1, tries, NOT_KEPT)[0], choice))
+        ended.append((_descend(costs, choice, flat, ends, -1, tries)[0], choice))
     best = min(ended, key=lambda one: one[0])[1]
     if groups <= SMALL:
-        _held(costs, best, tries, NOT_KEPT)
+        _held(costs, best, tries)
     return best
 
 
@@ -94,19 +93,19 @@ def exact(costs: Costs, most: int = 3_000_000) -> Ints:
     total = int(np.prod(costs.options.astype(float)))
     if total > most:
         raise ValueError(f"{total} choices are too many to try")
-    return _all(costs, total, NOT_KEPT)
+    return _all(costs, total)
 
 
 @jit
-def _all(costs: Costs, total: int, none: Floats) -> Ints:
+def _all(costs: Costs, total: int) -> Ints:
     """The best of all choices, counted up like the digits of a number."""
     choice = np.zeros(len(costs.options), np.int64)
     found = choice.copy()
     best = np.inf
     for _ in range(total):
-        taken = run(costs, choice, none)
-        if taken < best:
-            best, found = taken, choice.copy()
+        seconds = taken(costs, choice)
+        if seconds < best:
+            best, found = seconds, choice.copy()
         for g in range(len(choice)):
             choice[g] += 1
             if choice[g] < costs.options[g]:
@@ -116,12 +115,10 @@ def _all(costs: Costs, total: int, none: Floats) -> Ints:
 
 
 @jit
-def _descend(
-    costs: Costs, choice: Ints, flat: Ints, ends: Ints, held: int, tries: int, none: Floats
-) -> tuple[float, int]:
+def _descend(costs: Costs, choice: Ints, flat: Ints, ends: Ints, held: int, tries: int) -> tuple[float, int]:
     """Change block after block, but the group ``held``, to the option that helps most until none does;
     ``choice`` in place. Seconds of the end, and how many choices were tried."""
-    best = run(costs, choice, none)
+    best = taken(costs, choice)
     tried = 0
     kept = choice.copy()
     better = True
@@ -139,7 +136,7 @@ def _descend(
                 if (kept[members] == option).all():
                     continue
                 choice[members] = option
-                found = run(costs, choice, none)
+                found = taken(costs, choice)
                 tried += 1
                 if found < best * (1 - 1e-12):
                     best, winner = found, option
@@ -152,10 +149,10 @@ def _descend(
 
 
 @jit
-def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> None:
+def _held(costs: Costs, choice: Ints, tries: int) -> None:
     """Hold one group at another option while the others go to what is best for them then; until no such turn
     helps."""
-    best = run(costs, choice, none)
+    best = taken(costs, choice)
     single = np.arange(len(choice))
     tried = 0
     better = True
@@ -167,7 +164,7 @@ def _held(costs: Costs, choice: Ints, tries: int, none: Floats) -> None:
                     continue
                 kept = choice.copy()
                 choice[g] = option
-                now, more = _descend(costs, choice, single, single + 1, g, tries - tried, none)
+                now, more = _descend(costs, choice, single, single + 1, g, tries - tried)
                 tried += more
                 if now < best * (1 - 1e-12):
                     best = now

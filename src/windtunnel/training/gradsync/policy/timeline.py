@@ -68,7 +68,7 @@ class Costs(NamedTuple):
 
     def iteration(self, choice: Ints) -> float:
         """Seconds of an iteration where group g has option ``choice[g]``."""
-        return float(run(self, choice, NOT_KEPT))
+        return float(taken(self, choice))
 
     def schedule(self, choice: Ints) -> tuple[float, Floats]:
         """The seconds, and when each task begins and ends, [groups, tasks, 2]; nan where there is none.
@@ -77,7 +77,10 @@ class Costs(NamedTuple):
         return float(run(self, choice, times)), times
 
 
-NOT_KEPT = np.empty((0, 0, 2))
+@jit
+def taken(costs: Costs, choice: Ints) -> float:
+    """Seconds of an iteration, for compiled code."""
+    return run(costs, choice, np.empty((0, 0, 2)))
 
 
 @jit
