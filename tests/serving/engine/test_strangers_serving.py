@@ -247,7 +247,7 @@ def test_a_worker_that_hangs_is_killed_and_another_goes_on(
 ) -> None:
     """What its client sees is a pause."""
     monkeypatch.setattr(links, "subprocess", preloaded.Subprocess(WORKER, MODULES))
-    served = Settings("tiny-attention", rows=2, chunk=8, threads=1, every=0, silent=2.0)
+    served = Settings("tiny-attention", rows=2, chunk=8, threads=1, every=0, silent=5.0)
 
     async def story() -> None:
         link = Link({**asdict(served), "events": str(tmp_path / "events")})

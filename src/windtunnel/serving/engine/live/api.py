@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -45,6 +46,22 @@ class Refused(Exception):
         kinds = {404: "invalid_request_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+_ERROR = {"content": {"application/json": {"schema": {
+    "type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}
+}}}}  # fmt: skip
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": what, **_ERROR}
+    for status, what in (
+        (400, "Wrong or not served"), (404, "No such model"), (413, "Too large"), (422, "Never sent"),
+        (429, "Refused for now"), (500, "Failed"), (503, "Not ready"),
+    )
+}  # fmt: skip
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}, "application/json": {"schema": {"type": "object"}}}}
+}
+"""How errors and answers are described by status, for OpenAPI."""
 
 
 class Strict(BaseModel):
@@ -226,6 +243,23 @@ def used(prompt: int, tokens: int, cached: int) -> dict[str, Any]:
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
     counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
     return {"usage": {**counts, **details}}
+
+
+def named(error: RequestValidationError) -> Refused:
+    """What is wrong, by the name of the first field that is."""
+    wrong = error.errors()
+    same = [one for one in wrong if one["loc"][1:2] == wrong[0]["loc"][1:2]]
+    # of a field that may have several forms, what is wrong within one says more than that it has not another
+    first = next((one for one in same if not one["type"].endswith("_type")), wrong[0])
+    path = [str(one) for one in first["loc"][1:] if one != "str" and "[" not in str(one)]
+    param = path[0] if path else None
+    if first["type"] == "json_invalid":
+        return Refused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return Refused(
+            f"Unrecognized or unsupported request argument: {'.'.join(path)}", param=param, code="unsupported"
+        )
+    return Refused(f"{'.'.join(path) or 'the body'}: {first['msg']}", param=param, code="invalid_value")
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:

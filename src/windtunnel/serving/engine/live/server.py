@@ -25,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.engine.live.api import (
+    ERRORS,
+    STREAM,
     Answer,
     Asked,
     Chat,
@@ -32,6 +34,7 @@ from windtunnel.serving.engine.live.api import (
     Logprobs,
     Refused,
     StreamOptions,
+    named,
     used,
 )
 from windtunnel.serving.engine.live.link import Link, Over, Sent, Token
@@ -47,21 +50,6 @@ REFUSALS = {
     "queue": (429, "queue_full", "the queue is full; try again later"),
     "late": (429, "too_late", "the first token could not have come in time; try again later"),
 }
-_ERROR = {"content": {"application/json": {"schema": {
-    "type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}
-}}}}  # fmt: skip
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, **_ERROR}
-    for status, what in (
-        (400, "Wrong or not served"), (404, "No such model"), (413, "Too large"), (422, "Never sent"),
-        (429, "Refused for now"), (500, "Failed"), (503, "Not ready"),
-    )
-}  # fmt: skip
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}, "application/json": {"schema": {"type": "object"}}}}
-}
-
-
 Part = tuple[int, str, Logprobs]
 """What is new of a choice: its index, text and log-probabilities."""
 
@@ -348,12 +336,12 @@ def build(service: Service) -> ASGIApp:
     """The application; ``service.link`` has been started."""
     app = FastAPI(title="windtunnel serve", docs_url=None, redoc_url=None)
 
-    @app.post("/v1/completions", responses=_ERRORS | _STREAM)
+    @app.post("/v1/completions", responses=ERRORS | STREAM)
     async def completions(asked: Completion, request: Request) -> Response:
         """OpenAI's completions, and ``branches``."""
         return await service.answer(asked, request)
 
-    @app.post("/v1/chat/completions", responses=_ERRORS | _STREAM)
+    @app.post("/v1/chat/completions", responses=ERRORS | STREAM)
     async def chat(asked: Chat, request: Request) -> Response:
         """OpenAI's chat, and ``branches``."""
         return await service.answer(asked, request)
@@ -366,13 +354,13 @@ def build(service: Service) -> ASGIApp:
         """The model that is served."""
         return {"object": "list", "data": [described()]}
 
-    @app.get("/v1/models/{model:path}", responses={404: _ERRORS[404]})
+    @app.get("/v1/models/{model:path}", responses={404: ERRORS[404]})
     async def model(model: str) -> dict[str, Any]:
         """One model by its name."""
         service.check(model)
         return described()
 
-    @app.get("/health", responses={503: _ERRORS[503]})
+    @app.get("/health", responses={503: ERRORS[503]})
     async def health() -> dict[str, Any]:
         """Whether requests are answered now."""
         if not service.link.ready.is_set():
@@ -392,7 +380,7 @@ def build(service: Service) -> ASGIApp:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(_named(error).plain(), 400)
+        return JSONResponse(named(error).plain(), 400)
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> JSONResponse:
@@ -404,23 +392,6 @@ def build(service: Service) -> ASGIApp:
     for form in (Completion, Chat):  # the one name that is accepted
         described_api["components"]["schemas"][form.__name__]["properties"]["model"]["enum"] = [service.name]
     return _bounded(app)
-
-
-def _named(error: RequestValidationError) -> Refused:
-    """What is wrong, by the name of the first field that is."""
-    wrong = error.errors()
-    same = [one for one in wrong if one["loc"][1:2] == wrong[0]["loc"][1:2]]
-    # of a field that may have several forms, what is wrong within one says more than that it has not another
-    first = next((one for one in same if not one["type"].endswith("_type")), wrong[0])
-    path = [str(one) for one in first["loc"][1:] if one != "str" and "[" not in str(one)]
-    param = path[0] if path else None
-    if first["type"] == "json_invalid":
-        return Refused(f"The body is not JSON: {first['ctx']['error']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        return Refused(
-            f"Unrecognized or unsupported request argument: {'.'.join(path)}", param=param, code="unsupported"
-        )
-    return Refused(f"{'.'.join(path) or 'the body'}: {first['msg']}", param=param, code="invalid_value")
 
 
 def _bounded(app: ASGIApp) -> ASGIApp:
