@@ -8,11 +8,12 @@ step is timed several times.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from statistics import median
 
 from windtunnel.base.errors import UserError
-from windtunnel.calibration.fit import quartile
 from windtunnel.serving.engine.live.executor import Executor
 from windtunnel.serving.engine.live.loop import Branches, Engine, Job
 from windtunnel.serving.engine.model import StepTime
@@ -26,19 +27,21 @@ Wave = tuple[int, int, int]
 def step_time(executor: Executor, rows: int, chunk: int) -> StepTime:
     """Of decoding up to ``rows`` rows and prefilling up to ``chunk`` tokens, from few steps."""
     waves = [(1, 2 * chunk, 0), *((number, 16, 0) for number in sorted({1, min(rows, 6), min(rows, 24)}))]
-    return fit(*measure(executor, waves, chunk, repeats=2))[0]
+    return fit(*measure(executor, waves, chunk))[0]
 
 
 def measure(
     executor: Executor, waves: Sequence[Wave], chunk: int, *, repeats: int = 3,
     progress: Callable[[float], None] = lambda share: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Point], list[float]]:  # fmt: skip
-    """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the lower
-    quartile of ``repeats``. Branches are left out where the model's family has none, and what is longer than
+    """The steps of ``waves``, at most ``chunk`` tokens prefilled in each, and their seconds: the
+    median of ``repeats``. Branches are left out where the model's family has none, and what is longer than
     the model can read is cut."""
+    rows = max(requests * max(1, branches) for requests, _, branches in waves)
     engine = Engine(
-        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), kv=1 << 60, chunk=chunk, admission="wait",
-        branching="eager", rows=max(requests * max(1, branches) for requests, _, branches in waves),
+        executor, StepTime(1.0, 0.0, 0.0, 0.0, 0.0), rows=rows, kv=1 << 60, chunk=chunk, admission="wait",
+        branching="eager", clock=clock,
     )  # fmt: skip
     points: list[Point] = []
     seconds: list[list[float]] = []
@@ -61,7 +64,7 @@ def measure(
                     seconds.append([])
                 seconds[place].append(engine.seconds - before)
                 place += 1
-    return points, [quartile(each) for each in seconds]
+    return points, [median(each) for each in seconds]
 
 
 def _jobs(executor: Executor, wave: Wave, numbers: count[int]) -> list[Job]:
