@@ -57,6 +57,15 @@ def test_the_tree_is_what_it_says(
             held.do(change)
             if there:
                 assert held.usable(prompt, most, 1) == far
+        elif away := [one for one in cache._nodes.values() if one.tier or one.state]:
+            lost = away[data.draw(st.integers(0, len(away) - 1))]
+            what = "kv" if lost.tier else "state"
+            if data.draw(st.booleans()):  # what could not be read is no longer there, nor what needs it
+                held.do(cache.lose(lost.id, what))
+                assert lost.id not in cache._nodes or (what, lost.state) == ("state", None)
+                assert cache.lose(lost.id, what) == ()
+            found = cache.look(prompt, float(now // 2), near=True)
+            assert found.depth == held.usable(prompt, most, 1) and not found.away
         elif found.node and pin:
             cache.pin(found.node)
             pinned.append((found.node, prompt[: found.depth]))

@@ -179,6 +179,8 @@ class Executor:
         attention only: a state cannot be taken back. Raises ValueError where the snapshot does not fit."""
         if snapshot not in self.snapshots:
             raise ValueError("the snapshot was freed")
+        if self.state_bytes and not snapshot.states:
+            raise ValueError("the snapshot holds keys and values alone")
         depth = snapshot.depth if depth is None else depth
         if not 0 < depth <= snapshot.depth or (depth < snapshot.depth and snapshot.states):
             raise ValueError(f"a snapshot at depth {snapshot.depth} cannot be restored at {depth}")
@@ -190,6 +192,14 @@ class Executor:
         if depth == snapshot.depth and _digest(wanted) != snapshot.digest:
             raise ValueError(f"the snapshot's states are not of these {depth} tokens")
         return self._branch(path, depth, snapshot.states)
+
+    def cut(self, what: Sequence | Snapshot, depth: int, states: adapter.States | None = None) -> Snapshot:
+        """The keys and values of its first ``depth`` tokens, with ``states`` as those behind them. Of a model
+        that has states, and without them, it is kept for those that go on from it."""
+        if isinstance(what, Sequence):
+            self._freeze(what)
+        path = _cut(what.path, depth)
+        return self._remember(Snapshot(depth, _digest(_read(path)), path, states or {}))
 
     @torch.inference_mode()
     def free(self, what: Sequence | Snapshot) -> None:
@@ -211,9 +221,7 @@ class Executor:
 
     def tokens(self, sequence: Sequence) -> array[int]:
         """What it has read."""
-        read = array("i")
-        for piece, length in sequence.path:
-            read += piece.tokens[:length]
+        read = _read(sequence.path)
         return read + sequence.tail.tokens if sequence.tail is not None else read
 
     # bytes
@@ -270,9 +278,7 @@ class Executor:
         """The snapshot that `export` wrote, behind ``parent``, which holds its first tokens. Raises
         ValueError where they do not belong together."""
         own = array("i", tensors["tokens"].tolist())
-        read = array("i")
-        for piece, length in parent.path if parent else ():
-            read += piece.tokens[:length]
+        read = _read(parent.path) if parent else array("i")
         digest = bytes(tensors["digest"].tolist())
         if _digest(read + own) != digest:
             raise ValueError("the snapshot does not go on from this parent, or is damaged")
@@ -403,6 +409,14 @@ def _keep_freed_memory() -> None:
 
 def _digest(tokens: array[int]) -> bytes:
     return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+
+
+def _read(path: Path) -> array[int]:
+    """The path's tokens."""
+    read = array("i")
+    for piece, length in path:
+        read += piece.tokens[:length]
+    return read
 
 
 def _cut(path: Path, depth: int) -> Path:

@@ -184,7 +184,7 @@ class Engine:
         if step is None:
             return told if told.refused or told.failed else None
         for number in step.refused:
-            del self._running[number]
+            self._drop(self._running.pop(number))
             told.refused.append((number, "late"))
         if not step.work:
             return told
@@ -292,6 +292,8 @@ class Engine:
     def _lookup(self, request: Request) -> tuple[int, tuple[int, ...]]:
         running = self._running[request.id]
         assert self.prefixes is not None
+        if running.found is not None:
+            self.prefixes.leave(running.found)
         found = self.prefixes.look(running.job.prompt, self.clock())
         copies = (self.limits.kv - self.scheduler.most(request)) // self.limits.state - 1
         if copies < len(found.keep):  # who fills the room alone copies no states
@@ -316,7 +318,7 @@ class Engine:
             self.executor.free(stream)
         for kept in running.kept.values():
             self.executor.free(kept)
-        if self.prefixes is not None and running.found is not None and running.streams:
+        if self.prefixes is not None and running.found is not None:
             self.prefixes.leave(running.found)
 
     def facts(self) -> dict[str, float]:
@@ -324,5 +326,5 @@ class Engine:
         return {
             "running": self.scheduler.running, "waiting": self.scheduler.waiting, "steps": self.steps,
             "kv_reserved": self.scheduler.reserved, "kv_tokens": self.limits.kv, "seconds": self.seconds,
-            "deciding": self.deciding,
+            "deciding": self.deciding, **(self.prefixes.facts() if self.prefixes is not None else {}),
         }  # fmt: skip

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,7 +31,8 @@ CAPABILITY = "serving.engine"
 @dataclass(frozen=True, slots=True)
 class Served:
     """What is served and how. ``model``: a directory, a ``config.json`` or a name of `live.named`; ``name``:
-    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache. ``every``: of
+    what clients call it. ``kv`` and ``prefix_bytes``: bytes; ``rules``: of the prefix cache, whose lower
+    tier has ``disk_bytes`` below the directory ``prefix_disk`` ("": none). ``every``: of
     so many steps one's decisions are logged (0: none). ``ttft`` and ``tpot``: promised to who does not say,
     seconds. ``silent``: seconds after which a worker that has work and says nothing hangs."""
 
@@ -46,6 +48,8 @@ class Served:
     queue: int = 1024
     rules: str = "density"
     prefix_bytes: int = 1 << 30
+    prefix_disk: str = ""
+    disk_bytes: int = 16 << 30
     device: str = "cpu"
     threads: int = 0
     seed: int = 0
@@ -68,6 +72,8 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
     ):
         if given not in known:
             raise UserError(f"serve: {field} {given!r} is unknown; accepted are {', '.join(known)}")
+    if served.prefix_disk:
+        _made(Path(served.prefix_disk))
     try:
         family = socket.AF_INET6 if ":" in served.host else socket.AF_INET
         sock = socket.create_server((served.host, served.port), family=family, backlog=1024)
@@ -81,6 +87,16 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
         run.finish(
             asyncio.run(_serve(served, sock, run.directory / eventlog.NAME, lambda url: ready(url, run.id)))
         )
+
+
+def _made(folder: Path) -> None:
+    """The directory is there, and files can be put into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise UserError(f"serve: --prefix-disk {folder} cannot be used ({error.strerror})") from error
 
 
 class _Server(uvicorn.Server):

@@ -88,9 +88,10 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     """The engine as told, and what the front must know of it."""
     import torch
 
+    from windtunnel.serving.engine.live.executor import CHUNK
     from windtunnel.serving.engine.live.loop import Engine
     from windtunnel.serving.engine.live.named import load
-    from windtunnel.serving.engine.live.prefixes import Prefixes
+    from windtunnel.serving.engine.live.prefixes import Prefixes, shape_of
     from windtunnel.serving.engine.live.timing import step_time
     from windtunnel.store.eventlog import EventLog
 
@@ -103,10 +104,14 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
     if not finite:
         raise UserError(f"{settings['model']} cannot be served: what it computes are not finite numbers")
     log = _Sampled(EventLog(Path(settings["events"])), settings["every"]) if settings["every"] else None
-    prefixes = (
-        Prefixes(executor, settings["rules"], settings["prefix_bytes"], log) if settings["rules"] else None
-    )
     time_of = step_time(executor, settings["rows"], settings["chunk"])
+    prefixes = None
+    if settings["rules"]:
+        disk = _disk(settings["prefix_disk"]) if settings["prefix_disk"] else None
+        rate = shape_of(executor).flops(0, CHUNK) / time_of.of(0, 0, CHUNK, CHUNK)
+        prefixes = Prefixes(
+            executor, settings["rules"], settings["prefix_bytes"], log, disk, settings["disk_bytes"], rate
+        )
     engine = Engine(
         executor, time_of, rows=settings["rows"], kv=settings["kv"], chunk=settings["chunk"],
         queue=settings["queue"], prefixes=prefixes, log=log, branching=settings["branching"],
@@ -123,6 +128,17 @@ def _made(settings: dict[str, Any], admitted: Tell) -> tuple[Engine, dict[str, A
         "time": asdict(time_of),
         "token_bytes": executor.token_bytes, "state_bytes": executor.state_bytes,
     }  # fmt: skip
+
+
+def _disk(folder: str) -> Any:
+    """None, told, where nothing can be kept there now: what is served does not depend on it."""
+    from windtunnel.serving.engine.live.disk import Disk
+
+    try:
+        return Disk(Path(folder))
+    except OSError as error:
+        print(f"windtunnel serve: --prefix-disk {folder}: {error.strerror}; it is not used", file=sys.stderr)
+        return None
 
 
 class _Sampled:

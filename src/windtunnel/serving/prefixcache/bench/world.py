@@ -68,7 +68,7 @@ def through(cache: PrefixCache, asked: Sequence[Asked], speed: Speed) -> Outcome
         finish(one.arrival)
         found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
         if found.away and not cache.restore(found, one.arrival)[0]:
-            found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit)
+            found = cache.look(one.prompt, one.arrival, (one.tokens - 1) // unit, near=True)
         keep = tuple(depth for depth in found.keep if depth * unit <= one.tokens)
         heappush(running, (one.done, place, keep, found.end))
         hit = found.depth * unit
@@ -105,10 +105,13 @@ class Future:
 
 class Oracle(PrefixCache):
     """Belady's rule by FLOPs: what goes is what saves the fewest FLOPs a byte, by the time until it is used
-    again. With one child, it is used again by the next prompt that does not go on as the child does."""
+    again. With one child, it is used again by the next prompt that does not go on as the child does. Without
+    ``when`` it knows only whether, and not when."""
 
-    def __init__(self, shape: Shape, capacity: int, rules: Rules, asked: Sequence[Asked], unit: int) -> None:
-        self._future = Future(asked)
+    def __init__(
+        self, shape: Shape, capacity: int, rules: Rules, asked: Sequence[Asked], unit: int, when: bool = True
+    ) -> None:
+        self._future, self._knows_when = Future(asked), when
         self._times: dict[int, list[float]] = {}
         self._expiring: list[tuple[float, int]] = []
         super().__init__(shape, capacity, replace(rules, order="flops", tuned=False), unit=unit)
@@ -153,4 +156,5 @@ class Oracle(PrefixCache):
             if node in self._index[0]:
                 self._refresh(self._nodes[node])
         nodes, next_use, worth = self._index[0].columns()[:3]
-        return int(nodes[(worth / np.maximum(next_use - self._now, 1e-6)).argmin()])
+        until = np.maximum(next_use - self._now, 1e-6)
+        return int(nodes[(worth / (until if self._knows_when else np.where(until < inf, 1, inf))).argmin()])

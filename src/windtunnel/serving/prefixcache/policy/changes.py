@@ -30,7 +30,7 @@ class Make:
 @dataclass(frozen=True, slots=True)
 class Split:
     """The symbols of ``node`` before depth ``at`` are now those of a new node, ``upper``, between it and its
-    parent."""
+    parent; in the first tier, to which ``upper`` moves next if it is not there."""
 
     node: int
     upper: int
@@ -69,11 +69,14 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """KV or state of the node moves to ``tier`` (0: the first)."""
+    """KV (``what``: "kv") behind those of ``parent`` (0: the root), or the "state" at the node's ``end``,
+    move to ``tier`` (0: the first)."""
 
     node: int
     what: str
     tier: int
+    parent: int
+    end: int
 
 
 Op = Make | Split | Hold | Merge | Evict | Strip | Move

@@ -14,27 +14,16 @@ not even within a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.serving.prefixcache import policy
-from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Return, Trials
-from windtunnel.serving.prefixcache.policy.changes import (
-    Change,
-    Evict,
-    Found,
-    Hold,
-    Make,
-    Merge,
-    Move,
-    Op,
-    Split,
-    Strip,
-    Tier,
-)  # fmt: skip
+from windtunnel.serving.prefixcache.policy import Decision, Lookup, Observation, Return, Trials, changes
+from windtunnel.serving.prefixcache.policy.changes import Change, Found, Op, Tier
 from windtunnel.serving.prefixcache.policy.density import Ages
 from windtunnel.serving.prefixcache.policy.index import Index
 from windtunnel.serving.prefixcache.policy.rules import Rules
@@ -94,10 +83,11 @@ class PrefixCache:
 
     # what callers ask
 
-    def look(self, symbols: ArrayLike, now: float, most: int | None = None) -> Found:
+    def look(self, symbols: ArrayLike, now: float, most: int | None = None, *, near: bool = False) -> Found:
         """What of a prompt can be used, and which states its prefill is to copy.
 
         ``most``: symbols that may be used; by default all but the last token, whose logits must be computed.
+        ``near``: only what lies in the first tier.
         """
         prompt = _symbols(symbols)
         self._now = now
@@ -106,15 +96,15 @@ class PrefixCache:
         if most is None:
             most = len(prompt) - 1 if self.unit == 1 else len(prompt)
         path, matched = self._walk(prompt)
-        depth, node, reached = self._usable(path, min(matched, most))
+        depth, node, reached = self._usable(path, min(matched, most), near=near)
         away, seconds = self._away(path[:reached], node)
         if away:
-            near = self._usable(path, min(matched, most), near=True)
-            recompute = self.shape.flops(near[0] * self.unit, depth * self.unit)
+            here = self._usable(path, min(matched, most), near=True)
+            recompute = self.shape.flops(here[0] * self.unit, depth * self.unit)
             told = self._ask(Return(seconds, recompute / min(tier.rate for tier in self.tiers)))
             assert isinstance(told, policy.Restore)
             if not told.restore:
-                (depth, node, reached), away, seconds = near, (), 0.0
+                (depth, node, reached), away, seconds = here, (), 0.0
         used = path[:reached]
         for one in used if self.rules.touch == "path" else used[-1:]:
             if self._ages is not None:
@@ -150,15 +140,22 @@ class PrefixCache:
 
     def restore(self, found: Found, now: float) -> tuple[bool, Change]:
         """Bring back what of ``found`` lies in lower tiers. Where there is no room for all of it now (False),
-        the prompt is to be looked up anew."""
+        the prompt is to be looked up anew, for what is ``near``."""
         self._now = now
         path = [self._nodes[one] for one in found.path if one in self._nodes]
-        for one in path:
-            self._pin(one, 1)
-        fits = len(path) == len(found.path) and all(self._raise(one, one is path[-1]) for one in path)
-        for one in path:
-            self._pin(one, -1)
+        with self._guarded(path):
+            fits = len(path) == len(found.path) and all(self._raise(one, one is path[-1]) for one in path)
         return fits, self._changes()
+
+    def lose(self, node: int, what: str) -> Change:
+        """KV or state of the node could not be written to its tier, or not be read; all that is of no use
+        without it goes, too."""
+        if (one := self._nodes.get(node)) is not None:
+            if what == "kv":
+                self._remove(one)
+            elif one.state is not None:
+                self._strip(one)
+        return self._changes()
 
     def pin(self, node: int) -> None:
         """The node is in use: it stays until it is unpinned as often."""
@@ -260,15 +257,11 @@ class PrefixCache:
             there = {node.end for node in path if node.state is not None}
             depths = [depth for depth in depths if depth not in there]
             needed = (length - matched) * self._kv + len(depths) * self._state
-            needed += sum(len(node.label) for node in path if node.tier) * self._kv
+            needed += sum(min(node.end, matched) - node.begin for node in path if node.tier) * self._kv
             if needed <= self.capacity[0] - self.used[0]:
                 return path, matched, length, depths
-            guarded = path if path and path[-1].tier else path[-1:]
-            for node in guarded:
-                self._pin(node, 1)
-            freed = needed <= self.capacity[0] and self._free(0, needed)
-            for node in guarded:
-                self._pin(node, -1)
+            with self._guarded(path if path and path[-1].tier else path[-1:]):
+                freed = needed <= self.capacity[0] and self._free(0, needed)
             if freed:
                 continue  # states of the path may have gone
             over = max(1, needed - self.capacity[0])
@@ -284,14 +277,14 @@ class PrefixCache:
     def _grow(self, path: list[Node], matched: int, known: Symbols, depths: list[int], whole: int) -> None:
         """Nodes for what is ``known`` beyond what matches, and states at ``depths``; ``whole``: symbols that
         the request had."""
+        if path and matched < path[-1].end and (len(known) > matched or path[-1].tier):
+            path[-1] = self._split(path[-1], matched)
         for node in path:
             if node.tier:
-                self._shift(node, 0, state=False)
+                self._kv_to(node, 0)
             if self.rules.touch == "path":
                 self._touch(node)
         if len(known) > matched:
-            if path and matched < path[-1].end:
-                path[-1] = self._split(path[-1], matched)
             cuts = {*depths, len(known)}
             if self.rules.paged:
                 cuts.update(range(matched // self._block * self._block, len(known), self._block))
@@ -309,7 +302,7 @@ class PrefixCache:
             node = path[place]
             node.state, node.tail = 0, depth == whole
             self.used[0] += self._state
-            self._done.append(Hold(node.id, depth))
+            self._done.append(changes.Hold(node.id, depth))
             self._touch(node)
             self._below(node)
 
@@ -318,7 +311,7 @@ class PrefixCache:
         self._next += 1
         self._nodes[node.id] = parent.children[int(label[0])] = node
         self.used[0] += len(label) * self._kv
-        self._done.append(Make(node.id, parent.id, node.begin, node.end))
+        self._done.append(changes.Make(node.id, parent.id, node.begin, node.end))
         self._touch(node)
         self._refresh(parent)
         return node
@@ -332,7 +325,7 @@ class PrefixCache:
         self._nodes[upper.id] = node.parent.children[int(first[0])] = upper
         upper.children[int(rest[0])] = node
         node.parent, node.label, node.begin = upper, rest, at
-        self._done.append(Split(node.id, upper.id, at))
+        self._done.append(changes.Split(node.id, upper.id, at))
         self._refresh(upper)
         self._refresh(node)
         return upper
@@ -364,11 +357,15 @@ class PrefixCache:
         if leaf:
             self._remove(node)
         else:
-            self.used[tier] -= self._state
-            node.state = None
-            self._done.append(Strip(node.id))
-            self._below(node)
-            self._bare(node)
+            self._strip(node)
+
+    def _strip(self, node: Node) -> None:
+        assert node.state is not None
+        self.used[node.state] -= self._state
+        node.state = None
+        self._done.append(changes.Strip(node.id))
+        self._below(node)
+        self._bare(node)
 
     def _lower(self, node: Node, tier: int, leaf: bool) -> bool:
         """Whether it could be put into the next tier."""
@@ -376,19 +373,17 @@ class PrefixCache:
         recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
         told = self._ask(Return(below.latency + self._held(node, tier, leaf) / below.bandwidth, recompute))
         assert isinstance(told, policy.Restore)
-        if not told.restore or self._held(node, tier, leaf) > below.capacity:
+        if not told.restore or self._held(node, tier, leaf) > self.capacity[tier + 1]:
             return False
-        self._pin(node, 1)
-        # what goes there for it may have been above the node, whose KV it then takes over
-        while (size := self._held(node, tier, leaf)) > below.capacity - self.used[tier + 1]:
-            if not self._free(tier + 1, size):
-                self._pin(node, -1)
-                return False
-        if leaf:
-            self._shift(node, tier + 1, state=node.state == tier)
-        else:
+        with self._guarded([node]):
+            # what goes there for it may have been above the node, whose KV it then takes over
+            while (size := self._held(node, tier, leaf)) > self.capacity[tier + 1] - self.used[tier + 1]:
+                if not self._free(tier + 1, size):
+                    return False
+        if node.state == tier:
             self._state_to(node, tier + 1)
-        self._pin(node, -1)
+        if leaf:
+            self._kv_to(node, tier + 1)
         return True
 
     def _remove(self, node: Node) -> None:
@@ -405,7 +400,7 @@ class PrefixCache:
                 if one.state is not None:
                     self.used[one.state] -= self._state
                 self._forget(one)
-                self._done.append(Evict(one.id))
+                self._done.append(changes.Evict(one.id))
             if not self._idle(parent) or parent.children:
                 return self._bare(parent)
             node = parent
@@ -420,13 +415,13 @@ class PrefixCache:
             return self._remove(node)
         if self._idle(node) and len(node.children) == 1 and not self.rules.paged:
             [child] = node.children.values()
-            if child.tier == node.tier:
+            if child.tier == node.tier == 0:
                 assert node.parent is not None
                 child.label, child.begin = np.concatenate([node.label, child.label]), node.begin
                 child.parent = node.parent
                 child.parent.children[int(child.label[0])] = child
                 self._forget(node)
-                self._done.append(Merge(node.id, child.id))
+                self._done.append(changes.Merge(node.id, child.id))
                 node = child
         self._refresh(node)
 
@@ -444,29 +439,27 @@ class PrefixCache:
         if not self._free(0, needed):
             return False
         if node.tier:
-            self._shift(node, 0, state=False)
+            self._kv_to(node, 0)
         if moved:
             self._state_to(node, 0)
         return True
 
-    def _shift(self, node: Node, tier: int, *, state: bool) -> None:
+    def _kv_to(self, node: Node, tier: int) -> None:
+        assert node.parent is not None
         size = len(node.label) * self._kv
         self.used[node.tier] -= size
         self.used[tier] += size
         node.tier = tier
-        self._done.append(Move(node.id, "kv", tier))
-        if state:
-            self._state_to(node, tier)
+        self._done.append(changes.Move(node.id, "kv", tier, node.parent.id, node.end))
         self._refresh(node)
-        if node.parent is not None:
-            self._refresh(node.parent)
+        self._refresh(node.parent)
 
     def _state_to(self, node: Node, tier: int) -> None:
         assert node.state is not None
         self.used[node.state] -= self._state
         self.used[tier] += self._state
         node.state = tier
-        self._done.append(Move(node.id, "state", tier))
+        self._done.append(changes.Move(node.id, "state", tier, node.id, node.end))
         self._refresh(node)
 
     # books
@@ -474,6 +467,15 @@ class PrefixCache:
     def _touch(self, node: Node) -> None:
         node.used = self._now
         self._refresh(node)
+
+    @contextmanager
+    def _guarded(self, nodes: Sequence[Node]) -> Iterator[None]:
+        """They stay while room is made."""
+        for node in nodes:
+            self._pin(node, 1)
+        yield
+        for node in nodes:
+            self._pin(node, -1)
 
     def _pin(self, node: Node, count: int) -> None:
         node.pins += count
