@@ -15,7 +15,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from typer.testing import CliRunner  # noqa: E402
+
 from windtunnel.base import atomic  # noqa: E402
+from windtunnel.base.errors import UserError  # noqa: E402
+from windtunnel.cli.main import app  # noqa: E402
 from windtunnel.serving.engine.live import disk, families  # noqa: E402
 from windtunnel.serving.engine.live.disk import PREFIX, Disk  # noqa: E402
 from windtunnel.serving.engine.live.executor import Executor  # noqa: E402
@@ -82,6 +86,8 @@ def written(kept: Disk) -> list[Path]:
 
 
 def forget(prefixes: Prefixes) -> None:
+    """The executor is another test's next."""
+    prefixes.disk.close()
     for held in prefixes._held.values():
         prefixes.executor.free(held)
 
@@ -197,6 +203,21 @@ def test_what_a_dead_worker_left_goes_and_what_a_live_one_has_stays(tmp_path: Pa
     assert left == {f"{PREFIX}live", "notes", made._own.name}
     alive.release(own)
     assert os.stat(made._own).st_mode & 0o077 == 0, "what prompts hold is for nobody else"
+    assert made.put((1, "kv"), {"a": torch.arange(4.0)})
+    made.close()
+    assert not made._own.exists()
+
+
+def test_a_disk_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["serve", "--config", "tiny-hybrid", "--prefix-disk"]
+    for wrong, said in (
+        ([str(tmp_path / "file")], f"--prefix-disk {tmp_path}/file cannot be used (File exists)"),
+        ([str(tmp_path), "--prefix-cache", "none"], "--prefix-disk is for a model that is served with"),
+        ([str(tmp_path), "--prefix-disk-kv", "much"], "--prefix-disk-kv 'much'"),
+    ):
+        done = CliRunner().invoke(app, [*words, *wrong])
+        assert isinstance(done.exception, UserError) and said in str(done.exception)
 
 
 def test_a_disk_that_is_too_slow_is_given_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ PROMPT = "The tunnel blows, the wing stays: " * 3
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = ("--policy", "eager", "--max-rows", "16", "--chunk", "64", "--queue", "80", "--log", "1")
-    with served(tmp_path_factory.mktemp("home"), *words) as found:
+    home = tmp_path_factory.mktemp("home")
+    with served(home, *words, "--prefix-disk", str(home / "disk")) as found:
         yield found
 
 
@@ -222,6 +223,8 @@ def test_a_worker_that_is_killed_in_mid_stream_is_not_noticed(client: openai.Ope
     assert again == calm
     after = until(lambda: server.restarted(before["restarts"]), "another worker")
     assert after["restarts"] == before["restarts"] + 1 and after["worker"] != before["worker"]
+    assert server.facts()["windtunnel_prefix_disk_room"] == 16 << 30
+    assert len(list((server.home / "disk").iterdir())) == 1, "what the dead one had there is gone"
 
 
 def test_langchain(server: Served) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.prefixcache import bench
-from windtunnel.serving.prefixcache.bench.rows import GB, ORACLE, OURS, _held, emulated
+from windtunnel.serving.prefixcache.bench.rows import BLIND, GB, ORACLE, OURS, _held, emulated
 from windtunnel.serving.prefixcache.bench.sessions import KINDS, sessions, traced
 from windtunnel.traces.requests import load
 
@@ -46,7 +46,7 @@ def test_what_a_trace_shares_is_kept_and_what_was_decoded_does_not_recur(tmp_pat
 
 def test_no_policy_saves_more_than_the_oracle_and_rows_say_so() -> None:
     asked = sessions("chat short", 60, 1.0, 5, unit=16)
-    names = ("none", "every32", "block528", "radix", "marconi", "three-lru", OURS, ORACLE)
+    names = ("none", "every32", "block528", "radix", "marconi", "three-lru", OURS, BLIND, ORACLE)
     found = {name: emulated(name, asked, 4 * GB, 16) for name in names}
     assert found["none"].hits == 0
     assert all(one.flops <= found[ORACLE].flops for one in found.values())

@@ -44,8 +44,8 @@ class _File:
 
 
 class Disk:
-    """Below ``folder``. ``latency`` (seconds) and ``bandwidth`` (bytes/s)
-    are those of reading a file that was just written. For one thread.
+    """Below ``folder``. ``latency`` (seconds) and ``bandwidth`` (bytes/s) are those of reading a file that
+    was just written. For one thread.
 
     Raises:
         OSError: nothing can be kept there.
@@ -57,11 +57,11 @@ class Disk:
             if alive.is_gone({}, other):
                 shutil.rmtree(other, ignore_errors=True)
         self._own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
-        atexit.register(shutil.rmtree, self._own, ignore_errors=True)
+        atexit.register(self.close)
+        self._writer = ThreadPoolExecutor(1)
         alive.hold(self._own)
         self.latency, seconds = self._tried(1), self._tried(PROBE)
         self.bandwidth = PROBE / max(seconds - self.latency, 1e-6)
-        self._writer = ThreadPoolExecutor(1)
         self._files: dict[Key, _File] = {}
         self._written: dict[Future[None], tuple[Key, _File, int]] = {}  # that is not known to be over
         self._count = 0
@@ -109,6 +109,11 @@ class Disk:
                 failed.append((key, getattr(error, "strerror", None) or str(error)))
         return failed
 
+    def close(self) -> None:
+        """Removes all."""
+        self._writer.shutdown(cancel_futures=True)
+        shutil.rmtree(self._own, ignore_errors=True)
+
     def _tried(self, size: int) -> float:
         """Seconds to read a file of ``size`` bytes, which is removed again."""
         _write(file := _File(self._own / "probe", {"probe": zeros(size, dtype=uint8)}))
@@ -122,7 +127,7 @@ class Disk:
 def _write(file: _File) -> None:
     if (tensors := file.tensors) is None:
         return  # it was dropped meanwhile
-    data = safetensors.save(dict(tensors))
+    data = safetensors.save({name: each.contiguous() for name, each in tensors.items()})
     file.sum = hashlib.blake2b(data).digest()
     atomic.replace(file.path, data)
     file.tensors = None

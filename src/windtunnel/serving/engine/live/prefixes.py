@@ -175,7 +175,8 @@ class Prefixes:
 
     def _states(self, node: int, states: States) -> None:
         """These are those at the node's end."""
-        if (before := self._held.get(node)) is not None:
+        before = self._held.get(node)
+        if before is not None and (before.states or states):
             self._held[node] = self.executor.cut(before, before.depth, states)
             self.executor.free(before)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count as numbers
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +63,9 @@ KINDS = {
 def sessions(kind: str, count: int, rate: float, seed: int, unit: int = 1) -> list[Asked]:
     """The requests of ``count`` sessions that begin at ``rate`` a second, by arrival; ``unit``: tokens of a
     symbol, to which all lengths are rounded."""
-    random, told, fresh = np.random.default_rng(seed), KINDS[kind], _Fresh()
+    random, told, fresh = np.random.default_rng(seed), KINDS[kind], numbers()
     found: list[Asked] = []
-    systems = [fresh.take(-(-length // unit)) for length in told.systems]
+    systems = [_take(fresh, -(-length // unit)) for length in told.systems]
     popular = 1 / np.arange(1, len(systems) + 1)
     begins = np.cumsum(random.exponential(1 / rate, count))
     for begin in begins.tolist():
@@ -74,10 +75,10 @@ def sessions(kind: str, count: int, rate: float, seed: int, unit: int = 1) -> li
 
 
 def _session(
-    kind: Kind, system: Symbols, now: float, random: np.random.Generator, fresh: _Fresh, unit: int
+    kind: Kind, system: Symbols, now: float, random: np.random.Generator, fresh: Iterator[int], unit: int
 ) -> Iterator[Asked]:
     def said(median: int) -> Symbols:
-        return fresh.take(max(1, round(median * float(random.lognormal(0.0, 0.7)) / unit)))
+        return _take(fresh, max(1, round(median * float(random.lognormal(0.0, 0.7)) / unit)))
 
     parts, heard = [system, said(kind.task)], []  # which parts are observations
     for _ in range(int(random.integers(*kind.turns, endpoint=True))):
@@ -96,15 +97,8 @@ def _session(
                 parts[place] = parts[place][: max(1, kind.stub // unit)]
 
 
-class _Fresh:
-    """Symbols that were not there before."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def take(self, count: int) -> Symbols:
-        self._next += count
-        return np.arange(self._next - count, self._next)
+def _take(fresh: Iterator[int], count: int) -> Symbols:
+    return np.fromiter(fresh, np.int64, count)
 
 
 def traced(trace: Requests) -> list[Asked]:

@@ -67,10 +67,6 @@ class Shape:
         near = min(length, window) if window else length
         return near * (near + 1) / 2 + (length - near) * near
 
-    def bytes(self, tokens: int, states: int) -> int:
-        """What so many tokens' KV and so many checkpoints take."""
-        return self.kv * tokens + self.state * states
-
 
 def paper_hybrid(
     ssm: int = 24, attention: int = 4, mlp: int = 28, width: int = 4096, state: int = 128, *, kernel: int = 4,

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +33,7 @@ from windtunnel.serving.prefixcache.policy.tuner import ALPHAS, Replay, Tuner
 
 Symbols = NDArray[np.int64]
 Log = Callable[[Observation, Decision], None]
+D = TypeVar("D", bound=Decision)
 
 
 @dataclass(eq=False, slots=True)
@@ -101,9 +103,8 @@ class PrefixCache:
         if away:
             here = self._usable(path, min(matched, most), near=True)
             recompute = self.shape.flops(here[0] * self.unit, depth * self.unit)
-            told = self._ask(Return(seconds, recompute / min(tier.rate for tier in self.tiers)))
-            assert isinstance(told, policy.Restore)
-            if not told.restore:
+            recompute /= min(tier.rate for tier in self.tiers)
+            if not self._ask(Return(seconds, recompute), policy.Restore).restore:
                 (depth, node, reached), away, seconds = here, (), 0.0
         used = path[:reached]
         for one in used if self.rules.touch == "path" else used[-1:]:
@@ -111,8 +112,7 @@ class PrefixCache:
                 self._ages.note(self._group(one), now - one.used, True)
             one.uses += 1
             self._touch(one)
-        keep = self._ask(Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth))
-        assert isinstance(keep, policy.Keep)
+        keep = self._ask(Lookup(self.rules, self.unit, len(prompt), min(matched, most), depth), policy.Keep)
         depths, end = (keep.depths, keep.end) if self._state else ((), 0)
         ids = tuple(one.id for one in used)
         return Found(depth, node.id if node else 0, matched, depths, end, ids, away, seconds)
@@ -170,10 +170,8 @@ class PrefixCache:
 
     def settle(self, saved: tuple[float, ...]) -> float:
         """The alpha that the policy takes for the rest, by what each of `ALPHAS` saved in a replay."""
-        told = self._ask(Trials(ALPHAS, saved))
-        assert isinstance(told, policy.Alpha)
-        self.alpha = told.alpha
-        return told.alpha
+        self.alpha = self._ask(Trials(ALPHAS, saved), policy.Alpha).alpha
+        return self.alpha
 
     def clone(self) -> PrefixCache:
         """The same cache, to try something on it: unlogged, untuned and with nothing pinned."""
@@ -341,12 +339,11 @@ class PrefixCache:
         return True
 
     def _victim(self, tier: int) -> int:
-        told = self._ask(self._index[tier].shown(self.rules, self.alpha, self._now, self._ages))
-        assert isinstance(told, policy.Victim)
+        shown = self._index[tier].shown(self.rules, self.alpha, self._now, self._ages)
+        node = self._nodes[self._ask(shown, policy.Victim).node]
         if self._ages is not None and tier == 0:
-            node = self._nodes[told.node]
             self._ages.note(self._group(node), self._now - node.used, False)
-        return told.node
+        return node.id
 
     def _go(self, node: Node, tier: int) -> None:
         """A victim goes down a tier, or goes."""
@@ -371,9 +368,10 @@ class PrefixCache:
         """Whether it could be put into the next tier."""
         below = self.tiers[tier]
         recompute = self.shape.flops(self._base(node) * self.unit, node.end * self.unit) / below.rate
-        told = self._ask(Return(below.latency + self._held(node, tier, leaf) / below.bandwidth, recompute))
-        assert isinstance(told, policy.Restore)
-        if not told.restore or self._held(node, tier, leaf) > self.capacity[tier + 1]:
+        seconds = below.latency + self._held(node, tier, leaf) / below.bandwidth
+        if not self._ask(Return(seconds, recompute), policy.Restore).restore:
+            return False
+        if self._held(node, tier, leaf) > self.capacity[tier + 1]:
             return False
         with self._guarded([node]):
             # what goes there for it may have been above the node, whose KV it then takes over
@@ -525,8 +523,9 @@ class PrefixCache:
             if one.state is None:
                 queue += one.children.values()
 
-    def _ask(self, seen: Observation) -> Decision:
+    def _ask(self, seen: Observation, kind: type[D]) -> D:
         made = self._decide(seen)
+        assert isinstance(made, kind)
         if self._log is not None:
             self._log(seen, made)
         return made
