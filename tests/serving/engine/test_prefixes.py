@@ -20,9 +20,10 @@ from typer.testing import CliRunner  # noqa: E402
 from windtunnel.base import atomic  # noqa: E402
 from windtunnel.base.errors import UserError  # noqa: E402
 from windtunnel.cli.main import app  # noqa: E402
+from windtunnel.serving.engine.bench.cached import cached_rows  # noqa: E402
 from windtunnel.serving.engine.live import disk, families  # noqa: E402
 from windtunnel.serving.engine.live.disk import PREFIX, Disk  # noqa: E402
-from windtunnel.serving.engine.live.executor import Executor  # noqa: E402
+from windtunnel.serving.engine.live.executor import Executor, Snapshot  # noqa: E402
 from windtunnel.serving.engine.live.prefixes import Prefixes  # noqa: E402
 from windtunnel.store import alive  # noqa: E402
 
@@ -40,6 +41,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     torch.set_num_threads(threads)
 
 
+_adopt = Executor.adopt
 TWO = pytest.mark.parametrize("executor", ["qwen3", "falcon_h1"], indirect=True)
 
 
@@ -218,6 +220,20 @@ def test_a_disk_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, [*words, *wrong])
         assert isinstance(done.exception, UserError) and said in str(done.exception)
+
+
+def test_the_bench_tells_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "TINY", {"lfm2": families.TINY["lfm2"]})
+    [row] = cached_rows(False)
+    assert row.measured == 0 and row.met and "68% of prompt tokens found" in row.note
+    monkeypatch.setattr(Executor, "adopt", lambda self, tensors, parent=None: _shifted(self, tensors, parent))
+    [row] = cached_rows(False)
+    assert not row.met, "what comes back from the disk is another state"
+
+
+def _shifted(executor: Executor, tensors: dict[str, torch.Tensor], parent: Snapshot | None) -> Snapshot:
+    other = {name: each + 1 if each.is_floating_point() else each for name, each in tensors.items()}
+    return _adopt(executor, other, parent)
 
 
 def test_a_disk_that_is_too_slow_is_given_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
