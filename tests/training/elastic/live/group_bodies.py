@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from worker_worlds import membership_of
 
+from windtunnel.linux.sockets import sockets_now
 from windtunnel.training.elastic.live.group import CuttableGroup
-from windtunnel.training.elastic.live.sockets import sockets_now
 
 LIMIT = 50.0  # seconds: far more than any test waits, so that a timeout cannot pass for a release
 WORLD = 3

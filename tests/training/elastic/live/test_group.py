@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 
 import group_bodies
@@ -13,8 +12,8 @@ import pytest
 import torch.distributed as dist
 from worker_worlds import World, world
 
+from windtunnel.linux import sockets
 from windtunnel.training.elastic.live import group as group_module
-from windtunnel.training.elastic.live import sockets
 from windtunnel.training.elastic.live.group import cut_works
 
 LAST = group_bodies.WORLD - 1
@@ -103,45 +102,3 @@ def test_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "shut", lambda fd, inode: False)
     assert not cut_works(0.3)
     assert group_module.c10d.ProcessGroupGloo is group_module._Gloo
-
-
-def test_only_the_recorded_socket_is_shut() -> None:
-    near, far = socket.socketpair()
-    now = sockets.sockets_now()
-    inode = now[near.fileno()]
-    assert not sockets.shut(near.fileno(), inode + 1)  # the descriptor means another socket by now
-    far.send(b"x")
-    assert near.recv(1) == b"x"
-    assert sockets.shut(near.fileno(), inode)
-    assert far.recv(1) == b""
-    fd = near.fileno()
-    near.close()
-    far.close()
-    assert not sockets.shut(fd, inode)
-
-
-def test_a_listener_is_never_shut() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert not sockets.shut(listener.fileno(), sockets.sockets_now()[listener.fileno()])
-        assert sockets.ports(listener.fileno()) == (True, listener.getsockname()[1], 0)
-        with socket.create_connection(listener.getsockname()) as near:
-            assert sockets.ports(near.fileno())[2] == listener.getsockname()[1]
-
-
-def test_recorder_takes_only_what_was_opened_within() -> None:
-    before = socket.socketpair()
-    recorder = sockets.Recorder()
-    with recorder.recording():
-        within = socket.socketpair()
-        with recorder.recording():
-            nested = socket.socketpair()
-    after = socket.socketpair()
-    assert set(recorder.sockets) == {s.fileno() for s in (*within, *nested)}
-    assert recorder.cut() == 4
-    for near, far in (before, after):
-        near.send(b"x")
-        assert far.recv(1) == b"x"
-    with pytest.raises(ConnectionAbortedError), recorder.recording():
-        pass
-    for sock in (*before, *within, *nested, *after):
-        sock.close()

@@ -2,14 +2,20 @@
 
 hooked.py options    every option gives what its codecs stand for, and nothing is lost on the way
 hooked.py refused    ranks that differ, and plans of other models
-hooked.py lost       a rank dies
+hooked.py lost       a rank is stopped, or dies
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +25,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.base.errors import UserError
+from windtunnel.training.gradsync.live import executor
+from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.hook import apply, named
 from windtunnel.training.gradsync.model import PLAIN, Forecast, Group, Option, Plan
 
@@ -215,13 +223,33 @@ def damaged() -> None:
     handle.close()
 
 
-def lost() -> None:
-    """A rank that dies in the midst of a step: the others' backward ends, and says so."""
-    ddp = made()
-    apply(ddp, plan_of(ddp, Option("topk:0.1", "alltoall"), Option("int8", "allgather")), deadline=10.0)
-    gradients(ddp, 0)
-    if RANK == WORLD - 1:
-        os._exit(0)
+class Strikes(torch.autograd.Function):
+    """In backward, the last rank does ``strike`` to itself."""
+
+    strike: Callable[[], object] | None = None
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.0
+
+    @staticmethod
+    def backward(ctx: object, *given: torch.Tensor) -> torch.Tensor:
+        if RANK == WORLD - 1 and Strikes.strike is not None:
+            Strikes.strike()
+        return given[0]
+
+
+class Struck(Net):
+    """In the midst of a step, when its last layers are under way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, layer in enumerate(self.layers):
+            x = torch.relu(layer(Strikes.apply(x) if place == 2 else x)) * self.scale  # type: ignore[no-untyped-call]
+        return x.sum() + self.empty.sum()
+
+
+def failing(ddp: DistributedDataParallel) -> None:
+    """Every further step ends, and says why."""
     for step in range(2):
         try:
             gradients(ddp, step)
@@ -229,6 +257,49 @@ def lost() -> None:
             print(f"rank {RANK}: {error}".splitlines()[0], flush=True)
         else:
             raise AssertionError("it went on")
+
+
+def lost() -> None:
+    """A rank is stopped in the midst of a step, and continued: all go on as if it had not been. It is stopped
+    for longer than the deadline, and it dies: the others' backward ends and says so, and its own, if it goes
+    on."""
+    options = Option("topk:0.1", "alltoall"), Option("int8", "allgather"), PLAIN
+    pids = Peers().told(os.getpid())
+
+    def stop() -> None:
+        """Once."""
+        Strikes.strike = None
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def struck() -> DistributedDataParallel:
+        torch.manual_seed(0)
+        ddp = DistributedDataParallel(Struck())
+        apply(ddp, plan_of(ddp, *options), deadline=60.0)
+        for step in range(2):  # DDP has its final buckets in the third
+            gradients(ddp, step)
+        return ddp
+
+    def go_on() -> None:
+        """As soon as it is stopped."""
+        while Path(f"/proc/{pids[-1]}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        os.kill(pids[-1], signal.SIGCONT)
+
+    Strikes.strike = None
+    whole, ddp = gradients(struck(), 2), struck()
+    Strikes.strike = stop
+    if RANK == 0:
+        threading.Thread(target=go_on).start()
+    assert str(gradients(ddp, 2)) == str(whole)
+    Strikes.strike = stop
+    executor.Peers = lambda group, _: Peers(group, 1.0)  # type: ignore[assignment, misc]
+    failing(ddp)
+    if RANK == 0:
+        go_on()
+    executor.Peers = Peers  # type: ignore[misc]
+    ddp = struck()
+    Strikes.strike = partial(os._exit, 0)
+    failing(ddp)
     os._exit(0)
 
 

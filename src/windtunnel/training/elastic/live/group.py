@@ -2,8 +2,8 @@
 
 gloo has no working abort: with a frozen peer, survivors sit in a collective until its timeout. So all sockets
 are remembered that WORLD and every later subgroup (``new_group``, DeviceMesh, DDP, FSDP2) opens, and a cut
-shuts them down (`sockets`). Each blocked operation then returns with an error in milliseconds, here and at
-the neighbours. The group's own client of the store is cut with it, so that a rank that waits for others to
+shuts them down (`linux.sockets`). Each blocked operation then returns with an error in milliseconds, here and
+at the neighbours. The group's own client of the store is cut with it, so that a rank that waits for others to
 come into a generation that is superseded comes out as well. For NCCL the same interface calls its ``abort``.
 
 A collective that was cut leaves its tensors partly reduced: restore, or begin the step anew.
@@ -42,8 +42,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from windtunnel.training.elastic.live.sockets import Recorder, appeared, sockets_now
-from windtunnel.training.elastic.live.sockets import ports as _ports
+from windtunnel.linux.sockets import Recorder, appeared, sockets_now
+from windtunnel.linux.sockets import ports as _ports
 from windtunnel.training.elastic.model import Membership
 
 # A lost answer costs 1 s and not 5 s where we have to wait for it after all. Read by the C library when it

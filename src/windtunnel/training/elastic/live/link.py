@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.base import wire
+from windtunnel.linux.sockets import opening
 from windtunnel.training.elastic.live.agent.config import CUT
-from windtunnel.training.elastic.live.sockets import opening
 from windtunnel.training.elastic.model import Membership
 
 

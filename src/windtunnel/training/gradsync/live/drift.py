@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch.distributed as dist
 
 from windtunnel.base.errors import UserError
 from windtunnel.store.eventlog import decided
 from windtunnel.training.gradsync.live.costs import measure
+from windtunnel.training.gradsync.live.exchange import Peers
 from windtunnel.training.gradsync.live.profile import network
 from windtunnel.training.gradsync.model import CodecCost, Device, Plan, Profile
 from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
@@ -38,9 +39,9 @@ def check(handle: Handle) -> Keep:
         raise UserError(
             "gradsync check: the plan's profile is needed; give it to apply(ddp, plan, profile=…)"
         )
-    told: list[Any] = [None] * dist.get_world_size(group)
-    mine = (list(handle.seconds)[-LATEST:], handle.since, handle.pause, handle.micro)
-    dist.all_gather_object(told, mine, group=group)
+    told = Peers(group, handle.deadline).told(
+        (list(handle.seconds)[-LATEST:], handle.since, handle.pause, handle.micro)
+    )
     _, since, pause, micro = told[0]
     # the steps of all ranks end together; the slowest rank's time is the iteration's
     count = min(len(one[0]) for one in told)
@@ -56,11 +57,11 @@ def check(handle: Handle) -> Keep:
         return seen
     again = network(handle.ddp, job.network.hosts, handle.deadline, sums=bool(job.network.sums))
     now = replace(job, network=again, codecs=codecs(job))
-    shared: list[Any] = [None]
+    made = None
     if dist.get_rank(group) == 0:
-        shared = [(now, _decided(handle, Wanted(now, handle.codecs, handle.plan.seed)))]
-    dist.broadcast_object_list(shared, dist.get_global_rank(group, 0) if group else 0, group=group)
-    handle.profile, made = shared[0]
+        made = _decided(handle, Wanted(now, handle.codecs, handle.plan.seed))
+    handle.profile, made = Peers(group, handle.deadline).told((now, made))[0]
+    assert isinstance(made, Plan)
     expected = price(handle.plan, handle.profile)
     answer = _decided(handle, Renewed(handle.plan, made, expected, mean(measured[-PATIENCE:]) - more, pause))
     assert isinstance(answer, Keep)

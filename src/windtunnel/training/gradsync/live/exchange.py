@@ -15,9 +15,11 @@ are.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,6 +116,11 @@ class Peers:
         self._rounds(mine.split(len(tensors[0])), found.split(len(tensors[0])))
         return found.to(tensors[0].device)
 
+    def told(self, one: Any) -> list[Any]:
+        """What each rank says: anything that can be pickled."""
+        mine = torch.frombuffer(bytearray(pickle.dumps(one)), dtype=torch.uint8)
+        return [pickle.loads(theirs.numpy().tobytes()) for theirs in self.swap([mine] * self.size)]
+
     def agree(self, words: str, who: str = "gradient exchange") -> None:
         """That every rank says the same; ``who`` asks, for the message.
 
@@ -184,10 +191,11 @@ class Peers:
 
 
 def scopes(
-    hosts: int, group: dist.ProcessGroup | None, *, hierarchical: bool
+    hosts: int, group: dist.ProcessGroup | None, deadline: float, *, hierarchical: bool
 ) -> dict[Scope, dist.ProcessGroup]:
     """Groups of their own over the ranks of ``group`` (None: all), which lie on ``hosts`` one host after the
-    other; with ``hierarchical`` also inside hosts and between them. All ranks call it at once."""
+    other; with ``hierarchical`` also inside hosts and between them. All ranks call it at once; one that does
+    not within ``deadline`` seconds is an error of torch's own on the others."""
     ranks, me = dist.get_process_group_ranks(group), dist.get_rank()
     places = len(ranks) // hosts
     every: dict[Scope, list[list[int]]] = {"flat": [ranks]}
@@ -195,5 +203,9 @@ def scopes(
         every["inside"] = [ranks[host * places : (host + 1) * places] for host in range(hosts)]
         every["between"] = [ranks[place::places] for place in range(places)]
     # all ranks make all groups, also those that they are not in
-    made = {scope: [(dist.new_group(one), me in one) for one in lists] for scope, lists in every.items()}
+    # NCCL's watchdog ends the process when the time is over
+    limit = None if dist.get_backend(group) == "nccl" else timedelta(seconds=deadline)
+    made = {
+        scope: [(dist.new_group(one, limit), me in one) for one in lists] for scope, lists in every.items()
+    }
     return {scope: group for scope, groups in made.items() for group, mine in groups if mine}

@@ -8,8 +8,10 @@ the row holds the mean over ranks. Three threads move generators on:
   whose gradients come in another order wait, they do not mix calls up;
 * *host* does what follows a collective, and all of groups whose option is on the host.
 
-On failure: whoever waits for a peer that is gone or silent gets `HostError` at the deadline; every group that
-is under way ends with it, so backward does, and so does every later step: the connections are spent.
+On failure: whoever waits for a peer that is gone or silent gets `HostError`, at the deadline at last; every
+group that is under way ends with it, so backward does, and so does every later step: the connections are
+spent. A rank that ends in the midst of a step cuts its own (`close`), so no peer waits for it, nor it for
+one that is silent.
 
 On CUDA each thread has a stream, and what is handed on waits for what the giver's stream has done.
 """
@@ -29,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from windtunnel.linux.sockets import Recorder
 from windtunnel.training.gradsync.live.codecs import Codec, find, seed_of
 from windtunnel.training.gradsync.live.exchange import Peers, scopes
 from windtunnel.training.gradsync.live.feedback import Feedback
@@ -40,6 +43,8 @@ Call = Callable[[], Any]
 Steps = Generator[Call, Any, None]
 Done = Callable[[Exception | None], object]
 """Called when a group's row holds the mean over ranks, or with what it ended with; by any thread."""
+ENDING = 1.0
+"""Seconds that threads have to end before the connections on which one may wait are cut."""
 
 
 @dataclass
@@ -184,7 +189,9 @@ class Executor:
     ) -> None:  # fmt: skip
         self._plan, self._cuda, self._device = plan, device.type == "cuda", device
         hierarchical = any(one.option.inside != "flat" for one in plan.groups)
-        self._scopes = scopes(plan.hosts, group, hierarchical=hierarchical)
+        self._sockets = Recorder()
+        with self._sockets.recording():
+            self._scopes = scopes(plan.hosts, group, deadline, hierarchical=hierarchical)
 
         def peers(scope: Scope) -> Peers:
             return Peers(self._scopes[scope], deadline)
@@ -238,16 +245,21 @@ class Executor:
                 running.low.load_state_dict(state.get("factors", {}))
 
     def close(self) -> None:
-        """End the threads and give up the groups. Between two steps that takes no time; in the midst of one,
-        as when the process ends by an exception, it waits for the call that is under way, by its deadline: a
-        thread that comes back from a call while the interpreter ends aborts the process."""
+        """End the threads and give up the groups. Between two steps that takes no time. In the midst of one,
+        as when the process ends by an exception, a thread is in a call: it comes out of it as its connections
+        are cut (NCCL's: by the deadline). One that came back while the interpreter ends would abort the
+        process."""
         atexit.unregister(self.close)
         with self._ready:
             self._closed = True
             self._ready.notify_all()
         self._host.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(ENDING)
+        if any(thread.is_alive() for thread in self._threads):
+            self._sockets.cut()
+            for thread in self._threads:
+                thread.join()
         if self._failed is None and dist.is_initialized():
             for one in self._scopes.values():
                 dist.destroy_process_group(one)

@@ -142,9 +142,7 @@ def measured(
     before, until = times.end()
     if not until:
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
-    told: list[Any] = [None] * world
-    dist.all_gather_object(told, (before, until), group=ddp.process_group)
-    parameters, peers = named(ddp), Peers(ddp.process_group, deadline)
+    parameters, told = named(ddp), Peers(ddp.process_group, deadline).told((before, until))
 
     def row(name: str, seconds: float) -> Gradient:
         one = parameters[name]
@@ -155,7 +153,7 @@ def measured(
         mean = sum(until.get(name, 0.0) for _, until in told) / world
         one = row(name, max(0.0, mean - latest))
         if name in times.kept:
-            of = sparse.measure(peers, units_of(times.kept[name], "row"))
+            of = sparse.measure(Peers(ddp.process_group, deadline), units_of(times.kept[name], "row"))
             one = replace(one, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
         rows.append(one)
         latest = max(latest, mean)
@@ -167,12 +165,9 @@ def measured(
         tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline, sums=bool(times.kept)),
         sum(one[0] for one in told) / world, host={"torch": torch.__version__},
     )  # fmt: skip
-    first = dist.get_global_rank(ddp.process_group, 0)
-    shared = [found]
-    dist.broadcast_object_list(shared, first, group=ddp.process_group)
-    shared = [replace(shared[0], handing=handing(ddp, shared[0], deadline))]
-    dist.broadcast_object_list(shared, first, group=ddp.process_group)
-    return shared[0]
+    # codecs and the handing over take what they take on rank 0
+    found = Peers(ddp.process_group, deadline).told(found)[0]
+    return Peers(ddp.process_group, deadline).told(replace(found, handing=handing(ddp, found, deadline)))[0]
 
 
 def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> float:
@@ -217,7 +212,7 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float, *, sums: 
     world = dist.get_world_size(ddp.process_group)
     places = world // hosts
     hierarchical = hosts > 1 and places > 1
-    groups = scopes(hosts, ddp.process_group, hierarchical=hierarchical)
+    groups = scopes(hosts, ddp.process_group, deadline, hierarchical=hierarchical)
     device = next(ddp.module.parameters()).device
     total = sum(one.numel() * one.element_size() for one in named(ddp).values())
     sizes = [size for size in SIZES if size <= max(total, SIZES[3])]
@@ -258,9 +253,7 @@ def _line(
                 torch.cuda.synchronize()
             marks.append(time.perf_counter())
         times.append(median(after - before for before, after in pairwise(marks)))
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    sizes, seconds = np.array(nbytes, float), slowest.cpu().numpy()
+    sizes, seconds = np.array(nbytes, float), np.max(Peers(group, deadline).told(times), axis=0)
     fixed = float(seconds[0])
     (per_byte,) = least_squares([sizes[1:]], np.maximum(0.0, seconds[1:] - fixed))
     error = float(np.sum(np.abs(fixed + per_byte * sizes - seconds)) / np.sum(seconds))
