@@ -10,7 +10,9 @@ TRAIN = '''
 import torch, torch.distributed as dist
 from torch import nn
 from windtunnel.training.gradsync.live import sparse
-from windtunnel.training.gradsync.live.sparse import all_reduce, costs
+from windtunnel.training.gradsync.live.exchange import Peers
+from windtunnel.training.gradsync.live.sparse import all_reduce, tried
+from windtunnel.training.gradsync.live.units import units_of
 from windtunnel.training.gradsync.model import CollectiveCost, Network
 from windtunnel.training.gradsync.policy.sparse import SCHEMES
 
@@ -68,11 +70,13 @@ for scheme in ("hierarchy", "dense"):
     close = [float.fromhex(one) for one in theirs], [float.fromhex(one) for one in losses]
     torch.testing.assert_close(*map(torch.tensor, close), rtol=1e-4, atol=1e-6)
 lines = CollectiveCost("flat", "alltoall", 0.0, 1e-12), CollectiveCost("flat", "allreduce", 0.0, 1e-12)
-sparse.PROBED = 1e-9  # small tables, and each twice only
+sparse.TRIED = 1e-9  # each twice only
+table = torch.eye(64)
 found = [None] * world
-dist.all_gather_object(found, costs(Network(world, 1, lines)))
-assert found == found[:1] * world and [one.scheme for one in found[0]] == list(SCHEMES)
-assert all(one.fixed + one.per_place + one.per_unit > 0 for one in found[0])
+links = Network(world, 1, lines)
+dist.all_gather_object(found, tried(table, sparse.measure(Peers(), units_of(table, "row")), links))
+assert found == found[:1] * world and list(found[0]) == list(SCHEMES)
+assert all(one > 0 for one in found[0].values())
 print(f"rank {rank}: {len(set(losses))} losses")
 '''
 

@@ -120,26 +120,24 @@ class CollectiveCost:
 
 
 @dataclass(frozen=True, slots=True)
-class SumCost:
-    """What a sparse sum by ``scheme`` takes beside its bytes on the wire: seconds of a call with all its
-    rounds, of each place that the tensor has for a unit, and of each unit that the busiest rank moves."""
+class SumTime:
+    """Seconds that the sparse sum of a gradient took by ``scheme`` between these ranks."""
 
+    tensor: str
     scheme: str
-    fixed: float
-    per_place: float
-    per_unit: float
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Network:
     """``hosts`` of ``ranks_per_host`` ranks, and what collectives take: *flat* over all ranks, *inside* a
     host, *between* the ranks of one place in all hosts while the ranks of all other places do the same.
-    ``sums``: of sparse sums over all ranks, where any were measured."""
+    ``sums``: of the job's sparse gradients, over all ranks, by the schemes that were tried."""
 
     hosts: int
     ranks_per_host: int
     collectives: tuple[CollectiveCost, ...]
-    sums: tuple[SumCost, ...] = ()
+    sums: tuple[SumTime, ...] = ()
 
     @property
     def world(self) -> int:

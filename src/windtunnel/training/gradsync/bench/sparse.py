@@ -25,11 +25,11 @@ from windtunnel.bench.rows import Row, left_out
 from windtunnel.linux import network
 from windtunnel.training.gradsync.bench.ranks import MBIT, interface_bytes, ranks
 from windtunnel.training.gradsync.live.exchange import Peers
-from windtunnel.training.gradsync.live.sparse import all_reduce, costs, least_times, measure
+from windtunnel.training.gradsync.live.sparse import all_reduce, least_times, measure, tried
 from windtunnel.training.gradsync.live.units import Units
 from windtunnel.training.gradsync.model import CollectiveCost, Network
 from windtunnel.training.gradsync.policy.partition import Order, imbalance, overlap
-from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, choose, seconds, traffic
+from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, seconds, traffic
 
 KINDS = {"elements": (1, 1.6), "rows": (8, 1.2), "apart": (8, 0.0)}
 """Width of a unit, and the power of Zipf's law that it is drawn by."""
@@ -65,7 +65,6 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     each = (world - 1) / world / arguments["rate"]
     lines = CollectiveCost("flat", "alltoall", 0.0, each), CollectiveCost("flat", "allreduce", 0.0, 2 * each)
     links = Network(world, 1, lines)
-    links = Network(world, 1, lines, costs(links))
     found = []
     whole: dict[str, tuple[float, int]] = {}
     for kind, density in arguments["cases"]:
@@ -84,6 +83,7 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
             all_reduce(gradient, scheme=scheme)
             sent[scheme] = interface_bytes() - before
 
+        trial = tried(gradient, one, links)
         # all is as long whatever is zero
         timed = [name for name in SCHEMES if name != "dense" or kind not in whole]
         times = least_times({name: partial(summed, name) for name in timed}, REPEATED)
@@ -92,8 +92,8 @@ def main(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         expected = {name: seconds(name, one, links) for name in SCHEMES}
         found.append(
             {
-                "kind": kind, "density": density, "chosen": choose(one, links, world), "schemes": told,
-                "predicted": expected,
+                "kind": kind, "density": density, "chosen": min(trial, key=trial.__getitem__),
+                "schemes": told, "predicted": expected,
             }
         )  # fmt: skip
     return found

@@ -22,6 +22,7 @@ from windtunnel.training.gradsync.live.profile import network
 from windtunnel.training.gradsync.model import CodecCost, Device, Plan, Profile
 from windtunnel.training.gradsync.policy import PATIENCE, Drift, Keep, Observation, Renewed, Wanted, decide
 from windtunnel.training.gradsync.policy.plan import price
+from windtunnel.training.gradsync.policy.sparse import carried
 
 if TYPE_CHECKING:
     from windtunnel.training.gradsync.live.hook import Handle
@@ -55,8 +56,8 @@ def check(handle: Handle) -> Keep:
     assert isinstance(seen, Keep)
     if seen.keep:
         return seen
-    again = network(handle.ddp, job.network.hosts, handle.deadline, sums=bool(job.network.sums))
-    now = replace(job, network=again, codecs=codecs(job))
+    links = network(handle.ddp, job.network.hosts, handle.deadline)
+    now = replace(job, network=carried(job, links), codecs=codecs(job))
     made = None
     if dist.get_rank(group) == 0:
         made = _decided(handle, Wanted(now, handle.codecs, handle.plan.seed))

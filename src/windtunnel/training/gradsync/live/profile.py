@@ -29,7 +29,7 @@ from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers, scopes
 from windtunnel.training.gradsync.live.hook import apply, named
 from windtunnel.training.gradsync.live.replay import Replay, replay
 from windtunnel.training.gradsync.live.units import units_of
-from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope
+from windtunnel.training.gradsync.model import CollectiveCost, Kind, Network, Profile, Scope, SumTime
 from windtunnel.training.gradsync.model import Tensor as Gradient
 from windtunnel.training.gradsync.policy.plan import uniform_plan
 
@@ -136,25 +136,28 @@ def measured(
     ddp: DistributedDataParallel, times: Times, codecs: Sequence[str], hosts: int, deadline: float
 ) -> Profile:
     """The profile of a job whose gradients have been timed, the same on all ranks."""
-    world = dist.get_world_size(ddp.process_group)
+    group, world = ddp.process_group, dist.get_world_size(ddp.process_group)
     if hosts < 1 or world % hosts:
         raise UserError(f"gradsync profile: {hosts} hosts for {world} ranks; a divisor is accepted")
     before, until = times.end()
     if not until:
         raise UserError("gradsync profile: the steps made no gradients; a step is a forward and a backward")
-    parameters, told = named(ddp), Peers(ddp.process_group, deadline).told((before, until))
+    parameters, told = named(ddp), Peers(group, deadline).told((before, until))
 
     def row(name: str, seconds: float) -> Gradient:
         one = parameters[name]
         return Gradient(name, one.numel(), seconds, str(one.dtype).removeprefix("torch."))
 
+    links, sums = network(ddp, hosts, deadline), list[SumTime]()
     rows, latest = [], 0.0
     for name in sorted(told[0][1], key=lambda name: told[0][1][name]):
         mean = sum(until.get(name, 0.0) for _, until in told) / world
         one = row(name, max(0.0, mean - latest))
         if name in times.kept:
-            of = sparse.measure(Peers(ddp.process_group, deadline), units_of(times.kept[name], "row"))
+            of = sparse.measure(Peers(group, deadline), units_of(times.kept[name], "row"))
             one = replace(one, width=of.width, density=of.density, growth=of.growth, skew=of.skew)
+            for scheme, seconds in sparse.tried(times.kept[name], of, links, group, deadline).items():
+                sums.append(SumTime(name, scheme, seconds))
         rows.append(one)
         latest = max(latest, mean)
     # a gradient that not every step makes has no time, and must be synchronised all the same
@@ -162,12 +165,12 @@ def measured(
     total = sum(one.numel for one in rows)
     numels = sorted({max(1, total >> shift) for shift in (0, 3, 6, 9, 12)})
     found = Profile(
-        tuple(rows), measure(codecs, numels), network(ddp, hosts, deadline, sums=bool(times.kept)),
+        tuple(rows), measure(codecs, numels), replace(links, sums=tuple(sums)),
         sum(one[0] for one in told) / world, host={"torch": torch.__version__},
     )  # fmt: skip
     # codecs and the handing over take what they take on rank 0
-    found = Peers(ddp.process_group, deadline).told(found)[0]
-    return Peers(ddp.process_group, deadline).told(replace(found, handing=handing(ddp, found, deadline)))[0]
+    found = Peers(group, deadline).told(found)[0]
+    return Peers(group, deadline).told(replace(found, handing=handing(ddp, found, deadline)))[0]
 
 
 def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> float:
@@ -206,9 +209,8 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     return max(0.0, (taken - alone - sum(used.at(one).encode for one in numels[1:])) / (HANDED - 1))
 
 
-def network(ddp: DistributedDataParallel, hosts: int, deadline: float, *, sums: bool) -> Network:
-    """What collectives take between these ranks, by lines through the times of some sizes; and ``sums`` of
-    sparse gradients."""
+def network(ddp: DistributedDataParallel, hosts: int, deadline: float) -> Network:
+    """What collectives take between these ranks, by lines through the times of some sizes."""
     world = dist.get_world_size(ddp.process_group)
     places = world // hosts
     hierarchical = hosts > 1 and places > 1
@@ -224,10 +226,7 @@ def network(ddp: DistributedDataParallel, hosts: int, deadline: float, *, sums: 
     ]
     for group in groups.values():
         dist.destroy_process_group(group)
-    measured = Network(hosts, places, tuple(found))
-    if not sums or world == 1:
-        return measured
-    return replace(measured, sums=sparse.costs(measured, ddp.process_group, deadline))
+    return Network(hosts, places, tuple(found))
 
 
 def _line(

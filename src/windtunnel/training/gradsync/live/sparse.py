@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from windtunnel.base.errors import UserError
-from windtunnel.calibration.fit import least_squares
 from windtunnel.training.gradsync.live.exchange import DEADLINE, Peers
 from windtunnel.training.gradsync.live.units import (
     Unit,
@@ -42,16 +41,15 @@ from windtunnel.training.gradsync.live.units import (
     units_of,
     unpack,
 )
-from windtunnel.training.gradsync.model import Network, SumCost
+from windtunnel.training.gradsync.model import Network
 from windtunnel.training.gradsync.policy.partition import Order, overlap, slice_length
-from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, choose, sending, work
+from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity, choose, promising
 
 T = TypeVar("T")
 SAMPLE = 256
 """Units of a rank that others are told of."""
-PROBED = 0.2
-"""Seconds that an all-reduce takes of the largest table by which sums are timed, and for which a shorter one
-is repeated."""
+TRIED = 0.2
+"""Seconds for which a sum is repeated to see what it takes."""
 TURNS = 30
 
 
@@ -189,36 +187,19 @@ def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -
     return Sparsity(mine.total, mine.width, itemsize, density, *overlap(sets, mine.total), blocks=blocks)
 
 
-def costs(
-    network: Network, group: dist.ProcessGroup | None = None, deadline: float = DEADLINE
-) -> tuple[SumCost, ...]:
-    """What sums between the ranks of ``group`` take on ``network`` beside their bytes, the same on all ranks:
-    by the times of three tables of elements, small, large, and fuller. All ranks call it at once.
+def tried(
+    tensor: Tensor, one: Sparsity, network: Network, group: dist.ProcessGroup | None = None,
+    deadline: float = DEADLINE,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds that the sum of ``tensor``, as sparse as ``one`` on ``network``, takes by each scheme that may
+    be the best there, the same on all ranks. All ranks of ``group`` call it at once.
 
     Raises:
         HostError: a peer is gone or silent; the group is spent.
     """
-    short = [k for k in range(13, 20) if network.seconds("flat", "allreduce", 4 << k) <= PROBED]
-    large = 1 << max(short, default=13)
-    drawn = torch.Generator().manual_seed(dist.get_rank(group))
-    tables: list[Sparsity] = []
-    calls: dict[tuple[str, int], Callable[[], object]] = {}
-    for total, count in ((256, 8), (large, 8), (large, large // 16)):
-        there = torch.randperm(total, generator=drawn)[None, :count]
-        one = torch.sparse_coo_tensor(there, torch.ones(count), (total,), check_invariants=False)
-        for scheme in SCHEMES:
-            calls[scheme, len(tables)] = partial(all_reduce, one, group, "row", scheme, deadline=deadline)
-        tables.append(Sparsity(total, 1, 4, count / total, blocks=1 - (1 - count / total) ** BLOCK))
-    times = least_times(calls, PROBED, group, deadline)
-    found = []
-    for scheme in SCHEMES:
-        beside = [
-            max(0.0, times[scheme, place] - sending(scheme, one, network)[1])
-            for place, one in enumerate(tables)
-        ]
-        grows = np.array([work(scheme, one, network.world) for one in tables])
-        found.append(SumCost(scheme, *least_squares([*grows.T], np.array(beside))))
-    return tuple(found)
+    names = promising(one, network)
+    calls = {name: partial(all_reduce, tensor, group, "row", name, deadline=deadline) for name in names}
+    return least_times(calls, TRIED, group, deadline)
 
 
 def least_times(

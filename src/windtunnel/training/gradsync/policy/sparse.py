@@ -24,7 +24,7 @@ from itertools import product
 from typing import Literal
 
 from windtunnel.base.errors import UserError
-from windtunnel.training.gradsync.model import Kind, Network, Option, Profile, Tensor
+from windtunnel.training.gradsync.model import Kind, Network, Option, Profile, SumTime, Tensor
 from windtunnel.training.gradsync.policy.options import BETWEEN, ELEMENT, INSIDE, Task
 
 Communication = Literal["ring", "hierarchy", "point-to-point"]
@@ -36,6 +36,9 @@ INDEX = 4
 """Bytes of an index or a position."""
 BLOCK = 256
 """Elements of a block that is sent if any of them is not zero (OmniReduce, SIGCOMM '21)."""
+NEAR, BESIDE = 1.5, 0.02
+"""A scheme is worth a trial if it is predicted to take up to so many times as long as the best, and so many
+seconds more: what processes' turns and their work add to any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,46 +174,41 @@ def traffic(design: Design, one: Sparsity, world: int) -> Traffic:
     return Traffic(busiest, sent, rounds * (2 if split else 1))
 
 
-def work(scheme: str, one: Sparsity, world: int) -> tuple[float, float, float]:
-    """What the time of a sum beside sending grows with, each by a figure of `SumCost`: calls, places that a
-    tensor has (for units; elements where all are sent), units that the busiest rank moves."""
-    design = found(scheme)
-    if design.index == "none":
-        return 1.0, one.units * one.width, 0.0
-    width = BLOCK if design.index == "block" else one.width
-    return 1.0, one.units, traffic(design, one, world).busiest / (width * one.itemsize + INDEX)
-
-
-def sending(scheme: str, one: Sparsity, network: Network) -> tuple[float, float]:
-    """Seconds that the rounds of a sum take without bytes, and those of its bytes.
+def seconds(scheme: str, one: Sparsity, network: Network) -> float:
+    """Predicted, of one sum: its rounds, and the bytes of the busiest rank.
 
     Raises:
         UserError: an unknown scheme, or a network whose collectives were not measured.
     """
     design, world = found(scheme), network.world
+    if world == 1:
+        return 0.0
     moved = traffic(design, one, world)
     kind: Kind = "allreduce" if design.index == "none" else "alltoall"
-    passes = 2 if design.index == "none" else 1
+    turns = (2 if design.index == "none" else 1) * (world - 1)
     empty = network.seconds("flat", kind, 0)
-    each = (network.seconds("flat", kind, world) - empty) / (passes * (world - 1))
-    return moved.rounds * empty / (passes * (world - 1)), moved.busiest * each
+    each = (network.seconds("flat", kind, world) - empty) / turns
+    return moved.rounds * empty / turns + moved.busiest * each
 
 
-def seconds(scheme: str, one: Sparsity, network: Network) -> float:
-    """Predicted, of one sum: that of its bytes, and beside it what was measured on this network
-    (`Network.sums`), or, where nothing was, its rounds.
+def promising(one: Sparsity, network: Network) -> list[str]:
+    """The schemes that may be the best: what a sum takes beside rounds and bytes is not predicted."""
+    every = {name: seconds(name, one, network) for name in SCHEMES}
+    most = NEAR * min(every.values()) + BESIDE
+    return [name for name, predicted in every.items() if predicted <= most]
 
-    Raises:
-        UserError: as `sending`.
-    """
-    if network.world == 1:
-        return 0.0
-    rounds, moving = sending(scheme, one, network)
-    for cost in network.sums:
-        if cost.scheme == scheme:
-            calls, places, units = work(scheme, one, network.world)
-            return cost.fixed * calls + cost.per_place * places + cost.per_unit * units + moving
-    return rounds + moving
+
+def carried(job: Profile, network: Network) -> Network:
+    """``network`` with what sums of the job's gradients would take on it: what they took on the job's own, as
+    much longer or shorter as they are predicted to."""
+    known = {one.name: sparsity(one) for one in job.tensors}
+
+    def ratio(one: SumTime) -> float:
+        now, was = (seconds(one.scheme, known[one.tensor], links) for links in (network, job.network))
+        return now / was if was else 1.0
+
+    sums = (replace(one, seconds=one.seconds * ratio(one)) for one in job.network.sums)
+    return replace(network, sums=tuple(sums))
 
 
 def found(scheme: str) -> Design:
@@ -232,12 +230,15 @@ def choose(one: Sparsity, network: Network | None, world: int) -> str:
 
 
 def choices(tensor: Tensor, profile: Profile) -> list[tuple[Option, list[Task]]]:
-    """The options of a sparse gradient, with their one task each: a scheme is one call."""
+    """The options of a sparse gradient, with their one task each: a scheme is one call. Where schemes were
+    tried between these ranks, only those, by what they took."""
     one, network = sparsity(tensor), profile.network
     resource = INSIDE if network.hosts == 1 else BETWEEN
     options = []
-    for name, design in SCHEMES.items():
-        sent = traffic(design, one, network.world).sent
-        work = [Task("sparse", resource, seconds(name, one, network), sent)] if network.world > 1 else []
+    tried = {known.scheme: known.seconds for known in network.sums if known.tensor == tensor.name}
+    for name in tried or SCHEMES:
+        sent = traffic(found(name), one, network.world).sent
+        taken = tried[name] if tried else seconds(name, one, network)
+        work = [Task("sparse", resource, taken, sent)] if network.world > 1 else []
         options.append((Option(codec=name, scheme="sparse"), work))
     return options
