@@ -145,10 +145,9 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
             assert all(torch.equal(kept["residuals"][name], state["residuals"][name]) for name in SIZES)
 
 
-@pytest.mark.parametrize("masking", (False, True))
-def test_dgc_corrects_momentum_and_masks_what_is_sent_if_asked(masking: bool) -> None:
+def test_dgc_corrects_momentum() -> None:
     """Against the algorithm as it is written (Lin et al., algorithm 1 with momentum correction)."""
-    feedback, codec = Feedback([{"a": 50}], momentum=0.5, masking=masking), find("dgc:0.1")
+    feedback, codec = Feedback([{"a": 50}], momentum=0.5), find("dgc:0.1")
     u, v = torch.zeros(50), torch.zeros(50)
     for step in range(20):
         gradient = noise(50, step)
@@ -160,24 +159,10 @@ def test_dgc_corrects_momentum_and_masks_what_is_sent_if_asked(masking: bool) ->
         sent = out != 0
         assert 1 <= int(sent.sum()) <= 5 and torch.allclose(out[sent], v[sent], atol=1e-5)
         v[sent] = 0.0
-        if masking:
-            u[sent] = 0.0
         state = feedback.state_dict()
         assert torch.allclose(state["residuals"]["a"], v, atol=1e-5)
         assert torch.allclose(state["momenta"]["a"], u, atol=1e-5)
         assert not out[sent].eq(0).any() and float(out[sent].abs().min()) >= float(v.abs().max())
-
-
-def test_dgc_clips_what_a_rank_adds() -> None:
-    feedback, gradient = Feedback([{"a": 4}], momentum=0.0, clip=1.0), torch.tensor([3.0, 0.0, 4.0, 0.0])
-    for large in (gradient, torch.zeros(4), gradient / 10):
-        feedback.encode(0, large, find("dgc:0.25"), 0)
-    # 4/5 and 4/10 were sent; what was too long was cut to 1, what was not is whole
-    assert feedback.state_dict()["residuals"]["a"][0] + 0 == pytest.approx(0.3)
-    out = torch.zeros(4)
-    fresh = Feedback([{"a": 4}], momentum=0.0, clip=1.0)
-    find("dgc:0.25").add(fresh.encode(0, gradient, find("dgc:0.25"), 0), out)
-    assert out.tolist() == pytest.approx([0, 0, 0.8, 0])
 
 
 def test_gradients_of_half_precision_leave_a_residual_in_float32() -> None:

@@ -8,10 +8,9 @@ is, so that all ranks see it, and leaves the residual as it was: a step that a l
 nothing.
 
 For codecs ``dgc:R`` momentum is corrected as well (Deep Gradient Compression, section 3): u = m u +
-gradient after clipping its norm, the residual gathers u. The optimizer must then be without momentum of its
-own. Its *masking*, by which elements that are sent lose their momentum, makes large ones learn more slowly:
-trainings that end as dense ones without it end worse with it, so it is not done unless asked for. Its
-warm-up of the ratio changed nothing and is left out (``windtunnel bench training.gradsync --only accuracy``).
+gradient, the residual gathers u. The optimizer must then be without momentum of its own. Its *masking*, by
+which elements that are sent lose their momentum, made large ones learn more slowly, so that trainings ended
+worse; its warm-up of the ratio changed nothing. Both are left out.
 
 The state is kept by parameter, so that other groups, buckets or plans find it again, and every rank has its
 own. Under gradient accumulation a step is one synchronisation: no backward in between asks for a code.
@@ -27,7 +26,6 @@ from torch import Tensor
 
 from windtunnel.base.errors import UserError
 from windtunnel.training.gradsync.live.codecs import Codec
-from windtunnel.training.gradsync.live.sparsified import parts
 
 State = dict[str, dict[str, Tensor]]
 """Of one rank, ``residuals``: what waits, by parameter; ``momenta``: for ``dgc``, likewise."""
@@ -37,19 +35,14 @@ class Feedback:
     """Residuals of one rank.
 
     ``groups``: of each group its parameters and their elements, in the order in which they lie in the group's
-    row. ``momentum``, ``clip``, ``masking``: for ``dgc``; ``clip`` is the norm that a gradient of this rank
-    may have (0: any), for a clipping of the mean at c about c / sqrt(world).
+    row. ``momentum``: for ``dgc``.
 
     A ``gradient`` is a group's row, or the part of it that begins at element ``at``; it may go beyond the
     row's end, by zeros that make parts equal.
     """
 
-    def __init__(
-        self, groups: Sequence[Mapping[str, int]], momentum: float = 0.9, clip: float = 0.0,
-        masking: bool = False,
-    ) -> None:  # fmt: skip
-        self._groups = [dict(one) for one in groups]
-        self._momentum, self._clip, self._masking = momentum, clip, masking
+    def __init__(self, groups: Sequence[Mapping[str, int]], momentum: float = 0.9) -> None:
+        self._groups, self._momentum = [dict(one) for one in groups], momentum
         # rows of groups; a group has none until something waits in it
         self._residuals: dict[int, Tensor] = {}
         self._momenta: dict[int, Tensor] = {}
@@ -60,9 +53,6 @@ class Feedback:
         code = codec.encode(corrected, seed)
         if codec.feedback and corrected is not gradient:
             codec.add(code, corrected, seed, -1.0)
-            if codec.family == "dgc" and self._masking:
-                sent = parts(code)[0]
-                self._part(self._momenta, group, gradient, at)[sent[sent >= 0].long()] = 0.0
         return code
 
     def corrected(self, group: int, gradient: Tensor, codec: Codec, at: int = 0) -> Tensor:
@@ -80,10 +70,7 @@ class Feedback:
                 del self._residuals[group]
             return found.to(gradient.dtype)
         if codec.family == "dgc":
-            norm = float(torch.linalg.vector_norm(flat, dtype=torch.float32))
-            share = self._clip / norm if 0 < self._clip < norm else 1.0
-            momentum = self._part(self._momenta, group, gradient, at)
-            flat = momentum.mul_(self._momentum).add_(flat, alpha=share)
+            flat = self._part(self._momenta, group, gradient, at).mul_(self._momentum).add_(flat)
         return waits.add_(flat)
 
     def left_out(
