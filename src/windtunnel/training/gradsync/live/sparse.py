@@ -48,8 +48,8 @@ from windtunnel.training.gradsync.policy.sparse import BLOCK, SCHEMES, Sparsity,
 T = TypeVar("T")
 SAMPLE = 256
 """Units of a rank that others are told of."""
-TRIED = 0.2
-"""Seconds for which a sum is repeated to see what it takes."""
+TRIED = 0.5
+"""Seconds for which each scheme is tried, on all gradients of a job together."""
 TURNS = 30
 
 
@@ -189,17 +189,17 @@ def measure(peers: Peers, mine: Units, *, seed: int = 0, sample: int = SAMPLE) -
 
 def tried(
     tensor: Tensor, one: Sparsity, network: Network, group: dist.ProcessGroup | None = None,
-    deadline: float = DEADLINE,
+    deadline: float = DEADLINE, enough: float = TRIED,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds that the sum of ``tensor``, as sparse as ``one`` on ``network``, takes by each scheme that may
-    be the best there, the same on all ranks. All ranks of ``group`` call it at once.
+    be the best there, each repeated for ``enough`` seconds; the same on all ranks, which call it at once.
 
     Raises:
         HostError: a peer is gone or silent; the group is spent.
     """
-    names = promising(one, network)
+    names = promising(one, network) if network.world > 1 else []
     calls = {name: partial(all_reduce, tensor, group, "row", name, deadline=deadline) for name in names}
-    return least_times(calls, TRIED, group, deadline)
+    return least_times(calls, enough, group, deadline)
 
 
 def least_times(
