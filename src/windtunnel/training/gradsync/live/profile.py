@@ -184,9 +184,9 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
     numels = [min(one.numel, LARGE) for one in (dense * HANDED)[-HANDED:]]
     pause = min(PAUSE, sum(one.backward for one in dense) / len(dense))
     device = next(iter(named(ddp).values())).device
-    model = DistributedDataParallel(
-        Replay(numels, [pause] * HANDED, 0.0, device), process_group=ddp.process_group
-    )
+    # of its own, so that what DDP itself waits for ends by the deadline
+    group = scopes(1, ddp.process_group, deadline, hierarchical=False)["flat"]
+    model = DistributedDataParallel(Replay(numels, [pause] * HANDED, 0.0, device), process_group=group)
     rows = tuple(Gradient(name, one.numel(), pause) for name, one in named(model).items())[::-1]
     job = replace(found, tensors=rows)
     plans = [(one, uniform_plan(job, one.codec, 1)) for one in found.codecs]
@@ -206,6 +206,7 @@ def handing(ddp: DistributedDataParallel, found: Profile, deadline: float) -> fl
         replay(model)
     taken = until_last()
     handle.close()
+    dist.destroy_process_group(group)
     # the last gradient is made before it is handed over
     return max(0.0, (taken - alone - sum(used.at(one).encode for one in numels[1:])) / (HANDED - 1))
 
