@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.serving.engine.emulate import Emulated
     from windtunnel.serving.engine.live.executor import Executor
     from windtunnel.serving.engine.live.loop import Engine, Job
+    from windtunnel.serving.engine.live.prefixes import Prefixes
     from windtunnel.serving.engine.model import Request, StepTime
     from windtunnel.serving.engine.twin.world import Served
 
@@ -32,17 +33,20 @@ def emulated(*given: Any, **options: Any) -> Served:
     return serve(*given, **options)
 
 
-def loaded(model: str, rows: int, chunk: int, threads: int = 1) -> tuple[Executor, StepTime]:
-    """A model as ``windtunnel serve`` loads it, and how long its steps of up to so many rows and prefilled
-    tokens take here."""
+def loaded(
+    model: str, waves: Sequence[tuple[int, int, int]], chunk: int, clock: Callable[[], float]
+) -> tuple[Executor, StepTime]:
+    """A model as ``windtunnel serve`` loads it, for one thread, and how long its steps take here by
+    ``clock``, from those of such `engine.live.timing.Wave`."""
     import torch
 
     from windtunnel.serving.engine.live.named import load
-    from windtunnel.serving.engine.live.timing import step_time
+    from windtunnel.serving.engine.live.timing import measure
+    from windtunnel.serving.engine.profile import fit
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     executor = load(model)
-    return executor, step_time(executor, rows, chunk)
+    return executor, fit(*measure(executor, waves, chunk, clock=clock))[0]
 
 
 def live_engine(executor: Executor, time_of: StepTime, **settings: Any) -> Engine:
@@ -50,6 +54,13 @@ def live_engine(executor: Executor, time_of: StepTime, **settings: Any) -> Engin
     from windtunnel.serving.engine.live.loop import Engine
 
     return Engine(executor, time_of, **settings)
+
+
+def prefixes(executor: Executor, rules: str, capacity: int) -> Prefixes:
+    """`windtunnel.serving.engine.live.prefixes.Prefixes`."""
+    from windtunnel.serving.engine.live.prefixes import Prefixes
+
+    return Prefixes(executor, rules, capacity)
 
 
 def job(request: Request, token: Callable[[], int]) -> Job:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from windtunnel.bench.rows import runner
 
 SECTIONS = {
-    "goodput": "goodput.goodput_rows", "map": "goodput.map_rows", "search": "goodput.search_rows",
-    "live": "live.live_rows",
+    "goodput": "goodput.goodput_rows", "load": "goodput.load_rows", "map": "goodput.map_rows",
+    "search": "goodput.search_rows", "live": "live.live_rows",
 }  # fmt: skip
 
 run = runner(__name__, SECTIONS)

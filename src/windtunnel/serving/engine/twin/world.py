@@ -7,7 +7,7 @@ While nobody arrives, ends or gets late, the scheduler says how many steps in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import floor, inf, nan, sqrt
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.serving.engine.model import Request, StepTime
 from windtunnel.serving.engine.policy.scheduler import Log, Scheduler
-from windtunnel.serving.engine.policy.step import Depths, Limits, Step
+from windtunnel.serving.engine.policy.step import Depths, Finished, Limits, Step
 from windtunnel.serving.prefixcache.policy.changes import Found
 from windtunnel.serving.prefixcache.policy.tree import PrefixCache
 
@@ -57,13 +57,14 @@ def serve(
     requests: Sequence[Request], limits: Limits, model: StepTime, *, truth: StepTime | None = None,
     jitter: float = 0.0, random: np.random.Generator | None = None, prefixes: Prefixes | None = None,
     log: Log | None = None, every: int = 1, jump: bool = True,
+    enough: Callable[[Finished], bool] = lambda done: False,
 ) -> Served:  # fmt: skip
     """Serve ``requests``, sorted by arrival, until all are done with.
 
     ``model``: what the scheduler believes of steps; ``truth``: how long they take, ``model`` by default,
     times a factor whose logarithm is normal with deviation ``jitter``, drawn from ``random`` (the steps of a
     jump share one). ``log`` is told of the decisions of every ``every``-th planned step. ``jump``: False to
-    take each step by itself.
+    take each step by itself. It ends early when ``enough`` says so of a request that is done.
 
     Raises:
         ValueError: the requests are not sorted, or two have one id.
@@ -138,6 +139,8 @@ def serve(
             end[at], tokens[at], steps[at] = now, done.tokens, done.steps
             if prefixes is not None:
                 prefixes.left(done.request.id)
+        if any(map(enough, out.finished)):
+            break
     looks.append((now, scheduler.held(), scheduler.running, scheduler.waiting))
     return Served(
         np.array(arrivals), first, end, tokens, steps, cached, refused, never, looks, taken, plans, busy,
