@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Container
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from transformers.cache_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from windtunnel.base.errors import UserError
+from windtunnel.serving.engine.live.attention import Step
 
 VERSIONS = ("5.23",)
 ATTENTION = "windtunnel"
@@ -47,24 +48,6 @@ KINDS = {
     "dummy",
 }
 States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), layer and index: (rows, …)
-
-
-class Step(Protocol):
-    """What a forward pass asks of those who keep keys and values."""
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """New keys and values: (rows, heads, tokens, dim)."""
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """(rows, heads, tokens, dim) -> (rows, tokens, heads, dim of values)."""
 
 
 @dataclass(frozen=True, slots=True)
