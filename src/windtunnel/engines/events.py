@@ -105,7 +105,8 @@ class Shared:
         self._users: list[tuple[float, int, Use]] = []
         """A heap by what each will have received at its end; those who left stay until they are its top."""
         self._count = count()
-        self._present = 0
+        self.present = 0
+        """Users that it has now."""
         self._received = 0.0
         """By one who has been there since the resource was last idle, at ``_since``."""
         self._since = env.now
@@ -121,25 +122,25 @@ class Shared:
             use.succeed()
             return use
         self._advance()
-        self._present += 1
+        self.present += 1
         heappush(self._users, (self._received + units, next(self._count), use))
         self._plan()
         return use
 
     def _leave(self) -> None:
         self._advance()
-        self._present -= 1
+        self.present -= 1
         self._plan()
 
     def _rate(self) -> float:
-        return min(self._most, self._capacity / self._present)
+        return min(self._most, self._capacity / self.present)
 
     def _advance(self) -> None:
         now = self.env.now
-        if self._present:
+        if self.present:
             each = self._rate() * (now - self._since)
             self._received += each
-            self.served += each * self._present
+            self.served += each * self.present
         else:
             self._received = 0.0
         self._since = now
@@ -174,6 +175,6 @@ class Shared:
         while self._users and (self._users[0][0] <= self._received or self._users[0][2].cancelled):
             use = heappop(self._users)[2]
             if not use.cancelled:
-                self._present -= 1
+                self.present -= 1
                 use.succeed()
         self._plan()

@@ -74,6 +74,24 @@ def test_who_answers_can_and_is_loaded_and_unflagged_where_one_is(seen: Asked, p
         assert made.need == (host is None)
 
 
+def test_what_is_loaded_is_what_the_policy_says() -> None:
+    quick = variant("net:1", load=1.0, price=1.0)
+    cheap = variant("net:8", load=3.0, price=2.0, batch=8, slope=0.002)
+    held = Held(HOST.name, "active", 1, wait=9.0)
+
+    def after(policy: str, *candidates: Candidate) -> tuple[str, bool]:
+        made = POLICIES[policy](Asked(Query(0, "digits", latency=0.05), candidates, (HOST,)))
+        assert isinstance(made, Chosen)
+        return made.variant, made.load
+
+    nothing = Candidate(quick), Candidate(cheap)
+    assert after("infaas", *nothing) == ("net:1", True)
+    assert after("cheapest", *nothing) == ("net:8", True)
+    late = Candidate(cheap, (held,))
+    assert after("infaas", Candidate(quick), late) == ("net:1", True)
+    assert after("cheapest", Candidate(quick), late) == ("net:8", False)
+
+
 def test_what_cannot_be_done_is_refused_with_the_nearest() -> None:
     seen = Asked(Query(0, "digits", accuracy=0.95, latency=0.5), (Candidate(variant()),), (HOST,))
     made = decide(seen)
@@ -150,6 +168,9 @@ def test_the_load_is_met_by_replicas_or_by_what_is_sooner_loaded() -> None:
     assert scaled(Load(HOST, (inaccurate,), (large,))).changes == (Change("net:1", 2),)
     full = Host("a", "cpu", 1, 32 * GIB)
     assert scaled(Load(full, (Running(small, 1, 150.0),))) == Scaling((), (0,), True)
+    other = Host("b", "cpu", 1, 32 * GIB)  # what does not fit here is loaded there, and no host is missing
+    made = scaled(Load(full, (Running(small, 1, 150.0),), elsewhere=(other,)))
+    assert made == Scaling((Change("net:1", 1, "b"),), (0,))
     for policy in ("no-upgrade", "individual"):
         made = POLICIES[policy](Load(HOST, (Running(small, 1, 230.0),), (large,)))
         assert isinstance(made, Scaling) and made.changes == (Change("net:1", 2),)
@@ -166,6 +187,10 @@ def test_less_comes_only_after_votes_and_a_constant_load_changes_nothing() -> No
         if changes:
             break
     assert changes == [(9, Change("net:1", 1)), (9, Change("net:8", -1))]
+    tight = Host("a", "cpu", 8, GIB)
+    for host, rate, gone in ((HOST, 0.01, False), (tight, 0.01, True), (tight, 1.0, False)):
+        made = scaled(Load(host, (Running(small, 1, rate, votes=9),)))
+        assert bool(made.changes) == gone
     for rate in (10.0, 70.0, 79.0, 158.0):  # over ten minutes each
         replicas, votes, changed = 1, 0, 0
         for _ in range(600):

@@ -75,8 +75,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Held:
     """Replicas of a variant on a host: items a second that are asked of them, and seconds until a request
-    that comes now begins (a replica that loads is one that is waited for); ``slow``: what batches took of
-    late, in times of the profile."""
+    that comes now begins (a replica that loads is one that is waited for); ``slow``: what a batch will take,
+    in times of the profile, by those of late and by what runs on the host."""
 
     host: str
     state: State

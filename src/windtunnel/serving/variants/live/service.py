@@ -99,15 +99,14 @@ class _Group(Watched):
     def items(self) -> int:
         return sum(len(one.inputs) for one in self.queue if not one.background)
 
-    def held(self, now: float) -> tuple[Held, ...]:
+    def held(self, now: float, used: int) -> tuple[Held, ...]:
         if not self.count:
             return ()
-        ready, idle = len(self.replicas), len(self.idle)
-        return (
-            self.as_held(
-                self.variant, HERE, ready=ready, idle=idle, waiting=self.items, loading=self.loading, now=now
-            ),
-        )
+        made = self.as_held(
+            self.variant, HERE, ready=len(self.replicas), idle=len(self.idle), waiting=self.items,
+            loading=self.loading, now=now, crowd=(used + self.variant.threads) / (os.cpu_count() or 1),
+        )  # fmt: skip
+        return (made,)
 
 
 class Service:
@@ -207,7 +206,8 @@ class Service:
         now = time.monotonic()
         key = (query.task, query.architecture, query.variant, query.accuracy, query.latency)
         recent = self._recent.get(key, ())
-        candidates = tuple(Candidate(one.variant, one.held(now)) for one in groups)
+        used = sum(one.variant.threads * (len(one.replicas) - len(one.idle)) for one in self.groups.values())
+        candidates = tuple(Candidate(one.variant, one.held(now, used)) for one in groups)
         pinned = self._pinned.get(groups[0].variant.architecture, "")
         made = self._decide(Asked(query, candidates, (self._host(),), recent, pinned))
         if isinstance(made, Refused):

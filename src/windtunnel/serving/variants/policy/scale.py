@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from windtunnel.serving.variants.model import CPU, Host, State, Variant
-from windtunnel.serving.variants.policy.select import BUSY, MUCH, SPARE
+from windtunnel.serving.variants.policy.select import BUSY, MUCH, SPARE, room
 
 FULL = 0.95
 """Of what CPU replicas do by their profile, that they are trusted to do."""
@@ -19,7 +19,10 @@ VOTES = {CPU: 10}
 VOTES_ELSE = 20
 """Seconds in a row that must ask for less before there is less."""
 IDLE = 300
-"""The same, for a replica that is the last of its variant."""
+"""The same, for a replica that is the last of its variant, unless fewer than `TIGHT` bytes are free."""
+TIGHT = 2 << 30
+QUIET = 0.05
+"""Items a second that count as none: an average does not become 0."""
 BEYOND = 1000.0
 """What a replica that there is no room for weighs against one that there is room for."""
 WORTH = 1.5
@@ -47,19 +50,22 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One architecture on one host. ``others``: its variants for that hardware that are not loaded there."""
+    """One architecture on one host. ``others``: its variants for that hardware that are not loaded there;
+    ``elsewhere``: the other hosts that replicas may be loaded on."""
 
     host: Host
     running: tuple[Running, ...]
     others: tuple[Variant, ...] = ()
+    elsewhere: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """So many replicas more or fewer."""
+    """So many replicas more or fewer, on the host that was looked at or on another."""
 
     variant: str
     replicas: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +91,16 @@ def scale(seen: Load, *, upgrade: bool = True) -> Scaling:
         other = _upgrade(seen, lack) if upgrade else None
         if other is not None and replicate > WORTH * other.load:
             return Scaling((Change(other.name, 1),), none, False, f"{other.name} takes over")
-        short = replicate >= BEYOND * min(one.variant.load for one in seen.running)
-        return Scaling(changes, none, short, "as many replicas as the load asks for")
+        there = _elsewhere(seen, more, changes) if replicate >= BEYOND else ()
+        short = replicate >= BEYOND and not there
+        return Scaling(changes + there, none, short, "as many replicas as the load asks for")
     votes, changed = [], []
     for one in seen.running:
-        fewer = one.rate <= _does(one.variant, one.replicas - 1) and one.state == "active"
+        fewer = one.rate <= max(QUIET, _does(one.variant, one.replicas - 1)) and one.state == "active"
         smaller = _downgrade(one, seen) if upgrade and one.replicas == 1 and one.rate > 0 else None
         count = one.votes + 1 if fewer or smaller is not None else 0
         enough = VOTES.get(one.variant.hardware, VOTES_ELSE)
-        if fewer and count >= (enough if one.replicas > 1 else IDLE):
+        if fewer and count >= (enough if one.replicas > 1 or seen.host.free < TIGHT else IDLE):
             changed.append(Change(one.variant.name, -1))
             count = 0
         elif smaller is not None and not fewer and count >= enough:
@@ -120,6 +127,17 @@ def _replicating(seen: Load, more: list[int]) -> tuple[float, tuple[Change, ...]
         cost += one.variant.load * (fitting + BEYOND * (count - fitting))
         changes += [Change(one.variant.name, fitting)] if fitting else []
     return cost, tuple(changes)
+
+
+def _elsewhere(seen: Load, more: list[int], here: tuple[Change, ...]) -> tuple[Change, ...]:
+    """One replica on the least busy other host, of each variant that needs more than fit here."""
+    fitting = {one.variant: one.replicas for one in here}
+    changes = []
+    for one, count in zip(seen.running, more, strict=True):
+        other = room(one.variant, seen.elsewhere, seen.host.owner)
+        if other is not None and count > fitting.get(one.variant.name, 0):
+            changes.append(Change(one.variant.name, 1, other.name))
+    return tuple(changes)
 
 
 def _upgrade(seen: Load, lack: list[float]) -> Variant | None:

@@ -1,10 +1,12 @@
 """Which variant answers a query, and on which host; and how many of those that wait go in one batch.
 
-Order (INFaaS, section 4, and its code): what answered such queries lately, where it is loaded and in no
-flagged state; then the loaded ones, the slowest that is in time first, since faster ones are for those who
-need them; then what is soonest ready, where loading counts a second more than it takes, so that small models
-do not look better than loaded ones. Unlike in INFaaS a replica that would be late for what already waits is
-not in time.
+Order of ``infaas`` (INFaaS, section 4, and its code): what answered such queries lately, where it is loaded
+and in no flagged state; then the loaded ones, the slowest that is in time first, since faster ones are for
+those who need them; then what is soonest ready, where loading counts a second more than it takes, so that
+small models do not look better than loaded ones. Unlike in INFaaS a replica that would be late for what
+already waits is not in time. ``cheapest`` takes of the loaded ones the one that costs least an item; it loads
+only where nothing that could answer is loaded, and what is then cheapest on the hardware that is soonest
+ready: what is loaded fast does little with an accelerator and its memory.
 """
 
 from __future__ import annotations
@@ -115,11 +117,14 @@ def select(
     if ready:
         latest = max(ready.values(), key=lambda one: (one[0].latency(query.items), -one[0].cost))
         return _at(latest[0], _calmest(latest[1]), "the slowest loaded one that is in time")
-    return _soonest(query, fit, seen.hosts, own)
+    return _soonest(query, fit, seen.hosts, own, cheapest)
 
 
-def _soonest(query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: bool) -> Chosen:
+def _soonest(
+    query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: bool, cheapest: bool
+) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
+    waited = cheapest and any(one.held for one in fit)
     ways: list[tuple[float, int, Chosen]] = []
     for place, one in enumerate(fit):
         variant, owner = one.variant, one.variant.architecture if own else ""
@@ -133,7 +138,7 @@ def _soonest(query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: b
                 variant.name, held.host, need=flagged, hardware=variant.hardware, owner=owner, reason=words
             )
             ways.append((seconds, place, chosen))
-        elif host := room(variant, hosts, owner):
+        elif not waited and (host := room(variant, hosts, owner)):
             chosen = Chosen(
                 variant.name, host.name, True, False, variant.hardware, owner, "soonest ready, once loaded"
             )
@@ -144,7 +149,12 @@ def _soonest(query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: b
         }
         ways = [way for way in ways if not (way[2].load and way[2].variant in fast)] or ways
     if ways:
-        return min(ways, key=lambda way: way[:2])[2]
+        soonest = min(ways, key=lambda way: way[:2])[2]
+        if not (cheapest and soonest.load):
+            return soonest
+        costs = {one.variant.name: one.variant.cost for one in fit}
+        same = [way[2] for way in ways if way[2].hardware == soonest.hardware]
+        return min(same, key=lambda way: costs[way.variant])
     cheap = min((one.variant for one in fit), key=lambda one: (one.price, one.latency()))
     owner = cheap.architecture if own else ""
     return Chosen(cheap.name, "", True, True, cheap.hardware, owner, f"no {cheap.hardware} host has room")

@@ -52,12 +52,13 @@ class Watched:
 
     def as_held(
         self, variant: Variant, host: str, *, ready: int, idle: int, waiting: int, loading: list[float],
-        now: float,
+        now: float, crowd: float,
     ) -> Held:  # fmt: skip
-        """As selection sees it. ``loading``: when each replica that is being loaded will be ready."""
+        """As selection sees it. ``loading``: when each replica that is being loaded will be ready; ``crowd``:
+        cores of the host that would be wanted at once, for each that there is."""
         wait = wait_of(variant, waiting, ready, idle, max(0.0, min(loading, default=0.0) - now))
         state = "active" if self.state == "inactive" else self.state
-        return Held(host, state, ready + len(loading), self.rate, wait, self.slow)
+        return Held(host, state, ready + len(loading), self.rate, wait, max(self.slow, crowd))
 
     def as_running(self, variant: Variant, replicas: int) -> Running:
         """As the autoscaler sees it."""

@@ -34,13 +34,13 @@ RECENT = 4
 
 @dataclass(frozen=True)
 class Setting:
-    """``first``: shared hosts by hardware that are there at first; ``most``: hosts of a kind, at most;
+    """``first``: shared hosts by hardware that are there at first; ``fixed``: no others come;
     ``own``: each architecture has a host of its own for its ``pinned`` variant at first, or as many as its
     ``peak`` of items a second needs; ``warm``: seconds that are not counted."""
 
     variants: tuple[Variant, ...]
     first: dict[str, int]
-    most: int = 1000
+    fixed: bool = False
     pinned: dict[str, str] = field(default_factory=dict)
     own: bool = False
     peak: dict[str, float] = field(default_factory=dict)
@@ -109,6 +109,7 @@ class _Group(Watched):
         return self.as_held(
             self.variant, self.host.name, ready=self.ready, idle=self.ready - self.busy, waiting=self.items,
             loading=self.loading, now=now,
+            crowd=(self.host.shared.present + self.variant.threads) / self.host.kind.cores,
         )  # fmt: skip
 
 
@@ -308,14 +309,18 @@ class _World:
             if one.hardware == host.kind.hardware and one.name not in here
         )  # fmt: skip
         running = tuple(one.as_running(one.variant, one.replicas) for one in groups)
-        made = self.policy(Load(host.seen(), running, others))
+        elsewhere = tuple(
+            one.seen() for one in self.hosts.values()
+            if one is not host and (one.kind, one.owner) == (host.kind, host.owner)
+        )  # fmt: skip
+        made = self.policy(Load(host.seen(), running, others, elsewhere))
         assert isinstance(made, Scaling)
         for group, votes in zip(groups, made.votes, strict=True):
             group.votes = votes
         if made.need:
             self.needs.add((host.kind.hardware, host.owner))
         for change in made.changes:
-            self._change(host, change)
+            self._change(self.hosts.get(change.host, host), change)
 
     def _change(self, host: _Host, change: Change) -> None:
         self.outcome.changes += 1
@@ -344,7 +349,7 @@ class _World:
             made = self.policy(Fleet(hardware, hosts, first, pool in self.needs, since, low, starting, owner))
             assert isinstance(made, Resize)
             changed = False
-            for _ in range(min(made.add, self.setting.most - len(hosts) - starting)):
+            for _ in range(0 if self.setting.fixed else made.add):
                 self.starting[pool] = self.starting.get(pool, 0) + 1
                 at(self.env, self.env.now + STARTS, partial(self._started, pool, self.env.now))
                 changed = True
