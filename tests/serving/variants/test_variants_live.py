@@ -16,7 +16,7 @@ import pytest
 
 from support.variants import INPUTS, OUTPUTS, WEIGHTS, registered, submitted
 from windtunnel.base.errors import LessError, UserError
-from windtunnel.serving.variants.live import registry
+from windtunnel.serving.variants.live import registry, replica
 from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.registry import Entry
 from windtunnel.serving.variants.live.rpc import listening, messages, services
@@ -103,6 +103,24 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[Entry]) -
                 await service.infer("sums", INPUTS[:1], accuracy=0.999, latency=1e-9)
             with pytest.raises(UserError, match=r"shape \[1, 5\] is not accepted; use \[-1, 6\]"):
                 await service.infer("sums", INPUTS[:1, :5])
+
+    asyncio.run(story())
+
+
+def test_what_a_hung_replica_was_asked_another_answers(
+    entries: list[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Service(entries) as service:
+            await service.infer("sums", INPUTS[:1])
+            monkeypatch.setattr(replica, "PATIENCE", 2.0)
+            for pid in service.pids():
+                os.kill(pid, signal.SIGSTOP)
+            asked = [service.infer("sums", INPUTS[at : at + 1]) for at in range(4)]
+            for at, (_, made) in enumerate(await asyncio.gather(*asked)):
+                np.testing.assert_allclose(made, OUTPUTS[at : at + 1], atol=0.2)
+            groups = service.groups.values()
+            assert sum(one.answered for one in groups) == 5 and sum(one.requeued for one in groups) >= 1
 
     asyncio.run(story())
 

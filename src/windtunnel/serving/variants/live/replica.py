@@ -17,11 +17,15 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+PATIENCE = 60.0
+"""Seconds after which a process that does not answer has hung."""
+LOADS = 300.0
+"""The same, for one that is being loaded."""
 _context = multiprocessing.get_context("forkserver")
 
 
 class Died(Exception):
-    """The process went while it was asked; what it was asked may be asked of another."""
+    """The process went, or hung, while it was asked; what it was asked may be asked of another."""
 
 
 class Failed(Exception):
@@ -53,13 +57,13 @@ class Replica:
         Raises:
             Died: it cannot.
         """
-        self._receive()
+        self._receive(LOADS)
 
     def ask(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], float]:
         """The first output, and the seconds that it took there.
 
         Raises:
-            Died: the process went.
+            Died: the process went, or has not answered for `PATIENCE` seconds.
             Failed: the inputs were refused.
         """
         self._asked += 1
@@ -67,14 +71,16 @@ class Replica:
             self._pipe.send((self._asked, inputs))
         except OSError as fault:
             raise Died from fault
-        number, made, seconds = self._receive()
+        number, made, seconds = self._receive(PATIENCE)
         assert number == self._asked
         if isinstance(made, str):
             raise Failed(made)
         return made, seconds
 
-    def _receive(self) -> Any:
+    def _receive(self, seconds: float) -> Any:
         try:
+            if not self._pipe.poll(seconds):
+                raise Died
             return self._pipe.recv()
         except (EOFError, OSError) as fault:
             raise Died from fault
