@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from windtunnel.linux import forkserver_client
 
 FORK_SERVER = "windtunnel.linux.forkserver"
 CAPTURE = "windtunnel.training.emulate.live.worker"
+ABSENT_DEVICE = ("support.absent_device",)
 LENT = "WINDTUNNEL_TESTS_SERVER"
 
 
@@ -34,23 +35,29 @@ def captures() -> Iterator[None]:
     from windtunnel.training.emulate.live import session
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "subprocess", preloaded.Subprocess(CAPTURE, ("support.absent_device",)))
+        patch.setattr(session, "subprocess", preloaded.Subprocess(CAPTURE, ABSENT_DEVICE))
         yield
 
 
-def windtunnel(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """``windtunnel`` with ``words``, as a process of its own, whose job starts as in `launches`."""
-    fd = preloaded.server(preloaded.TRAINING).fileno()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", LENT: str(fd)}
-    done = preloaded.run(["-m", "support.quick", *words], env=env, pass_fds=[fd], timeout=300.0, **options)
+def windtunnel(
+    *words: str | Path, lent: tuple[str, ...] = preloaded.TRAINING, env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """``windtunnel`` with ``words``, as a process of its own, whose job starts as in `launches`; where
+    `ABSENT_DEVICE` is ``lent``, its capture as in `captures`. ``env``: beside this process's own."""
+    fd = preloaded.server(lent).fileno()
+    given = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), LENT: f"{fd} {','.join(lent)}"}
+    done = preloaded.run(["-m", "support.quick", *words], env=given, pass_fds=[fd], timeout=300.0, **options)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def main() -> None:
     from windtunnel.cli.main import main
 
-    preloaded.adopt(preloaded.TRAINING, int(os.environ.pop(LENT)))
-    with launches():
+    fd, names = os.environ.pop(LENT).split()
+    lent = tuple(names.split(","))
+    preloaded.adopt(lent, int(fd))
+    with captures() if lent == ABSENT_DEVICE else launches():
         main()
 
 

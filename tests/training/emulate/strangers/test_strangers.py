@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from catalogue import PROGRAMS, STRANGERS, TORCH, Stranger, row, shown, write
+
+from support import quick
 
 WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 """What the names of files of weights end with."""
@@ -21,13 +21,10 @@ WEIGHTS = {".ckpt", ".distcp", ".pt", ".safetensors"}
 def test_it_is_emulated(stranger: Stranger, tmp_path: Path) -> None:
     if stranger.missing:
         pytest.skip(f"needs {', '.join(stranger.missing)}: pip install windtunnel[strangers]")
-    windtunnel = str(Path(sys.executable).with_name("windtunnel"))
-    command = [windtunnel, "emulate", "--json", "--no-report", "--jobs", "1"]
-    program = [str(PROGRAMS / stranger.program), *stranger.arguments]
-    done = subprocess.run(
-        [*command, "--cluster", stranger.cluster, *program],
-        env=os.environ | dict(stranger.settings) | {"WINDTUNNEL_HOME": str(tmp_path / "home")},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+    done = quick.windtunnel(
+        "emulate", "--json", "--no-report", "--jobs", "1", "--cluster", stranger.cluster,
+        PROGRAMS / stranger.program, *stranger.arguments, lent=quick.ABSENT_DEVICE,
+        env=dict(stranger.settings) | {"WINDTUNNEL_HOME": str(tmp_path / "home")}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads(done.stdout)
