@@ -6,10 +6,11 @@ import gc
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Examples that hypothesis makes have no deadline either.
-settings.register_profile("untimed", settings.default, deadline=None)
+# Examples that hypothesis makes have no deadline either, and may come slowly on a host that does much else.
+slowly = [HealthCheck.too_slow]
+settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=slowly)
 settings.load_profile("untimed")
 
 # What starts the tests in the background may ignore an interrupt, and all that they start would do so too.

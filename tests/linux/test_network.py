@@ -126,7 +126,8 @@ def test_a_rate_bounds_what_a_device_sends(
     server, port = serve(held, far)
     with server, socket.create_connection((far, port), 5) as sender:
         receiver = server.accept()[0]
-        code = "import socket,sys,time; s=socket.socket(fileno=int(sys.argv[1])); t=time.monotonic(); n=0\n"
+        code = "import socket,sys,time; s=socket.socket(fileno=int(sys.argv[1])); print(flush=True)\n"
+        code += "t=time.monotonic(); n=0\n"
         code += "while n < 1_200_000: n += len(s.recv(1<<16))\nprint(time.monotonic()-t)"
         with subprocess.Popen(
             [sys.executable, "-c", code, str(receiver.fileno())],
@@ -134,8 +135,9 @@ def test_a_rate_bounds_what_a_device_sends(
             stdout=subprocess.PIPE,
         ) as reader:
             receiver.close()
-            sender.sendall(bytes(1_200_000))
             assert reader.stdout is not None
+            assert reader.stdout.readline() == b"\n"  # its clock runs before the first byte is sent
+            sender.sendall(bytes(1_200_000))
             assert float(reader.stdout.read()) > least
 
 
@@ -169,7 +171,8 @@ def test_no_descriptor_stays_open(held: Path, device: str) -> None:
 
 
 def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
-    made = network.Network("test-a1b2c3", rate=50e6)
+    mark = os.urandom(3).hex()
+    made = network.Network(f"test-{mark}", rate=50e6)
     try:
         first, _ = made.add("first")
         second, address = made.add("second")
@@ -190,20 +193,21 @@ def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
             made.set_rate("second", 1e6)
             namespaces.within(first, lambda: socket.create_connection((address, port), 5)).close()
         network.sweep()
-        assert "wta1b2c3" in psutil.net_if_stats()
+        assert f"wt{mark}" in psutil.net_if_stats()
     finally:
         made.close()
-    assert not [name for name in psutil.net_if_stats() if name.startswith("wta1b2c3")]
+    assert not [name for name in psutil.net_if_stats() if name.startswith(f"wt{mark}")]
     assert not Path(first).exists()
 
 
 def test_networks_of_processes_that_are_gone_are_swept() -> None:
-    made = network.Network("test-d4e5f6")
+    mark = os.urandom(3).hex()
+    made = network.Network(f"test-{mark}")
     made.add("only")
-    owner = Path("/run/windtunnel-networks/wtd4e5f6")
+    owner = Path("/run/windtunnel-networks") / f"wt{mark}"
     own = Identity.own()
     owner.write_text(f"{Identity(own.pid, own.started + 1, own.boot)}\n")  # the pid was used again
     network.sweep()
-    assert "wtd4e5f6" not in psutil.net_if_stats()
+    assert f"wt{mark}" not in psutil.net_if_stats()
     assert not owner.exists()
-    assert not list(Path("/run/netns").glob("wtd4e5f6*"))
+    assert not list(Path("/run/netns").glob(f"wt{mark}*"))

@@ -198,7 +198,8 @@ def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Ser
     """As many as may run and wait are accepted, drawn, greedy and branched; none of them is refused by the
     next worker. Four leave while it is away."""
     asks: list[dict[str, Any]] = [
-        {"prompt": f"{at} " * (at * 40 + 1), "max_tokens": 300 if at < ROWS else 8, "seed": at}
+        # the first run for seconds, so that the others are surely seen to wait meanwhile
+        {"prompt": f"{at} " * (at * 40 + 1), "max_tokens": 1000 if at < ROWS else 8, "seed": at}
         for at in range(ROWS + QUEUE)
     ]
     for at in (1, 2, 5, 7):
@@ -230,8 +231,9 @@ def test_a_stopped_and_killed_worker_loses_doubles_and_holds_nothing(server: Ser
             os.kill(before["worker"], signal.SIGKILL)
             found = await asyncio.gather(*doing, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in found[-4:])
-            for at in (1, 2, 4, 5):
-                assert found[at] == await ask(client, at), at
+            compared = (1, 2, 4, 5)
+            calm = await asyncio.gather(*(ask(client, at) for at in compared))
+            assert [found[at] for at in compared] == calm
             assert all(end == 1 for one in found[:-4] for _, end in one)
             restarted = partial(server.restarted, before["restarts"])
             after = await asyncio.to_thread(until, restarted, "another worker")

@@ -167,7 +167,7 @@ def test_shell_prompts_on_a_terminal(client: Client) -> None:
 
         def until(words: bytes) -> None:
             nonlocal shown
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 90
             while words not in shown:
                 assert time.monotonic() < deadline
                 shown += os.read(ours, 4096)

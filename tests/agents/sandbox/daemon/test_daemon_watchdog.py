@@ -17,6 +17,7 @@ import fakehost
 import pytest
 from hurt import traces
 
+from support.ports import free_port
 from support.waiting import until
 from windtunnel.agents.sandbox.client import connect, launch
 from windtunnel.agents.sandbox.errors import SandboxError
@@ -113,8 +114,7 @@ class Service:
 
     def __init__(self, home: Path, *words: str, patience: float = 60.0) -> None:
         self.home = home
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         env = os.environ | {"WINDTUNNEL_SANDBOX_PATIENCE": str(patience)}
         command = [sys.executable, str(SERVICE), str(self.port), str(home), *words]
         self.process = subprocess.Popen(

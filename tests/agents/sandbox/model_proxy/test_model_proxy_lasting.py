@@ -18,6 +18,7 @@ from fake_model import FakeModel, answer, events
 from fake_turns import FakeBox
 from model_bench import Bench, chat, plain, recorded, response
 
+from support.ports import free_port
 from support.waiting import until
 from windtunnel.agents.sandbox.client.launch import WATCHDOG
 from windtunnel.agents.sandbox.live.place import Home
@@ -39,8 +40,7 @@ class Served:
 
     def __init__(self, home: Path, upstream: str) -> None:
         self.home, self.life = home, 1
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [*WATCHDOG, str(home), sys.executable, str(SERVICE), str(home), str(self.port), upstream]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         until(lambda: (home / "ready1").exists())

@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.ports import free_port
 from windtunnel.agents.sandbox.model import TurnResult
 from windtunnel.agents.sandbox.traces.observe import Observation, observe
 from windtunnel.agents.sandbox.traces.replay import Output
@@ -125,20 +125,4 @@ def new_box(tmp_path: Path) -> Iterator[Callable[[], StandInBox]]:
 @pytest.fixture
 def first_port() -> int:
     """A port from which some in a row are free."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port <= 60_000 and all(_free(port + more) for more in range(12)):
-            return port
-    pytest.skip("no twelve free ports in a row")
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return free_port(12)

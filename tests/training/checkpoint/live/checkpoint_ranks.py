@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from support.ports import free_port
 from windtunnel.training.checkpoint.live import checkpointer
 from windtunnel.training.checkpoint.live.access import Access
 
@@ -111,9 +111,7 @@ def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def launch(world: int, kind: str, folder: Path, steps: int, generation: int) -> dict[str, Any]:
     """``world`` ranks restore, train up to ``steps``, saving each; what rank 0 found and got."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     out = folder / f"result-{generation}.pt"
     ranks = [
         _context.Process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -97,9 +98,9 @@ def test_hosts_that_never_come_fail_the_run(tmp_path: Path) -> None:
 
 
 def test_nobody_says_hello(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(hello=0.3, end=1.0)) as run:
+    with a_run(tmp_path, 2, deadlines=Deadlines(hello=1.0, end=1.0)) as run:
         run.add()
-        assert run.outcome().reason == "1 of 2 hosts came within 0.3 s"
+        assert run.outcome().reason == "1 of 2 hosts came within 1 s"
 
 
 def test_orders_that_fail(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_shrink_goes_on_and_takes_in_who_comes(tmp_path: Path) -> None:
 
 def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
     """A frozen host: its connection stays, nothing comes; when it wakes up it is told to end."""
-    with a_run(tmp_path, 2, lease=0.3) as run:
+    with a_run(tmp_path, 2, lease=1.0) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
         agents[1].beats = False
@@ -337,7 +338,7 @@ def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
-    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.1, process=0.1, end=1.0)) as run:
+    with a_run(tmp_path, 2, deadlines=Deadlines(form=0.4, process=0.4, end=1.0)) as run:
         (one,) = run.add()
         (two,) = run.add(groups=False)
         reason = run.outcome().reason
@@ -466,7 +467,7 @@ def test_a_store_that_does_not_come_has_a_reason(tmp_path: Path) -> None:
         until(lambda: run.events("finished"), "the end")
         held.set()
         reason = run.outcome().reason
-    assert reason.startswith("no store within 0.2 s: the fork server was asked for one 0 s ago")
+    assert re.match(r"no store within 0\.2 s: the fork server was asked for one \d+ s ago", reason)
     assert "(load " in reason
 
 

@@ -121,8 +121,8 @@ def test_what_is_committed_and_stored_is_the_logs_to_say(tmp_path: Path) -> None
 
 
 def test_a_host_that_died_meanwhile_is_lost(tmp_path: Path) -> None:
-    deadlines = Deadlines(back=0.5, end=2.0)
-    with a_run(tmp_path, 2, deadlines=deadlines, lease=0.5) as run:
+    deadlines = Deadlines(back=1.5, end=2.0)
+    with a_run(tmp_path, 2, deadlines=deadlines, lease=1.5) as run:
         agents = run.add(3)
         run.formed(1, agents[:2])
         run.supervisor.abandon()
