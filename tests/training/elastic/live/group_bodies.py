@@ -89,8 +89,9 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
     if rank == WORLD - 1:
         report("ready")
         time.sleep(LIMIT)
+    telling = threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut()))
     if told:
-        threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut())).start()
+        telling.start()
     report("ready")
     begin = time.monotonic()
     try:
@@ -99,6 +100,8 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
     except RuntimeError as error:
         released = str(error)
         group.cut()  # as `run` does: lets the neighbours out
+        if told:
+            telling.join()  # where a neighbour's cut was first, this one would be of the next generation
         del run
         group.leave(error)
     took = time.monotonic() - begin
@@ -112,12 +115,14 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
 def too_few(rank: int, report: Any, store: str) -> None:
     """Form with a rank that never comes; a cut brings us out; a later generation works."""
     group = CuttableGroup("gloo", LIMIT)
-    threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut())).start()
+    telling = threading.Thread(target=lambda: (client(store).wait(["cut"]), group.cut()))
+    telling.start()
     report("forming")
     try:
         group.form(membership_of(WORLD, store), rank)
         raise AssertionError("it formed")
     except (RuntimeError, ConnectionAbortedError) as error:
+        telling.join()
         group.leave(error)
     group.form(membership_of(WORLD - 1, store, 2), rank)
     report("met", dist.get_world_size())
