@@ -4,12 +4,9 @@ stop."""
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from windtunnel.base.errors import HostError, UserError
+from windtunnel.base.web import Server, listen
 from windtunnel.serving.branching.policy import POLICIES as BRANCHING
 from windtunnel.serving.engine.live.link import Link
 from windtunnel.serving.engine.live.server import GRACE, Service, build
@@ -74,14 +72,7 @@ def serve(served: Served, ready: Callable[[str, str], None] = lambda url, run: N
             raise UserError(f"serve: {field} {given!r} is unknown; accepted are {', '.join(known)}")
     if served.prefix_disk:
         _made(Path(served.prefix_disk))
-    try:
-        family = socket.AF_INET6 if ":" in served.host else socket.AF_INET
-        sock = socket.create_server((served.host, served.port), family=family, backlog=1024)
-    except OSError as error:
-        raise UserError(
-            f"serve: {served.host}:{served.port} cannot be listened on ({error.strerror})"
-        ) from error
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    sock = listen("serve", served.host, served.port)
     run = Store.open().begin(CAPABILITY, {"command": "serve", **asdict(served)}, served.seed)
     with sock, run.failing():
         run.finish(
@@ -99,14 +90,6 @@ def _made(folder: Path) -> None:
         raise UserError(f"serve: --prefix-disk {folder} cannot be used ({error.strerror})") from error
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to others: after its own handlers it would end the process by them."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(
     served: Served, sock: socket.socket, events: Path, ready: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -118,9 +101,8 @@ async def _serve(
         config = uvicorn.Config(
             build(service), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE
         )
-        server = _Server(config)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+        server = Server(config)
+        server.end_when_told()
         host, port = sock.getsockname()[:2]
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         watching = asyncio.create_task(_leave(server, link))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.web import Server, listen
 from windtunnel.serving.variants.live.gateway import application
 from windtunnel.serving.variants.live.registry import registered
 from windtunnel.serving.variants.live.service import NAME, Service
@@ -34,11 +32,7 @@ def serve(
     entries = registered(home)
     if not entries:
         raise UserError(f"variants serve: nothing is registered in {home}; use windtunnel variants add")
-    try:
-        sock = socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        raise UserError(f"variants serve: {host}:{port} cannot be listened on ({error.strerror})") from error
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    sock = listen("variants serve", host, port)
     settings = {"command": "variants serve", "home": str(home), "policy": policy}
     run = Store.open().begin(NAME, settings, 0)
     with sock, run.failing():
@@ -54,23 +48,14 @@ def serve(
             log.close()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to others: after its own handlers it would end the process by them."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(
     service: Service, sock: socket.socket, host: str, rpc: int | None, ready: Callable[[str, str], None]
 ) -> dict[str, Any]:
     config = uvicorn.Config(
         application(service), log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
-    server = _Server(config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+    server = Server(config)
+    server.end_when_told()
     other, address = None, ""
     if rpc is not None:
         from windtunnel.serving.variants.live.rpc import listening

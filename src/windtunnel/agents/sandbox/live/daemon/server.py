@@ -39,6 +39,7 @@ from windtunnel.agents.sandbox.live.kept import Kept
 from windtunnel.agents.sandbox.model import Event, Facility
 from windtunnel.agents.sandbox.protocol import AnyHost
 from windtunnel.base.errors import UserError
+from windtunnel.base.web import Server
 from windtunnel.linux.processes import session_first
 
 TAKEOVER_SECONDS = 30.0
@@ -209,7 +210,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def _until_stopped(
-    service: Service, servers: list[tuple[_Server, socket.socket]], idle_seconds: float | None
+    service: Service, servers: list[tuple[Server, socket.socket]], idle_seconds: float | None
 ) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -245,16 +246,8 @@ async def _stop_when_idle(service: Service, idle_seconds: float) -> None:
         await asyncio.sleep(min(max(idle_seconds - since, 0.05), 60.0))
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: two of them would take the signals from each other."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _server(app: ASGIApp) -> _Server:
-    return _Server(
+def _server(app: ASGIApp) -> Server:
+    return Server(
         uvicorn.Config(
             app,
             lifespan="off",

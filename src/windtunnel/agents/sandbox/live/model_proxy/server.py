@@ -13,7 +13,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ from windtunnel.agents.sandbox.live.model_proxy.upstream import timeouts
 from windtunnel.agents.sandbox.live.model_proxy.wire import Ending, Gone, Refused, read_asking, send_fault
 from windtunnel.agents.sandbox.live.place import Home
 from windtunnel.base.errors import UserError
+from windtunnel.base.web import Server
 
 LOG = logging.getLogger("windtunnel.sandbox.model_proxy")
 SHARED = re.compile(r"/box/([^/?]+)(/.*)?")
@@ -246,7 +247,7 @@ class ModelProxy:
             if scope["type"] == "http":
                 await self._answer(name, scope, receive, send)
 
-        server = _Server(
+        server = Server(
             uvicorn.Config(
                 app,
                 http=protocol(lasting, lambda: self._closed),
@@ -337,11 +338,3 @@ class ModelProxy:
             work.close()
             raise UserError("model proxy: it is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process they would take signals from is not its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
