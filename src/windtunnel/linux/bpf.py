@@ -1,4 +1,7 @@
-"""bpf(2) without libbpf: maps, programs on raw tracepoints, ring buffers, the kernel's types.
+"""bpf(2) without libbpf: maps, programs on raw tracepoints and on packets, ring buffers, the kernel's types.
+
+BPF code is the same for every machine of one byte order, so one compiled object is shipped beside its C
+source, named by the digest of it (`Object`).
 
 Source: bpf(2), Documentation/bpf/ of the kernel (btf.rst, ringbuf.rst), the ELF format on relocations.
 """
@@ -9,19 +12,26 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from windtunnel.base import native
+from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError
 from windtunnel.linux.system import bpf
 
-HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, RINGBUF = 1, 2, 6, 9, 27
-_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT, _LOAD, _RAW_TRACEPOINT = 0, 1, 2, 3, 4, 5, 17
-_RAW_TRACEPOINT_PROGRAM = 17
+HASH, ARRAY, PERCPU_ARRAY, LRU_HASH, LPM_TRIE, RINGBUF = 1, 2, 6, 9, 11, 27
+_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT, _LOAD, _TEST_RUN, _RAW_TRACEPOINT = 0, 1, 2, 3, 4, 5, 10, 17
+_PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _LOAD_BTF, _LOOKUP_BATCH, _UPDATE_BATCH = 13, 14, 15, 18, 24, 26
+_KINDS = {"raw_tracepoint": 17, "tc": 3}
+"""Kinds of programs, by the beginning of the names of their sections."""
+_NO_PREALLOC, _LOCKED = 1, 4
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _STRUCT, _UNION = 4, 5
 # words that follow the three of every type of BTF, by kind: fixed, and for each of its members
@@ -31,11 +41,63 @@ _BUSY, _DISCARD = 1 << 31, 1 << 30
 
 
 class Map:
-    """One map; keys and values are bytes."""
+    """One map; keys and values are bytes. ``lock``: values begin with a struct bpf_spin_lock."""
 
-    def __init__(self, kind: int, key: int, value: int, entries: int) -> None:
-        self.key, self.value = key, value
-        self.fd = bpf(_CREATE, struct.pack("IIIII", kind, key, value, entries, 0))
+    def __init__(
+        self, kind: int, key: int, value: int, entries: int, name: str = "", *, lock: bool = False
+    ) -> None:
+        self.key, self.value, self.entries = key, value, entries
+        flags = _NO_PREALLOC if kind == LPM_TRIE else 0
+        types = _lock_types(value) if lock else -1
+        try:
+            head = struct.pack("IIIII8x16sI", kind, key, value, entries, flags, name.encode(), 0)
+            self.fd = bpf(_CREATE, head + (struct.pack("III", types, 1, 3) if lock else b""))
+        finally:
+            if types >= 0:
+                os.close(types)
+
+    @classmethod
+    def opened(cls, number: int) -> tuple[str, Map]:
+        """A map that stands already, by its number, and its name."""
+        found = cls.__new__(cls)
+        found.fd = bpf(_MAP_BY_ID, struct.pack("I", number))
+        _, _, found.key, found.value, found.entries, _, name = struct.unpack_from(
+            "6I16s", _information(found.fd, 96)
+        )
+        return name.rstrip(b"\0").decode(), found
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the kernel holds for it."""
+        told = Path(f"/proc/self/fdinfo/{self.fd}").read_text(encoding="ascii")
+        return int(told.partition("memlock:")[2].split()[0])
+
+    def put(self, keys: bytes, values: bytes) -> None:
+        """Many values at their keys, each packed one after the other."""
+        self._batch(_UPDATE_BATCH, keys, values, len(keys) // self.key, 0)
+
+    def all(self, *, locked: bool = False) -> bytes:
+        """The values of an array, one after the other. ``locked``: each as it was between two changes."""
+        step, values = 4096, bytearray()
+        for start in range(0, self.entries, step):
+            count = min(step, self.entries - start)
+            after = struct.pack("I", start - 1) if start else b""
+            values += self._batch(_LOOKUP_BATCH, after, b"", count, _LOCKED if locked else 0)
+        return bytes(values)
+
+    def _batch(self, command: int, keys: bytes, values: bytes, count: int, flags: int) -> bytes:
+        given, out = ctypes.create_string_buffer(keys, max(len(keys), 8)), ctypes.create_string_buffer(8)
+        # an update takes its keys where a lookup puts those that it found
+        found = given if command == _UPDATE_BATCH else ctypes.create_string_buffer(count * self.key)
+        held = ctypes.create_string_buffer(values, count * self.value)
+        begin = ctypes.addressof(given) if keys and command == _LOOKUP_BATCH else 0
+        at = (begin, ctypes.addressof(out), ctypes.addressof(found), ctypes.addressof(held))
+        try:
+            bpf(command, struct.pack("QQQQIIQQ", *at, count, self.fd, flags, 0))
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # the end of the map
+                raise
+        return held.raw
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
         self._ask(_UPDATE, key, value)
@@ -77,13 +139,55 @@ class Map:
         os.close(self.fd)
 
 
+def _lock_types(size: int) -> int:
+    """Type data with a struct of ``size`` bytes that begins with a lock: the kernel must know where that is.
+    Type 1 is an int (of the key), 3 the struct; a descriptor."""
+    names = b"\0u32\0bpf_spin_lock\0val\0state\0lock\0"
+
+    def at(name: bytes) -> int:
+        return names.index(b"\0" + name + b"\0") + 1
+
+    types = struct.pack("IIII", at(b"u32"), 1 << 24, 4, 32)
+    for name, length, member, kind in ((b"bpf_spin_lock", 4, b"val", 1), (b"state", size, b"lock", 2)):
+        types += struct.pack("IIIIII", at(name), 4 << 24 | 1, length, at(member), kind, 0)
+    head = struct.pack("HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(names))
+    blob = ctypes.create_string_buffer(head + types + names, len(head + types + names))
+    return bpf(_LOAD_BTF, struct.pack("QQIII", ctypes.addressof(blob), 0, len(blob), 0, 0))
+
+
+def _information(descriptor: int, size: int) -> bytes:
+    told = ctypes.create_string_buffer(size)
+    bpf(_INFO, struct.pack("IIQ", descriptor, size, ctypes.addressof(told)))
+    return told.raw
+
+
+def number_of(descriptor: int) -> int:
+    """The number by which the kernel knows a program, as long as somebody holds it."""
+    return int(struct.unpack_from("II", _information(descriptor, 64))[1])
+
+
+def maps_of(program: int) -> dict[str, Map]:
+    """The maps of the program with that number, by name. Raises OSError: there is none."""
+    descriptor = bpf(_PROGRAM_BY_ID, struct.pack("I", program))
+    try:
+        numbers = (ctypes.c_uint32 * 64)()
+        info = ctypes.create_string_buffer(64)
+        struct.pack_into("<IQ", info, 52, len(numbers), ctypes.addressof(numbers))
+        bpf(_INFO, struct.pack("IIQ", descriptor, 64, ctypes.addressof(info)))
+        return dict(Map.opened(number) for number in numbers[: struct.unpack_from("I", info, 52)[0]])
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True)
 class Program:
-    """Code for one raw tracepoint, and at which of its instructions which map goes in."""
+    """Code of one section of an object file, and at which of its instructions which map goes in. ``kind``:
+    how the section's name begins, ``name`` the rest: that of a raw tracepoint is the tracepoint."""
 
-    tracepoint: str
+    name: str
     code: bytes
     maps: tuple[tuple[int, str], ...]
+    kind: str = "raw_tracepoint"
 
 
 def programs(elf: bytes) -> list[Program]:
@@ -103,8 +207,8 @@ def programs(elf: bytes) -> list[Program]:
                 symbols.append(text(strings, struct.unpack_from("<I", elf, offset)[0]))
     found = []
     for number, header in enumerate(headers):
-        name = text(headers[names_at][4], header[0])
-        if header[1] != 1 or not name.startswith("raw_tracepoint/"):
+        kind, _, name = text(headers[names_at][4], header[0]).partition("/")
+        if header[1] != 1 or kind not in _KINDS:
             continue
         uses = []
         for other in headers:
@@ -113,7 +217,7 @@ def programs(elf: bytes) -> list[Program]:
                     offset, info = struct.unpack_from("<QQ", elf, entry)
                     uses.append((offset, symbols[info >> 32]))
         code = elf[header[4] : header[4] + header[5]]
-        found.append(Program(name.partition("/")[2], code, tuple(uses)))
+        found.append(Program(name, code, tuple(uses), kind))
     return found
 
 
@@ -126,11 +230,14 @@ def loaded(program: Program, maps: Mapping[str, Map]) -> int:
     instructions = ctypes.create_string_buffer(bytes(code), len(code))
     license_name = ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(1 << 20)
-    what = (_RAW_TRACEPOINT_PROGRAM, len(code) // 8, ctypes.addressof(instructions))
+    called = f"wt_{program.name}".encode()[:15]
+    what = (_KINDS[program.kind], len(code) // 8, ctypes.addressof(instructions))
 
     def load(level: int) -> int:
         told = (level, len(log), ctypes.addressof(log)) if level else (0, 0, 0)
-        return bpf(_LOAD, struct.pack("<IIQQIIQII", *what, ctypes.addressof(license_name), *told, 0, 0))
+        return bpf(
+            _LOAD, struct.pack("<IIQQIIQII16s", *what, ctypes.addressof(license_name), *told, 0, 0, called)
+        )
 
     try:
         return load(0)
@@ -144,7 +251,7 @@ def loaded(program: Program, maps: Mapping[str, Map]) -> int:
     except OSError as error:
         words = " / ".join(log.value.decode(errors="replace").strip().splitlines()[-3:])
         raise LinuxError(
-            f"the kernel refused the program for {program.tracepoint}: {error.strerror}; {words[-400:]}"
+            f"the kernel refused the program for {program.name}: {error.strerror}; {words[-400:]}"
         ) from None
 
 
@@ -155,6 +262,83 @@ def attached(program: int, tracepoint: str) -> int:
         return bpf(_RAW_TRACEPOINT, struct.pack("<QI", ctypes.addressof(name), program))
     except OSError as error:
         raise LinuxError(f"tracepoint {tracepoint} cannot be used: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Packet:
+    """What a program on packets is tried with. ``length``: bytes on the wire (struct __sk_buff, wire_len);
+    ``time``: its tstamp, ns; ``data``: from the Ethernet header on, at least 14 bytes."""
+
+    data: bytes
+    length: int
+    time: int = 0
+    mark: int = 0
+
+
+def tried(program: int, packet: Packet, repeat: int = 1) -> tuple[int, int]:
+    """Run a loaded program of kind ``tc`` on a packet, by BPF_PROG_TEST_RUN: what it returned (as a signed
+    number) and the mean of a run in ns. Raises OSError."""
+    data = ctypes.create_string_buffer(packet.data, len(packet.data))
+    context = ctypes.create_string_buffer(192)
+    struct.pack_into("I", context, 8, packet.mark)
+    struct.pack_into("QI", context, 152, packet.time, packet.length)
+    asked = bytearray(80)
+    struct.pack_into(
+        "IIIIQQIIII", asked, 0, program, 0, len(data), 0, ctypes.addressof(data), 0, repeat, 0, 192, 0
+    )
+    struct.pack_into("Q", asked, 48, ctypes.addressof(context))
+    bpf(_TEST_RUN, asked)
+    return struct.unpack_from("i", asked, 4)[0], struct.unpack_from("I", asked, 36)[0]
+
+
+@dataclass(frozen=True)
+class Object:
+    """BPF programs in C: what is shipped lies built beside the ``source``, named by the digest of all C files
+    of its folder. ``module``: who builds it anew, by ``python -m``."""
+
+    source: Path
+    module: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self._stem}-{native.digest(sorted(self.source.parent.glob('*.[ch]')))}.o"
+
+    @property
+    def _stem(self) -> str:
+        return self.source.name.partition(".")[0]
+
+    def programs(self) -> list[Program]:
+        """Raises LinuxError when the object that belongs to the source is not there."""
+        return programs(self.locate().read_bytes())
+
+    def locate(self) -> Path:
+        """Where it lies. Raises LinuxError as `programs` does."""
+        path = self.source.parent / self.file_name
+        if not path.exists():
+            raise LinuxError(
+                f"the compiled program {path.name} is missing; build it with clang: python -m {self.module}"
+            )
+        return path
+
+    def build(self, target: Path) -> None:
+        """Compile it without debug or type data. Raises UserError with the compiler's words."""
+        clang, strip = shutil.which("clang"), shutil.which("llvm-strip") or shutil.which("llvm-strip-14")
+        if clang is None or strip is None:
+            raise UserError(
+                "building the program needs clang and llvm-strip: apt-get install clang llvm libbpf-dev"
+            )
+        includes = [f"-I{path}" for path in sorted(Path("/usr/include").glob("*-linux-gnu"))]
+        options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", *includes]
+        with tempfile.TemporaryDirectory() as scratch:
+            made = f"{scratch}/{self._stem}.o"
+            native.compiled([clang, *options, "-c", str(self.source), "-o", made], self.source.name)
+            sections = ["--remove-section=.BTF", "--remove-section=.BTF.ext"]
+            native.compiled([strip, "-g", *sections, made], self.source.name)
+            shutil.copyfile(made, target)
+
+    def rebuild(self) -> None:
+        """Build what is shipped anew, and remove older builds."""
+        native.rebuilt(self.source.parent, self.file_name, f"{self._stem}-*.o", self.build)
 
 
 class Ring:

@@ -40,7 +40,7 @@ def make_pair(device: str, peer: str, namespace: Path, master: str | None = None
     with open(namespace, "rb") as held:
         there = {"ifname": peer, "net_ns_fd": held.fileno()}
         on_bridge = {} if master is None else {"master": socket.if_nametoindex(master)}
-        _ask(lambda route: route.link("add", ifname=device, kind="veth", peer=there, **on_bridge))
+        ask(lambda route: route.link("add", ifname=device, kind="veth", peer=there, **on_bridge))
 
 
 def configure(device: str, address: str, prefix: int, namespace: Path | None = None) -> None:
@@ -51,14 +51,14 @@ def configure(device: str, address: str, prefix: int, namespace: Path | None = N
         route.addr("add", index=index, address=address, prefixlen=prefix)
         route.link("set", index=index, state="up")
 
-    _ask(give, namespace)
+    ask(give, namespace)
 
 
 def remove_link(device: str) -> None:
     """Remove a device, and with it its peer; one that is absent is fine."""
     try:
         index = socket.if_nametoindex(device)
-        _ask(lambda route: route.link("del", index=index))
+        ask(lambda route: route.link("del", index=index))
     except OSError as error:
         if error.errno != errno.ENODEV and error.errno is not None:
             raise
@@ -67,7 +67,7 @@ def remove_link(device: str) -> None:
 def set_link(device: str, *, up: bool) -> None:
     """Take a device down, or up again: no connection over it closes."""
     index = socket.if_nametoindex(device)
-    _ask(lambda route: route.link("set", index=index, state="up" if up else "down"))
+    ask(lambda route: route.link("set", index=index, state="up" if up else "down"))
 
 
 def set_rate(device: str, rate: float, namespace: Path | None = None) -> None:
@@ -83,7 +83,7 @@ def set_rate(device: str, rate: float, namespace: Path | None = None) -> None:
         index = socket.if_nametoindex(device)
         route.tc("replace", "tbf", index=index, rate=f"{bits}bit", burst=burst, latency="200ms")
 
-    _ask(limit, namespace)
+    ask(limit, namespace)
 
 
 def missing() -> str | None:
@@ -117,12 +117,12 @@ class Network:
         self.rate = rate
         self._bridge = f"wt{token.rpartition('-')[2]}"
         self._numbers = {name: number for number, name in enumerate(hosts)}
-        self._net = before.rpartition(".")[0] if before is not None else _ask(_free_net)
+        self._net = before.rpartition(".")[0] if before is not None else ask(_free_net)
         self.address = f"{self._net}.1"
         if before is not None:
             self.own(Identity.own())
             return
-        _ask(lambda route: route.link("add", ifname=self._bridge, kind="bridge"))
+        ask(lambda route: route.link("add", ifname=self._bridge, kind="bridge"))
         try:
             _OWNERS.mkdir(exist_ok=True)
             self.own(Identity.own())
@@ -168,7 +168,7 @@ class Network:
             self._refuse(name, f"{self._net}.{self._numbers[to] + 2}/32", "add" if apart else "del")
 
     def _refuse(self, name: str, address: str, work: str) -> None:
-        _ask(lambda route: route.route(work, dst=address, type="blackhole"), self._namespace(name))
+        ask(lambda route: route.route(work, dst=address, type="blackhole"), self._namespace(name))
 
     def close(self) -> None:
         """Remove all of it."""
@@ -220,17 +220,17 @@ def _free_net(route: Any) -> str:
     raise UserError("network netns: no net of 10.0.0.0/8 is free")
 
 
-def _ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
-    """What ``work(route)`` returns, with a pyroute2.IPRoute of a network namespace."""
+def ask(work: Callable[[Any], T], namespace: Path | None = None) -> T:
+    """What ``work(route)`` returns, with a pyroute2.IPRoute of a network namespace. Raises LinuxError."""
     # a fifth of a second to load: only who makes links pays
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
-    def ask() -> T:
+    def asked() -> T:
         try:
             with IPRoute(groups=0) as route:
                 return work(route)
         except NetlinkError as error:
             raise LinuxError(os.strerror(error.code), error.code) from error
 
-    return namespaces.within(namespace, ask)
+    return namespaces.within(namespace, asked)

@@ -46,10 +46,13 @@ def ioctl(
     return checked(libc.ioctl(descriptor, request, given), f"ioctl {request:#x}")
 
 
-def bpf(command: int, attributes: bytes) -> int:
-    """``bpf(2)``."""
-    buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
-    return checked(libc.syscall(_BPF, command, buffer, ctypes.c_uint(128)), "bpf")
+def bpf(command: int, attributes: bytes | bytearray) -> int:
+    """``bpf(2)``. What the kernel writes into a bytearray stands in it afterwards."""
+    buffer = ctypes.create_string_buffer(bytes(attributes), max(len(attributes), 128))
+    result = checked(libc.syscall(_BPF, command, buffer, ctypes.c_uint(128)), "bpf")
+    if isinstance(attributes, bytearray):
+        attributes[:] = buffer.raw[: len(attributes)]
+    return result
 
 
 class _How(ctypes.Structure):

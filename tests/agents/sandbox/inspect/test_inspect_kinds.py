@@ -177,9 +177,9 @@ def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:
-    assert kernel.locate().name == kernel.object_name()
-    assert [path.name for path in kernel.FOLDER.glob("*.o")] == [kernel.object_name()]
-    assert {program.tracepoint for program in bpf.programs(kernel.locate().read_bytes())} == {
+    shipped = kernel.OBJECT.locate()
+    assert list(shipped.parent.glob("*.o")) == [shipped]
+    assert {program.name for program in kernel.OBJECT.programs()} == {
         "sys_exit",
         "sched_process_exec",
         "sched_process_exit",
@@ -190,11 +190,9 @@ def test_the_shipped_object_is_built_from_the_source_beside_it() -> None:
 def test_the_object_can_be_rebuilt(tmp_path: Path) -> None:
     if shutil.which("clang") is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
         pytest.skip("needs clang and libbpf-dev")
-    kernel.build(tmp_path / "made.o")
+    kernel.OBJECT.build(tmp_path / "made.o")
     made = bpf.programs((tmp_path / "made.o").read_bytes())
-    assert {program.tracepoint for program in made} == {
-        program.tracepoint for program in bpf.programs(kernel.locate().read_bytes())
-    }
+    assert made == kernel.OBJECT.programs()
 
 
 def test_the_machines_know_the_same_effects() -> None:

@@ -3,9 +3,6 @@
 A program at every system call taxes all processes of the host, so the programs are attached with the first
 sandbox that is watched and detached with the last. Each sandbox has a slot; loss of events, doubts and counts
 are kept by slot, so that a storm in one sandbox puts no other in doubt.
-
-BPF code is the same for every machine of one byte order, so one compiled object is shipped, named by the
-digest of its source. It is rebuilt with clang by ``python -m windtunnel.agents.sandbox.live.inspect.kernel``.
 """
 
 from __future__ import annotations
@@ -14,9 +11,7 @@ import functools
 import os
 import platform
 import select
-import shutil
 import struct
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +20,12 @@ from typing import NamedTuple
 
 from windtunnel.agents.sandbox.errors import InspectError
 from windtunnel.agents.sandbox.live.inspect.syscalls import DOUBTS, rules_of
-from windtunnel.base import native
-from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, bpf
 from windtunnel.linux.bpf import Ring
 
-FOLDER = Path(__file__).parent / "bpf"
-SOURCE = FOLDER / "turn.bpf.c"
+OBJECT = bpf.Object(
+    Path(__file__).parent / "bpf" / "turn.bpf.c", "windtunnel.agents.sandbox.live.inspect.kernel"
+)
 SLOTS = 1024
 RING = 1 << 22
 DOUBTS_EACH = 16
@@ -178,10 +172,10 @@ class Kernel:
             for number, rule in rules_of(platform.machine()).items():
                 self._maps["rules"][struct.pack("<I", number)] = rule.packed()
             self._ring = Ring(self._maps["ring"].fd, RING)
-            for program in bpf.programs(locate().read_bytes()):
+            for program in OBJECT.programs():
                 code = bpf.loaded(program, self._maps)
                 try:
-                    self._links.append(bpf.attached(code, program.tracepoint))
+                    self._links.append(bpf.attached(code, program.name))
                 finally:
                     os.close(code)
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
@@ -270,37 +264,5 @@ class Kernel:
         return tuple(found)
 
 
-def object_name() -> str:
-    return f"turn-{native.digest([SOURCE])}.o"
-
-
-def locate() -> Path:
-    """Raises InspectError when the object that belongs to the source is not there."""
-    path = FOLDER / object_name()
-    if not path.exists():
-        raise InspectError(
-            f"the compiled program {path.name} is missing; build it with clang:"
-            " python -m windtunnel.agents.sandbox.live.inspect.kernel"
-        )
-    return path
-
-
-def build(target: Path) -> None:
-    """Compile the program without debug or type data. Raises UserError with the compiler's words."""
-    clang, strip = shutil.which("clang"), shutil.which("llvm-strip") or shutil.which("llvm-strip-14")
-    if clang is None or strip is None:
-        raise UserError(
-            "building the program needs clang and llvm-strip: apt-get install clang llvm libbpf-dev"
-        )
-    includes = [f"-I{path}" for path in sorted(Path("/usr/include").glob("*-linux-gnu"))]
-    options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", *includes]
-    with tempfile.TemporaryDirectory() as scratch:
-        made = f"{scratch}/turn.o"
-        native.compiled([clang, *options, "-c", str(SOURCE), "-o", made], SOURCE.name)
-        sections = ["--remove-section=.BTF", "--remove-section=.BTF.ext"]
-        native.compiled([strip, "-g", *sections, made], SOURCE.name)
-        shutil.copyfile(made, target)
-
-
 if __name__ == "__main__":
-    native.rebuilt(FOLDER, object_name(), "turn-*.o", build)
+    OBJECT.rebuild()

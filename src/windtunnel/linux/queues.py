@@ -1,0 +1,167 @@
+"""Queueing disciplines and programs on packets, by rtnetlink.
+
+A program of kind ``tc`` hangs on an interface's clsact, where what it sends (egress) or receives (ingress)
+passes: as a filter of the first priority, beside those that others put there. Nothing here removes what it
+did not make.
+
+Source: tc(8), tc-bpf(8), tc-htb(8), tc-u32(8).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.linux import LinuxError
+from windtunnel.linux.network import ask
+
+Hook = Literal["egress", "ingress"]
+_PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
+_CLSACT, _ALL = 0xFFFF0000, 0x0300
+"""The handle of clsact; every protocol (ETH_P_ALL) as it goes over the wire."""
+_FIRST = 1
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One filter on an interface's clsact."""
+
+    hook: Hook
+    kind: str
+    name: str
+    priority: int
+    handle: int
+
+
+def queues(device: str, namespace: Path | None = None) -> dict[str, str]:
+    """The kinds of an interface's queueing disciplines by their handles, such as ``{"1:": "htb"}``."""
+
+    def listed(route: Any) -> dict[str, str]:
+        found = {}
+        for one in route.get_qdiscs(index=socket.if_nametoindex(device)):
+            found[f"{one['handle'] >> 16:x}:"] = dict(one["attrs"])["TCA_KIND"]
+        return found
+
+    return ask(listed, namespace)
+
+
+def filters(device: str, namespace: Path | None = None) -> list[Filter]:
+    """All filters on an interface's clsact."""
+
+    def listed(route: Any) -> list[Filter]:
+        index, found = socket.if_nametoindex(device), []
+        for hook, parent in _PARENTS.items():
+            for one in route.get_filters(index=index, parent=parent):
+                told = dict(one["attrs"])
+                options = told.get("TCA_OPTIONS")
+                if options is None or not one["handle"]:  # the head of a priority, not a filter
+                    continue
+                name = dict(options["attrs"]).get("TCA_BPF_NAME", "")
+                found.append(Filter(hook, told["TCA_KIND"], name, one["info"] >> 16, one["handle"]))  # type: ignore[arg-type]
+        return found
+
+    return [] if queues(device, namespace).get("ffff:") != "clsact" else ask(listed, namespace)
+
+
+def make_clsact(device: str, namespace: Path | None = None) -> bool:
+    """Whether it had to be made. Raises LinuxError where an ingress queue stands in its place, or the kernel
+    has none."""
+    there = queues(device, namespace).get("ffff:")
+    if there == "clsact":
+        return False
+    if there is not None:
+        raise LinuxError(f"{device} has a queue of kind {there} that is not ours, where clsact would be")
+    try:
+        ask(lambda route: route.tc("add", "clsact", socket.if_nametoindex(device)), namespace)
+    except LinuxError as error:
+        if error.errno == errno.ENOENT:
+            raise LinuxError(f"the kernel has no clsact ({error})", errno.ENOENT) from None
+        raise
+    return True
+
+
+def remove_clsact(device: str, namespace: Path | None = None) -> None:
+    """With all filters on it."""
+    _remove(device, {"handle": _CLSACT, "parent": 0xFFFFFFF1}, namespace)
+
+
+def attach(device: str, hook: Hook, program: int, name: str, namespace: Path | None = None) -> None:
+    """Hang a loaded program on clsact; it decides by what it returns."""
+    parent = _PARENTS[hook]
+
+    def add(route: Any) -> None:
+        index = socket.if_nametoindex(device)
+        route.tc(
+            "add-filter", "bpf", index, 0, fd=program, name=name, parent=parent, prio=_FIRST,
+            direct_action=True,
+        )  # fmt: skip
+
+    ask(add, namespace)
+
+
+def detach(device: str, found: Filter, namespace: Path | None = None) -> None:
+    """Remove one filter."""
+
+    def remove(route: Any) -> None:
+        index, info = socket.if_nametoindex(device), found.priority << 16 | _ALL
+        route.tc("del-filter", found.kind, index, found.handle, parent=_PARENTS[found.hook], info=info)
+
+    ask(remove, namespace)
+
+
+def try_queue(device: str, kind: str, namespace: Path | None = None, **settings: Any) -> None:
+    """Make a queue of that kind an interface's root, or raise LinuxError."""
+    ask(lambda route: route.tc("replace", kind, socket.if_nametoindex(device), **settings), namespace)
+
+
+def remove_queue(device: str, namespace: Path | None = None) -> None:
+    """Remove an interface's root queue: it has the kernel's usual one then."""
+    _remove(device, {"parent": 0xFFFFFFFF}, namespace)
+
+
+def _remove(device: str, which: dict[str, int], namespace: Path | None) -> None:
+    ask(lambda route: route.tc("del", index=socket.if_nametoindex(device), **which), namespace)
+
+
+def make_classes(
+    device: str, line: float, rates: Sequence[float], ceiling: float, namespace: Path | None = None
+) -> None:
+    """An HTB of ``line`` bytes/s as the root, with a class of each of ``rates`` and ``ceiling`` bytes/s below
+    it: 1:2, 1:3, … To the first goes what belongs to none. A packet whose priority (SO_PRIORITY) is a class's
+    number goes there without a filter."""
+
+    def make(route: Any) -> None:
+        index = socket.if_nametoindex(device)
+        route.tc("replace", "htb", index, 0x10000, default=2)
+        route.tc("add-class", "htb", index, 0x10001, parent=0x10000, **_shape(line, line))
+        for number, rate in enumerate(rates, 2):
+            route.tc("add-class", "htb", index, 0x10000 | number, parent=0x10001, **_shape(rate, ceiling))
+
+    ask(make, namespace)
+
+
+def _shape(rate: float, ceiling: float) -> dict[str, Any]:
+    return {
+        "rate": f"{int(rate * 8)}bit",
+        "ceil": f"{int(ceiling * 8)}bit",
+        "burst": 16_000,
+        "cburst": 16_000,
+    }
+
+
+def classify(device: str, source: str, number: int, namespace: Path | None = None) -> None:
+    """Send what comes from an IPv4 address to class 1:``number`` of an interface's HTB."""
+    key = f"0x{socket.inet_aton(source).hex()}/0xffffffff+12"
+
+    def add(route: Any) -> None:
+        index = socket.if_nametoindex(device)
+        route.tc(
+            "add-filter", "u32", index, 0, parent=0x10000, prio=10, protocol=0x0800,
+            target=0x10000 | number, keys=[key],
+        )  # fmt: skip
+
+    ask(add, namespace)
