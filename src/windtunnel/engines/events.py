@@ -99,7 +99,7 @@ class Shared:
     def __init__(self, env: Environment, capacity: float, most: float) -> None:
         self.env = env
         self.served = 0.0
-        """Units handed out since the start, until somebody last came or went."""
+        """Units handed out since the start, until somebody last came or went, or it was last reckoned."""
         self._capacity = capacity
         self._most = most
         self._users: list[tuple[float, int, Use]] = []
@@ -121,21 +121,22 @@ class Shared:
         if units <= 0:
             use.succeed()
             return use
-        self._advance()
+        self.advance()
         self.present += 1
         heappush(self._users, (self._received + units, next(self._count), use))
         self._plan()
         return use
 
     def _leave(self) -> None:
-        self._advance()
+        self.advance()
         self.present -= 1
         self._plan()
 
     def _rate(self) -> float:
         return min(self._most, self._capacity / self.present)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Reckon up to now."""
         now = self.env.now
         if self.present:
             each = self._rate() * (now - self._since)
@@ -169,7 +170,7 @@ class Shared:
             if self._due < inf:
                 self._set_timer()
             return
-        self._advance()
+        self.advance()
         # rounding must not leave the first user a hair short of its due, for ever
         self._received = max(self._received, self._users[0][0])
         while self._users and (self._users[0][0] <= self._received or self._users[0][2].cancelled):

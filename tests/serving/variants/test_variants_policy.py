@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from windtunnel.serving.variants.model import Candidate, Held, Host, Query, Variant
 from windtunnel.serving.variants.policy import POLICIES, decide
-from windtunnel.serving.variants.policy.scale import Change, Fleet, Load, Resize, Running, Scaling
+from windtunnel.serving.variants.policy.scale import (
+    LEGAL,
+    Change,
+    Fleet,
+    Load,
+    Measured,
+    Now,
+    Resize,
+    Running,
+    Scaling,
+)
 from windtunnel.serving.variants.policy.select import Asked, Batch, Chosen, Refused, Waiting, feasible
-from windtunnel.serving.variants.policy.states import LEGAL, Measured, Now
 
 GIB = 1 << 30
 HOST = Host("a", "cpu", 8, 32 * GIB)

@@ -8,8 +8,8 @@ import numpy as np
 
 from windtunnel.serving.variants.model import Query
 from windtunnel.serving.variants.policy import POLICIES, Decision, Observation
+from windtunnel.serving.variants.policy.scale import LEGAL, Measured, Now
 from windtunnel.serving.variants.policy.select import Asked, Chosen
-from windtunnel.serving.variants.policy.states import LEGAL, Measured, Now
 from windtunnel.serving.variants.twin import Outcome, Setting, cost, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
 from windtunnel.serving.variants.twin.world import pin

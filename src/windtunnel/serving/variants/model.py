@@ -52,7 +52,8 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A task, an architecture or a variant; how accurate, within which seconds, at which cost an item."""
+    """A task, an architecture or a variant; how accurate, within which seconds, at which cost an item;
+    ``background``: whenever there is time."""
 
     id: int
     task: str = ""
@@ -62,6 +63,7 @@ class Query:
     accuracy: float = 0.0
     latency: float = inf
     cost: float = inf
+    background: bool = False
 
     def names(self, variant: Variant) -> bool:
         """Whether the variant is one of those that are asked for."""
@@ -76,7 +78,8 @@ class Query:
 class Held:
     """Replicas of a variant on a host: items a second that are asked of them, and seconds until a request
     that comes now begins (a replica that loads is one that is waited for); ``slow``: what a batch will take,
-    in times of the profile, by those of late and by what runs on the host."""
+    in times of the profile, by those of late and by what runs on the host; ``background``: requests of
+    background jobs that wait there."""
 
     host: str
     state: State
@@ -84,6 +87,7 @@ class Held:
     rate: float = 0.0
     wait: float = 0.0
     slow: float = 1.0
+    background: int = 0
 
     def answers(self, variant: Variant, items: int) -> float:
         """Seconds until a request that comes now is answered."""

@@ -169,5 +169,5 @@ async def _killed(
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
             right += sum(await asked)
-        groups = service.groups.values()
+        groups = [one.group for one in service.groups.values()]
         return right, killed, sum(one.requeued for one in groups), sum(one.answered for one in groups)

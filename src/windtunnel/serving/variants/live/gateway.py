@@ -72,10 +72,17 @@ def application(service: Service) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         lines = []
-        for name, group in service.groups.items():
-            figures = {"replicas": len(group.replicas), "answered_total": group.answered,
-                       "requeued_total": group.requeued, "waiting": len(group.queue)}  # fmt: skip
-            lines += [f'windtunnel_variant_{key}{{variant="{name}"}} {one}\n' for key, one in figures.items()]
+        for name, one in service.groups.items():
+            group = one.group
+            figures = {
+                "replicas": group.ready,
+                "answered_total": group.answered,
+                "requeued_total": group.requeued,
+                "waiting": len(group.queue) + len(group.background),
+            }
+            lines += [
+                f'windtunnel_variant_{key}{{variant="{name}"}} {value}\n' for key, value in figures.items()
+            ]
         return Response("".join(lines), media_type="text/plain")
 
     @app.post("/v2/models/{name}/infer")

@@ -66,7 +66,7 @@ async def _serve(
     await server.serve(sockets=[sock])
     if other is not None:
         await other.stop(1.0)
-    groups = service.groups
+    groups = {name: one.group for name, one in service.groups.items()}
     return {
         "answered": {name: one.answered for name, one in groups.items() if one.answered},
         "requeued": sum(one.requeued for one in groups.values()),

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from windtunnel.serving.variants.policy.scale import Fleet, Load, Resize, Scaling, resize, scale
+from windtunnel.serving.variants.policy.scale import (
+    Fleet,
+    Load,
+    Measured,
+    Now,
+    Resize,
+    Scaling,
+    resize,
+    scale,
+    state_of,
+)
 from windtunnel.serving.variants.policy.select import (
     Asked,
     Batch,
@@ -17,7 +27,6 @@ from windtunnel.serving.variants.policy.select import (
     gather,
     select,
 )
-from windtunnel.serving.variants.policy.states import Measured, Now, state_of
 
 __all__ = ["POLICIES", "Decision", "Observation", "decide"]
 

@@ -32,13 +32,14 @@ MUCH = 8 << 30
 @dataclass(frozen=True, slots=True)
 class Asked:
     """``recent``: names that answered such queries, latest first. ``pinned``: the variant that somebody
-    without variants would have deployed; only the baselines look at it."""
+    without variants would have deployed; only the baselines look at it. ``grows``: hosts may come."""
 
     query: Query
     candidates: tuple[Candidate, ...]
     hosts: tuple[Host, ...]
     recent: tuple[str, ...] = ()
     pinned: str = ""
+    grows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests for a free replica, oldest first: items of each, and seconds until each is late."""
+    """Requests for a free replica, oldest first: items of each, and seconds until each is late. Of
+    ``background`` jobs also which of the host's ``cores`` are used."""
 
     variant: Variant
     items: tuple[int, ...]
     slack: tuple[float, ...]
+    background: bool = False
+    used: int = 0
+    cores: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ def select(
     fit = [one for one in seen.candidates if feasible(query, one.variant)]
     if not fit:
         return refusal(query, [one.variant for one in seen.candidates])
+    if query.background:
+        return _whenever(query, fit, seen, own)
     ready = {}
     for one in fit:
         least = one.variant.latency(query.items)
@@ -117,13 +124,12 @@ def select(
     if ready:
         latest = max(ready.values(), key=lambda one: (one[0].latency(query.items), -one[0].cost))
         return _at(latest[0], _calmest(latest[1]), "the slowest loaded one that is in time")
-    return _soonest(query, fit, seen.hosts, own, cheapest)
+    return _soonest(seen, fit, own, cheapest)
 
 
-def _soonest(
-    query: Query, fit: list[Candidate], hosts: tuple[Host, ...], own: bool, cheapest: bool
-) -> Chosen:
+def _soonest(seen: Asked, fit: list[Candidate], own: bool, cheapest: bool) -> Chosen:
     """Nothing is ready in time: the least seconds until the answer, loaded or not."""
+    query, hosts = seen.query, seen.hosts
     waited = cheapest and any(one.held for one in fit)
     ways: list[tuple[float, int, Chosen]] = []
     for place, one in enumerate(fit):
@@ -155,16 +161,41 @@ def _soonest(
         costs = {one.variant.name: one.variant.cost for one in fit}
         same = [way[2] for way in ways if way[2].hardware == soonest.hardware]
         return min(same, key=lambda way: costs[way.variant])
-    cheap = min((one.variant for one in fit), key=lambda one: (one.price, one.latency()))
-    owner = cheap.architecture if own else ""
-    return Chosen(cheap.name, "", True, True, cheap.hardware, owner, f"no {cheap.hardware} host has room")
+    return _nowhere(seen, fit, own, True)
 
 
-def room(variant: Variant, hosts: Sequence[Host], owner: str = "") -> Host | None:
-    """The least busy host that can load one more replica."""
+def _whenever(query: Query, fit: list[Candidate], seen: Asked, own: bool) -> Chosen:
+    """Of a background job: where it is soonest done by what is loaded; else it loads what costs least."""
+    held = [
+        (one.variant.latency(query.items) + held.wait + held.background / (held.replicas * one.variant.rate),
+         one.variant, held)
+        for one in fit for held in one.held
+    ]  # fmt: skip
+    if held:
+        _, variant, soonest = min(held, key=lambda one: one[0])
+        return _at(variant, soonest, "soonest done")
+    there = {one.hardware for one in seen.hosts}
+    return _nowhere(seen, fit, own, not any(one.variant.hardware in there for one in fit))
+
+
+def _nowhere(seen: Asked, fit: list[Candidate], own: bool, need: bool) -> Chosen:
+    """The cheapest, where a host has room for it; else it waits for one, or for the load to go down."""
+    ordered = sorted((one.variant for one in fit), key=lambda one: (one.price, one.latency()))
+    most = 1.0 if need and not seen.grows else BUSY
+    for one in ordered:
+        owner = one.architecture if own else ""
+        if host := room(one, seen.hosts, owner, most):
+            return Chosen(one.name, host.name, True, False, one.hardware, owner, "the cheapest is loaded")
+    owner = ordered[0].architecture if own else ""
+    words = f"no {ordered[0].hardware} host has room"
+    return Chosen(ordered[0].name, "", True, need, ordered[0].hardware, owner, words)
+
+
+def room(variant: Variant, hosts: Sequence[Host], owner: str = "", busy: float = BUSY) -> Host | None:
+    """The least busy host that can load one more replica, of those that are not busier."""
     fitting = [
         one for one in hosts
-        if one.hardware == variant.hardware and one.owner == owner and one.utilisation <= BUSY
+        if one.hardware == variant.hardware and one.owner == owner and one.utilisation <= busy
         and variant.threads <= one.cores
         and variant.memory + (SPARE if one.free > MUCH else 0) <= one.free
     ]  # fmt: skip
@@ -193,7 +224,10 @@ def refusal(query: Query, variants: Sequence[Variant]) -> Refused:
 
 
 def gather(seen: Waiting) -> Batch:
-    """As many as make nobody late who would not be late alone, one at least."""
+    """As many as make nobody late who would not be late alone, one at least; of a background job none where
+    they would take cores from others."""
+    if seen.background and seen.used and seen.used + seen.variant.threads > seen.cores:
+        return Batch(0)
     total, tightest, most = 0, float("inf"), 1
     for count, (items, slack) in enumerate(zip(seen.items, seen.slack, strict=True), 1):
         total += items

@@ -1,0 +1,404 @@
+"""Hosts, groups of replicas, and who waits for them: what live and twin both do between two decisions.
+
+A *group* is the replicas of a variant on a host, with a queue of requests and one of background jobs. The
+`Desk` is told what happens and when, asks the policy, and answers what is to be done: replicas to `Start` and
+to `Stop`, batches to `Run`, requests to `Fail`. Whoever does that, with processes or in emulated time, tells
+it what came of it. A request is in one queue, in one batch under way, or has its one end: a replica that dies
+gives what it was asked back to the queue's head; only who outlives `ATTEMPTS` replicas fails.
+
+Background jobs (INFaaS's offline ones) are done with what is left over: a batch of them begins where no
+request waits and, unless the host does nothing, on cores that nobody uses. So a request waits for the one
+that is under way, at most. They count in no rate, and so bring no replicas and hosts beyond a first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from math import inf
+from typing import Any
+
+from windtunnel.serving.variants.model import Candidate, Held, Host, Query, State, Variant
+from windtunnel.serving.variants.policy.scale import Load, Measured, Running
+from windtunnel.serving.variants.policy.select import Asked, Refused, Waiting, wait_of
+
+ATTEMPTS = 5
+RECENT = 4
+"""Variants that are kept of those that answered queries of a kind, of which there are `KINDS` at most."""
+KINDS = 4096
+FAR = 1e9
+"""Seconds that a request has which may take any time."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """``work``: whatever its caller keeps with it; ``group``: where it was put last; ``alone``: its batch has
+    no other."""
+
+    query: Query
+    came: float
+    work: Any = None
+    group: Group | None = None
+    attempts: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Load a replica, which should be ready at ``due``."""
+
+    group: Group
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End one that does nothing."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Have a replica that does nothing answer these."""
+
+    group: Group
+    batch: list[Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """``refused``: no variant does what is asked."""
+
+    request: Request
+    reason: str
+    refused: bool = False
+
+
+Effect = Start | Stop | Run | Fail
+
+
+@dataclass(eq=False, kw_only=True)
+class Hosted:
+    """A host and its groups, by variant. ``used``: cores that batches run on; ``background``: requests of
+    background jobs that wait here."""
+
+    name: str
+    hardware: str
+    cores: int
+    free: int
+    owner: str = ""
+    utilisation: float = 0.0
+    used: int = 0
+    background: int = 0
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    def seen(self) -> Host:
+        return Host(self.name, self.hardware, self.cores, self.free, self.utilisation, self.owner)
+
+
+@dataclass(eq=False)
+class Group:
+    """``loading``: when each replica that is on its way should be ready. ``waiting``, ``running``: items of
+    requests. Of this second: ``came`` and ``late`` (sent here though it would be late), items; ``batches``:
+    (items, seconds) of those that ended; ``hardest``: the least latency and the greatest accuracy asked for.
+    ``rate``: items a second, and ``slow``: times of batches over the profile's, both averaged over seconds.
+    Ever: ``answered`` requests, and ``requeued`` ones."""
+
+    variant: Variant
+    host: Hosted
+    state: State = "inactive"
+    ready: int = 0
+    busy: int = 0
+    loading: list[float] = field(default_factory=list)
+    queue: deque[Request] = field(default_factory=deque)
+    background: deque[Request] = field(default_factory=deque)
+    waiting: int = 0
+    running: int = 0
+    votes: int = 0
+    came: int = 0
+    late: int = 0
+    rate: float = 0.0
+    slow: float = 1.0
+    batches: list[tuple[int, float]] = field(default_factory=list)
+    hardest: tuple[float, float] = (inf, 0.0)
+    answered: int = 0
+    requeued: int = 0
+
+    @property
+    def count(self) -> int:
+        """Replicas, with those that load."""
+        return self.ready + len(self.loading)
+
+    def put(self, request: Request, first: bool = False) -> None:
+        queue = self.background if request.query.background else self.queue
+        queue.appendleft(request) if first else queue.append(request)
+        self._counted(request, 1)
+
+    def _counted(self, request: Request, sign: int) -> None:
+        if request.query.background:
+            self.host.background += sign
+        else:
+            self.waiting += sign * request.query.items
+
+    def take(self, request: Request) -> None:
+        """Out of its queue, where it is in it."""
+        queue = self.background if request.query.background else self.queue
+        if request in queue:  # mostly the first
+            queue.remove(request)
+            self._counted(request, -1)
+
+    def held(self, now: float) -> Held:
+        """As selection sees it."""
+        variant, host = self.variant, self.host
+        loading = max(0.0, min(self.loading, default=0.0) - now)
+        wait = wait_of(variant, self.waiting, self.ready, self.ready - self.busy, loading)
+        state = "active" if self.state == "inactive" else self.state
+        slow = max(self.slow, (host.used + variant.threads) / host.cores)
+        return Held(host.name, state, self.count, self.rate, wait, slow, len(self.background))
+
+    def measured(self) -> Measured:
+        """What the second was like, taken into the averages."""
+        count, variant = max(1, len(self.batches)), self.variant
+        items = sum(one for one, _ in self.batches) / count
+        took = sum(seconds for _, seconds in self.batches) / count
+        self.rate = 0.5 * self.rate + 0.5 * self.came
+        if self.batches:
+            profile = sum(variant.latency(one) for one, _ in self.batches) / count
+            self.slow = 0.5 * self.slow + 0.5 * took / profile
+        outstanding = self.waiting + self.running
+        return Measured(
+            variant, self.state, self.ready, float(self.came), took, max(1.0, items), outstanding
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """The second is over."""
+        self.came, self.late, self.batches, self.hardest = 0, 0, [], (inf, 0.0)
+
+
+class Desk:
+    """``pinned``: by architecture the variant that the baselines use; ``grows``: hosts may come."""
+
+    def __init__(
+        self, variants: Sequence[Variant], decide: Callable[[Any], Any], *,
+        pinned: Mapping[str, str] | None = None, grows: bool = True,
+    ) -> None:  # fmt: skip
+        self._decide, self._pinned, self._grows = decide, pinned or {}, grows
+        self.variants = {one.name: one for one in variants}
+        self.named: dict[str, list[Variant]] = {}
+        """By task, architecture and name."""
+        for one in variants:
+            for name in dict.fromkeys((one.name, one.architecture, one.task)):
+                self.named.setdefault(name, []).append(one)
+        self.hosts: dict[str, Hosted] = {}
+        self.needs: set[tuple[str, str]] = set()
+        """Hardware and owner of hosts that would help."""
+        self.homeless: list[Request] = []
+        """Nobody has what they need, and nowhere is room for it; they are asked anew each second."""
+        self._where: dict[str, dict[str, Group]] = {name: {} for name in self.variants}
+        self._recent: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+    def group(self, variant: str, host: str) -> Group:
+        """The replicas of it there."""
+        made = self._where[variant].get(host)
+        if made is None:
+            made = self._where[variant][host] = Group(self.variants[variant], self.hosts[host])
+            made.host.groups[variant] = made
+        return made
+
+    def remove(self, host: str) -> Hosted:
+        """The host goes, and all that it has."""
+        for name in self.hosts[host].groups:
+            del self._where[name][host]
+        return self.hosts.pop(host)
+
+    def start(self, group: Group, now: float) -> Start:
+        """One replica more."""
+        group.loading.append(now + group.variant.load)
+        group.host.free -= group.variant.memory
+        return Start(group, group.loading[-1])
+
+    def ask(self, request: Request, now: float) -> list[Effect]:
+        """A request comes."""
+        query = request.query
+        named = self.named[query.variant or query.architecture or query.task]
+        candidates = tuple(
+            Candidate(one, tuple(group.held(now) for group in self._where[one.name].values() if group.count))
+            for one in named
+        )
+        key = (query.task, query.architecture, query.variant, query.accuracy, query.latency, query.background)
+        recent = self._recent.get(key, ())
+        hosts = tuple(one.seen() for one in self.hosts.values())
+        pinned = self._pinned.get(named[0].architecture, "")
+        made = self._decide(Asked(query, candidates, hosts, recent, pinned, self._grows))
+        if isinstance(made, Refused):
+            return [Fail(request, made.reason, refused=True)]
+        if made.need:
+            self.needs.add((made.hardware, made.owner))
+        if not made.host:
+            self.homeless.append(request)
+            return []
+        if key not in self._recent and len(self._recent) >= KINDS:
+            self._recent.clear()
+        self._recent[key] = (made.variant, *(one for one in recent if one != made.variant))[:RECENT]
+        group = request.group = self.group(made.variant, made.host)
+        group.put(request)
+        if not query.background:
+            group.came += query.items
+            group.late += query.items * made.need
+            group.hardest = min(group.hardest[0], query.latency), max(group.hardest[1], query.accuracy)
+        begun: list[Effect] = [self.start(group, now)] if made.load else []
+        return begun + self._next(group, now)
+
+    def leave(self, request: Request) -> None:
+        """Nobody waits for its answer any more."""
+        request.attempts = ATTEMPTS  # a batch that is under way with it does not come back
+        if request.group is not None:
+            request.group.take(request)
+        elif request in self.homeless:
+            self.homeless.remove(request)
+
+    def loaded(self, group: Group, due: float, now: float) -> list[Effect]:
+        """A replica is ready."""
+        group.loading.remove(due)
+        group.ready += 1
+        group.state = "active" if group.state == "inactive" else group.state
+        return self._next(group, now)
+
+    def unloadable(self, group: Group, due: float, why: str, now: float) -> list[Effect]:
+        """A replica does not start. Who waits where nothing else will come has waited for one in vain."""
+        group.loading.remove(due)
+        group.host.free += group.variant.memory
+        waiting = [*group.queue, *group.background] if not group.count else []
+        failed: list[Effect] = []
+        for one in waiting:
+            one.attempts += 1
+            if one.attempts >= ATTEMPTS:
+                self.leave(one)
+                failed.append(Fail(one, why))
+        return failed + self._next(group, now)
+
+    def answered(self, group: Group, batch: list[Request], seconds: float, now: float) -> list[Effect]:
+        """A batch is done, after so many seconds."""
+        group.answered += len(batch)
+        group.batches.append((sum(one.query.items for one in batch), seconds))
+        return self._over(group, batch, now)
+
+    def died(self, group: Group, batch: list[Request], why: str, now: float) -> list[Effect]:
+        """A replica went while it was asked these: another is asked."""
+        group.ready -= 1
+        group.host.free += group.variant.memory
+        group.requeued += len(batch)
+        return self._again(group, batch, why, alone=False) + self._over(group, batch, now)
+
+    def refused(self, group: Group, batch: list[Request], why: str, now: float) -> list[Effect]:
+        """A replica says that it cannot answer these. Each of several is asked by itself: nobody fails for
+        another's inputs."""
+        return self._again(group, batch, why, alone=True) + self._over(group, batch, now)
+
+    def second(self, now: float, utilisation: Mapping[str, float]) -> list[Effect]:
+        """A second is over, in which so much of each host was used."""
+        effects: list[Effect] = []
+        for name, part in utilisation.items():
+            self.hosts[name].utilisation = part
+        for host in self.hosts.values():
+            architectures: dict[str, list[Group]] = {}
+            for group in host.groups.values():
+                if group.count or group.state != "inactive":
+                    group.state = self._decide(group.measured()).state
+                if group.count:
+                    architectures.setdefault(group.variant.architecture, []).append(group)
+            for groups in architectures.values():
+                effects += self._scale(host, groups, now)
+            for group in host.groups.values():
+                group.forget()
+        waiting, self.homeless = self.homeless, []
+        for one in waiting:
+            effects += self.ask(one, now)
+        return effects
+
+    def _scale(self, host: Hosted, groups: list[Group], now: float) -> list[Effect]:
+        here = {one.variant.name for one in groups}
+        others = tuple(
+            one for one in self.named[groups[0].variant.architecture]
+            if one.hardware == host.hardware and one.architecture == groups[0].variant.architecture
+            and one.name not in here
+        )  # fmt: skip
+        running = tuple(
+            Running(one.variant, one.count, one.rate, one.late, one.state, *one.hardest, one.votes)
+            for one in groups
+        )
+        elsewhere = tuple(
+            one.seen() for one in self.hosts.values()
+            if one is not host and (one.hardware, one.owner) == (host.hardware, host.owner)
+        )  # fmt: skip
+        made = self._decide(Load(host.seen(), running, others, elsewhere))
+        for group, votes in zip(groups, made.votes, strict=True):
+            group.votes = votes
+        if made.need:
+            self.needs.add((host.hardware, host.owner))
+        effects: list[Effect] = []
+        for change in made.changes:
+            group = self.group(change.variant, change.host or host.name)
+            effects += [self.start(group, now) for _ in range(change.replicas)]
+            for _ in range(-change.replicas):
+                last = group.ready == 1 and (group.queue or group.background)
+                if group.ready > group.busy and not last:
+                    group.ready -= 1
+                    group.host.free += group.variant.memory
+                    effects.append(Stop(group))
+        return effects
+
+    def _again(self, group: Group, batch: list[Request], why: str, alone: bool) -> list[Effect]:
+        failed: list[Effect] = []
+        for one in reversed(batch):
+            one.attempts += 1
+            if (alone and len(batch) == 1) or one.attempts >= ATTEMPTS:
+                failed.append(Fail(one, why))
+            else:
+                one.alone = alone or one.attempts > 1
+                group.put(one, first=True)
+        return failed
+
+    def _over(self, group: Group, batch: list[Request], now: float) -> list[Effect]:
+        group.busy -= 1
+        group.host.used -= group.variant.threads
+        group.running -= _items(batch)
+        return self._next(group, now)
+
+    def _next(self, group: Group, now: float) -> list[Effect]:
+        """What begins now, and a first replica where somebody waits for none."""
+        effects: list[Effect] = [*self._batches(group, group.queue, now)]
+        for one in group.host.groups.values() if group.host.background else ():
+            effects += self._batches(one, one.background, now)
+        if not group.count and (group.queue or group.background):
+            effects.append(self.start(group, now))
+        return effects
+
+    def _batches(self, group: Group, queue: deque[Request], now: float) -> list[Run]:
+        variant, host, begun = group.variant, group.host, []
+        while queue and group.busy < group.ready:
+            first = [*takewhile(lambda one: not one.alone, islice(queue, variant.batch))] or [queue[0]]
+            items = tuple(one.query.items for one in first)
+            if queue is group.background:
+                seen = Waiting(variant, items, (FAR,) * len(items), True, host.used, host.cores)
+            else:
+                slack = tuple(min(FAR, one.came + one.query.latency - now) for one in first)
+                seen = Waiting(variant, items, slack)
+            batch = first[: self._decide(seen).requests]
+            if not batch:
+                break
+            for one in batch:
+                group.take(one)
+            group.running += _items(batch)
+            group.busy += 1
+            host.used += variant.threads
+            begun.append(Run(group, batch))
+        return begun
+
+
+def _items(batch: list[Request]) -> int:
+    """Those that count for who comes after them."""
+    return sum(one.query.items for one in batch if not one.query.background)

@@ -1,0 +1,175 @@
+"""What the desk promises whatever happens to replicas, and what background jobs may cost the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.variants.model import Query, Variant
+from windtunnel.serving.variants.policy import POLICIES
+from windtunnel.serving.variants.policy.desk import (
+    ATTEMPTS,
+    Desk,
+    Effect,
+    Fail,
+    Hosted,
+    Request,
+    Run,
+    Start,
+    Stop,
+)
+from windtunnel.serving.variants.twin import Outcome, Setting, simulate
+
+GIB = 1 << 30
+STEPS = st.lists(
+    st.sampled_from(("ask", "later", "done", "died", "refused", "gone", "second", "starts", "starts not")),
+    max_size=60,
+)
+
+
+def variant(name: str, **other: object) -> Variant:
+    fields = {"load": 2.0, "slope": 0.01, "intercept": 0.002, "memory": GIB, "accuracy": 0.9, "price": 1.0}
+    return Variant(name, "net", "digits", **{**fields, **other})  # type: ignore[arg-type]
+
+
+class Story:
+    """A host with two cores, to whose desk things happen; every request has one end."""
+
+    def __init__(self, policy: str) -> None:
+        variants = (variant("net:1"), variant("net:8", batch=8, slope=0.004, threads=2, price=2.0))
+        self.desk = Desk(variants, POLICIES[policy], grows=False)
+        self.host = Hosted(name="a", hardware="cpu", cores=2, free=32 * GIB)
+        self.desk.hosts["a"] = self.host
+        self.now, self.asked, self.loading = 0.0, 0, list[Start]()
+        self.running, self.ends, self.left = list[Run](), Counter[int](), set[int]()
+
+    def do(self, effects: list[Effect]) -> None:
+        for one in effects:
+            if isinstance(one, Start):
+                self.loading.append(one)
+            elif isinstance(one, Run):
+                self.running.append(one)
+            elif isinstance(one, Fail):
+                self.ends[one.request.query.id] += 1
+            else:
+                assert isinstance(one, Stop) and one.group.ready >= one.group.busy
+        self.holds()
+
+    def holds(self) -> None:
+        groups = self.host.groups.values()
+        assert self.host.used == sum(one.group.variant.threads for one in self.running)
+        assert self.host.background == sum(len(one.background) for one in groups)
+        for one in groups:
+            assert one.busy == sum(run.group is one for run in self.running) <= one.ready
+            assert one.waiting == sum(each.query.items for each in one.queue)
+            assert not (one.queue and one.busy < one.ready)
+            assert one.count or not (one.queue or one.background)
+
+    def step(self, what: str) -> None:
+        self.now += 0.3
+        match what:
+            case "ask" | "later":
+                self.asked += 1
+                query = Query(self.asked, "digits", latency=0.05, background=what == "later")
+                self.do(self.desk.ask(Request(query, self.now), self.now))
+            case "done" | "died" | "refused" if self.running:
+                run = self.running.pop(0)
+                if what == "done":
+                    self.ends.update(one.query.id for one in run.batch)
+                    self.do(self.desk.answered(run.group, run.batch, 0.01, self.now))
+                else:
+                    self.do(getattr(self.desk, what)(run.group, run.batch, what, self.now))
+            case "starts" | "starts not" if self.loading:
+                start = self.loading.pop(0)
+                if what == "starts":
+                    self.do(self.desk.loaded(start.group, start.due, self.now))
+                else:
+                    self.do(self.desk.unloadable(start.group, start.due, what, self.now))
+            case "gone":
+                waiting = [one for group in self.host.groups.values() for one in group.queue]
+                for one in waiting[:1]:
+                    self.ends[one.query.id] += 1
+                    self.desk.leave(one)
+                    self.holds()
+            case "second":
+                self.do(self.desk.second(self.now, {"a": min(1.0, self.host.used / 2)}))
+
+
+@settings(max_examples=80, deadline=None)
+@given(STEPS, st.sampled_from(("infaas", "cheapest", "round-robin")))
+def test_every_request_has_one_end_whatever_becomes_of_replicas(steps: list[str], policy: str) -> None:
+    story = Story(policy)
+    for what in steps:
+        story.step(what)
+    for _ in range(400):
+        if sum(story.ends.values()) == story.asked:
+            break
+        for what in ("starts", "done", "second"):
+            story.step(what)
+    assert story.ends == Counter(range(1, story.asked + 1))
+
+
+def test_who_outlives_no_replica_fails_after_some_attempts() -> None:
+    story = Story("infaas")
+    story.step("ask")
+    for attempt in range(ATTEMPTS):
+        assert not story.ends, attempt
+        story.step("starts")
+        story.step("died")
+    assert story.ends == {1: 1} and not story.running
+
+
+def test_a_background_job_begins_where_nobody_waits_and_no_core_is_taken() -> None:
+    story = Story("infaas")
+    for what in ("ask", "starts", "later", "later", "ask"):
+        story.step(what)
+    wide = story.running[0].group
+    assert (wide.variant.threads, len(wide.background), len(wide.queue)) == (2, 2, 1)
+    narrow = story.desk.group("net:1", "a")
+    story.do([story.desk.start(narrow, story.now)])
+    narrow.put(Request(Query(5, "digits", background=True), story.now))
+    story.step("starts")  # both cores are used
+    story.step("done")  # who asked goes first, though it came last
+    assert [[one.query.id for one in run.batch] for run in story.running] == [[4]]
+    story.step("done")
+    assert [[one.query.id for one in run.batch] for run in story.running] == [[2, 3]]
+    story.step("done")
+    assert [[one.query.id for one in run.batch] for run in story.running] == [[5]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.2, 0.9), st.integers(1, 150))
+def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
+    seed: int, load: float, jobs: int
+) -> None:
+    one = variant("net:8", threads=8, slope=0.02, intercept=0.0)
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.uniform(3, 13, rng.poisson(load * 10 / 0.02)))
+    later = np.sort(rng.uniform(3, 13, jobs))
+
+    def outcome(*background: tuple[float, Query]) -> Outcome:
+        online = [(at, Query(number, "digits", latency=0.1)) for number, at in enumerate(times.tolist())]
+        asked = sorted([*online, *background], key=lambda pair: pair[0])
+        setting = Setting((one,), {}, True, {"net": one.name}, own=True, warm=0.0)
+        return simulate(asked, 30.0, setting, POLICIES["static"])
+
+    alone = outcome()
+    both = outcome(*((at, Query(-1, "digits", background=True)) for at in later.tolist()))
+    assert both.background == jobs and both.came == alone.came == len(times)
+    assert len(both.latencies) == len(alone.latencies) == len(times)
+    slower = np.array(both.latencies) - np.array(alone.latencies)
+    assert slower.max(initial=0.0) <= one.latency() + 1e-9
+
+
+def test_a_background_job_loads_the_cheapest_and_brings_no_hosts() -> None:
+    story = Story("infaas")
+    for _ in range(200):
+        story.step("later")
+    assert [one.group.variant.name for one in story.loading] == ["net:1"] and not story.desk.needs
+    story.step("starts")
+    for _ in range(30):
+        story.step("second")
+    assert not story.loading and not story.desk.needs
