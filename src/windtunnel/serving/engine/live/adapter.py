@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Container
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -52,8 +53,9 @@ States = dict[tuple[str, int, int], Tensor]  # by kind ("conv", "recurrent"), la
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A prepared model: ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if it
-    has any, which Transformers' single steps leave out."""
+    """A prepared model: ``takes`` are its call's arguments; ``limits`` those of its scan's time steps, if
+    they bound anything, which Transformers' single steps leave out: a state behind decoded tokens is another
+    one then than that of a model that has read them."""
 
     model: Any
     config: PreTrainedConfig
@@ -233,7 +235,7 @@ def prepare(model: Any) -> Ready:
             setattr(code, name, mended(plain))
     limits = {
         tuple(each.time_step_limit) for each in model.modules() if getattr(each, "time_step_limit", None)
-    }
+    } - {(0.0, inf)}  # time steps are positive anyway
     takes = frozenset(inspect.signature(type(model).forward).parameters)
     return Ready(model, config, takes, limits.pop() if limits else None)
 

@@ -65,7 +65,8 @@ class Prefixes:
                 found = self.tree.look(tokens, now, near=True)
         if found.depth:
             self.tree.pin(found.node)
-        return found
+        # what was decoded is kept only where it gives the states that reading it gives
+        return found if self.executor.ready.limits is None else replace(found, end=0)
 
     def leave(self, found: changes.Found) -> None:
         """Who looked for it is done."""
