@@ -1,0 +1,5 @@
+"""An all-to-all in an optical torus: a wavelength for every pair of nodes, planned and emulated.
+
+There is no live world: an optical torus is nothing that a host has. `policy` plans, `policy.check` counts
+whether a plan holds, `twin` takes traffic over it and over an electrical torus of the same links.
+"""

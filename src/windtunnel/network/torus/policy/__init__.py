@@ -1,0 +1,249 @@
+"""Routing and wavelength assignment (RWA) of an all-to-all in an optical torus, and repair after failures.
+
+Every ordered pair of nodes gets a lightpath: a route, and one wavelength on all of its links, since nothing
+converts wavelengths on the way; two lightpaths that share a directed link differ. `decide` routes in
+dimension order and assigns by the method that fits the shape (`assign`). Where links or nodes have failed,
+the paths that do not touch them stay as they were, and the others get the lowest wavelengths on which a way
+around is free (`reroute`): those beyond the old ones are *backup wavelengths*.
+
+Source: all-to-all in all-optical hypersquare torus networks, CF'16 (doi 10.1145/2903150.2903173).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from windtunnel.base.errors import UserError
+from windtunnel.network.torus.policy import assign
+from windtunnel.network.torus.policy.reroute import SLACK, Flags, around, search, shortest, slots_bound
+from windtunnel.network.torus.policy.shape import (
+    Ints,
+    Links,
+    Routes,
+    check_sides,
+    dimension_order,
+    failure_bound,
+    heads,
+    link_between,
+    lower_bound,
+    nodes_of,
+)
+
+METHODS = ("auto", "closed-form", "recursion", "gar", "first-fit")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A torus of ``sides``; directed links (tail, head) and nodes that failed; one of `METHODS`."""
+
+    sides: tuple[int, ...]
+    failed_links: tuple[tuple[int, int], ...] = ()
+    failed_nodes: tuple[int, ...] = ()
+    method: str = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A lightpath for every ordered pair of nodes that stand.
+
+    ``wavelengths``: of each pair of ``routes``, from 0. ``count``: wavelengths in all; ``bound``: the fewest
+    that any plan of the whole torus needs. ``rerouted``: indices of pairs that took another way before the
+    failure. ``backups``: wavelengths that the failure adds; ``backup_bound``: the fewest of any rerouting
+    that leaves the others alone; ``paper_backup_bound``: the paper's, None where it says nothing.
+    """
+
+    routes: Routes
+    wavelengths: Links
+    method: str
+    count: int
+    bound: int
+    rerouted: Ints
+    backups: int = 0
+    backup_bound: int = 0
+    paper_backup_bound: int | None = None
+
+
+def decide(seen: Observation) -> Decision:
+    """Routes and wavelengths of an all-to-all.
+
+    Raises:
+        UserError: sides that cannot be planned, a method that is not for this shape, a failed link or node
+            that the torus has not, or a node that is cut off.
+    """
+    sides = check_sides(seen.sides)
+    routes = dimension_order(sides)
+    wavelengths, method = _assigned(sides, routes, seen.method)
+    count = int(wavelengths.max()) + 1
+    made = Decision(routes, wavelengths, method, count, lower_bound(sides), np.empty(0, dtype=np.int64))
+    return _repaired(seen, made) if seen.failed_links or seen.failed_nodes else made
+
+
+def first_fit(seen: Observation) -> Decision:
+    """The baseline: longest path first, lowest free wavelength."""
+    return decide(replace(seen, method="first-fit"))
+
+
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {"rwa": decide, "first-fit": first_fit}
+
+
+def _assigned(sides: tuple[int, ...], routes: Routes, method: str) -> tuple[Links, str]:
+    alike = len(set(sides)) == 1
+    fits = {
+        "closed-form": alike and sides[0] <= 3,
+        "recursion": alike and sides[0] == 3,
+        "gar": len(sides) == 1,
+        "first-fit": True,
+    }
+    if method not in METHODS or not fits.get(method, True):
+        accepted = ", ".join(["auto", *(name for name, fit in fits.items() if fit)])
+        shape = "x".join(map(str, sides))
+        raise UserError(f"--method: {method!r} is not for a torus of {shape}, accepted are {accepted}")
+    if method == "closed-form" or (method == "auto" and fits["closed-form"]):
+        return assign.closed_form(sides, routes), "closed-form"
+    if method == "recursion":
+        return assign.recursion(sides, routes), method
+    orders = {"gar": assign.gar_order, "first-fit": lambda _, routes: assign.longest_first(routes)}
+    # Neither order is always better on rings of an even side.
+    names = [method] if method != "auto" else [name for name in orders if fits[name]]
+    found = [(assign.first_fit(sides, routes, orders[name](nodes_of(sides), routes)), name) for name in names]
+    return min(found, key=lambda one: int(one[0].max()))
+
+
+def _repaired(seen: Observation, made: Decision) -> Decision:
+    nodes, ends = nodes_of(seen.sides), heads(seen.sides)
+    alive = standing(seen, ends)
+    _no_node_cut_off(seen, ends, alive)
+    routes, pair_of_hop = made.routes, made.routes.pair_of_hop()
+    gone = np.isin(routes.sources, seen.failed_nodes) | np.isin(routes.destinations, seen.failed_nodes)
+    hit = np.zeros(len(gone), dtype=np.bool_)
+    hit[pair_of_hop[~alive[routes.links]]] = True
+    hit &= ~gone
+    keep = ~hit & ~gone
+    which = np.flatnonzero(hit)
+    sources, destinations = routes.sources[which], routes.destinations[which]
+    load = np.bincount(routes.links[keep[pair_of_hop]], minlength=len(ends))
+    limits = shortest(ends, alive, nodes, sources, destinations) + np.int32(SLACK)
+    ways = np.empty((len(which), int(limits.max(initial=0))), dtype=np.int32)
+    hops, found = np.empty(len(which), dtype=np.int64), np.empty(len(which), dtype=np.int32)
+    best: tuple[Links, Ints, Links] | None = None
+    # Long ways first is better after the failure of a node, short ones after that of a link.
+    for order in (np.argsort(-limits, kind="stable"), np.argsort(limits, kind="stable")):
+        words = -(-2 * made.count // 64)
+        while True:
+            occupied = assign.occupancy(len(ends), words, routes, made.wavelengths, keep)
+            given = (ends, alive, nodes, occupied, sources, destinations, order, limits)
+            if around(*given, ways, hops, found):
+                break
+            words *= 2
+        if best is None or found.max(initial=0) < best[2].max(initial=0):
+            best = ways.copy(), hops.copy(), found.copy()
+        if best[2].max(initial=0) < made.count:
+            break
+    assert best is not None
+    wavelengths = made.wavelengths.copy()
+    wavelengths[which] = best[2]
+    left = np.flatnonzero(~gone)
+    count = max(made.count, int(wavelengths[left].max()) + 1)
+    return replace(
+        made,
+        routes=_joined(routes, left, which, best[0], best[1]),
+        wavelengths=wavelengths[left],
+        count=count,
+        rerouted=np.searchsorted(left, which),
+        backups=count - made.count,
+        backup_bound=slots_bound(ends, alive, nodes, load, made.count, sources, destinations),
+        paper_backup_bound=_paper_backup_bound(seen),
+    )
+
+
+def standing(seen: Observation, ends: Links) -> Flags:
+    """Which directed links there are and have not failed.
+
+    Raises:
+        UserError: a failed link or node that the torus has not.
+    """
+    nodes, tails = nodes_of(seen.sides), np.arange(len(ends)) // (2 * len(seen.sides))
+    for node in seen.failed_nodes:
+        if not 0 <= node < nodes:
+            raise UserError(f"--fail: there is no node {node}, accepted are 0 to {nodes - 1}")
+    alive = ends >= 0
+    alive &= ~np.isin(tails, seen.failed_nodes) & ~np.isin(ends, seen.failed_nodes)
+    for tail, head in seen.failed_links:
+        link = link_between(seen.sides, tail, head) if 0 <= tail < nodes else None
+        if link is None:
+            raise UserError(
+                f"--fail: there is no link from {name(tail, seen.sides)} to {name(head, seen.sides)}, "
+                "accepted are links between neighbours"
+            )
+        alive[link] = False
+    return alive
+
+
+def name(node: int, sides: Sequence[int]) -> str:
+    """Coordinates of a node, such as 0,2,1; its number where the torus does not have it."""
+    if not 0 <= node < nodes_of(sides):
+        return str(node)
+    return ",".join(str(int(one)) for one in np.unravel_index(node, tuple(sides)))
+
+
+def _no_node_cut_off(seen: Observation, ends: Links, alive: Flags) -> None:
+    """Every node that stands reaches the first of them, and is reached by it."""
+    nodes = nodes_of(seen.sides)
+    stand = np.setdiff1d(np.arange(nodes), seen.failed_nodes)
+    if len(stand) < 2:
+        raise UserError(f"--fail: {len(stand)} nodes are left, accepted is a failure that leaves 2 or more")
+    tails = (np.arange(len(ends)) // (2 * len(seen.sides))).astype(np.int32)
+    far, came, queue = np.empty((3, nodes), dtype=np.int32)
+    degree = np.bincount(tails[alive], minlength=nodes) * np.bincount(ends[alive], minlength=nodes)
+    root = int(stand[np.argmax(degree[stand])])  # one that is not cut off itself, if any is not
+    search(ends, alive, root, -1, nodes, far, came, queue)
+    unreached = set(stand[far[stand] < 0].tolist())
+    back = np.zeros(nodes, dtype=np.bool_)
+    back[root] = True
+    while True:  # who reaches the root, one hop further each time
+        more = tails[alive & back[ends]]
+        if back[more].all():
+            break
+        back[more] = True
+    lost = sorted(unreached | set(stand[~back[stand]].tolist()))
+    if lost:
+        shown = " and ".join(name(node, seen.sides) for node in lost[:4]) + (" and more" if lost[4:] else "")
+        what = "node" if len(lost) == 1 else "nodes"
+        raise UserError(
+            f"--fail: {what} {shown} would be cut off, accepted are failures that leave all nodes joined "
+            "both ways, or the node itself"
+        )
+
+
+def _joined(routes: Routes, left: Ints, which: Ints, ways: Links, hops: Ints) -> Routes:
+    """``routes`` of the pairs ``left``, where those in ``which`` take ``ways``."""
+    lengths = routes.lengths.copy()
+    lengths[which] = hops
+    starts = np.concatenate(([0], np.cumsum(lengths[left])))
+    place = np.full(len(lengths), -1, dtype=np.int64)
+    place[left] = starts[:-1]
+    links = np.empty(int(starts[-1]), dtype=np.int32)
+    old = np.ones(len(lengths), dtype=np.bool_)
+    old[which] = False
+    old &= place >= 0
+    pair = routes.pair_of_hop()
+    within = np.arange(len(pair)) - routes.starts[pair]
+    stays = old[pair]
+    links[place[pair[stays]] + within[stays]] = routes.links[stays]
+    row = np.repeat(np.arange(len(which)), hops)
+    column = np.arange(len(row)) - np.repeat(np.cumsum(hops) - hops, hops)
+    links[place[which[row]] + column] = ways[row, column]
+    return Routes(routes.sources[left], routes.destinations[left], starts, links)
+
+
+def _paper_backup_bound(seen: Observation) -> int | None:
+    """The paper's bound: of 3^n, where all that failed are links of one node to its neighbours."""
+    if set(seen.sides) != {3} or seen.failed_nodes:
+        return None
+    pairs = {frozenset(link) for link in seen.failed_links}
+    common = frozenset.intersection(*pairs)
+    links = len(pairs)
+    return failure_bound(len(seen.sides), links) if common and links < 2 * len(seen.sides) else None
