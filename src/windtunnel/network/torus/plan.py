@@ -1,0 +1,161 @@
+"""``windtunnel network torus plan``: text in, a checked plan, its figures, and a file with every path."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.base import atomic
+from windtunnel.base.errors import UserError
+from windtunnel.network.torus.policy import Decision, Observation, decide, name
+from windtunnel.network.torus.policy.check import faults
+from windtunnel.network.torus.policy.shape import check_sides, heads, nodes_of, paper_bound
+
+FORMATS = (".csv", ".json", ".parquet")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that was checked, and the ``file`` with its paths."""
+
+    seen: Observation
+    made: Decision
+    file: Path
+
+    def plain(self) -> dict[str, Any]:
+        """The figures as values of JSON; wavelengths are numbers of them, lengths are hops."""
+        seen, made = self.seen, self.made
+        return {
+            "dims": list(seen.sides), "nodes": nodes_of(seen.sides), "pairs": len(made.wavelengths),
+            "method": made.method, "wavelengths": made.count, "lower_bound": made.bound,
+            "lower_bound_published": paper_bound(seen.sides) if min(seen.sides) > 2 else None,
+            "longest_route": int(made.routes.lengths.max()),
+            "failed_links": [list(link) for link in seen.failed_links],
+            "failed_nodes": list(seen.failed_nodes), "rerouted": len(made.rerouted),
+            "backup_wavelengths": made.backups, "backup_lower_bound": made.backup_bound,
+            "backup_lower_bound_published": made.paper_backup_bound, "file": str(self.file),
+        }  # fmt: skip
+
+
+def plan(dims: str, failed: Sequence[str] = (), method: str = "auto", out: Path | None = None) -> Plan:
+    """Plan an all-to-all, check it, and write its paths.
+
+    ``dims``: ``3x3x3``. ``failed``: nodes (``0,1,2`` or ``5``), cables (``0,0,0-0,0,1``), or single
+    directions of them (``0,0,0>0,0,1``). ``out``: a file that ends in one of `FORMATS`, by default
+    torus-DIMS.csv.
+
+    Raises:
+        UserError: something given is wrong, or the file cannot be written.
+    """
+    sides = parse_sides(dims)
+    file = out or Path(f"torus-{dims}.csv")
+    if file.suffix not in FORMATS:
+        raise UserError(
+            f"--out: {file} is not understood, accepted are names that end in {', '.join(FORMATS)}"
+        )
+    links: list[tuple[int, int]] = []
+    nodes: list[int] = []
+    for one in failed:
+        cut, both = ("-", True) if "-" in one else (">", False)
+        ends = [_node(part, one, sides) for part in one.split(cut)]
+        if len(ends) == 1:
+            nodes.append(ends[0])
+        elif len(ends) == 2:
+            links += [(ends[0], ends[1])] + [(ends[1], ends[0])] * both
+        else:
+            raise UserError(_not_understood(one))
+    seen = Observation(sides, tuple(dict.fromkeys(links)), tuple(dict.fromkeys(nodes)), method)
+    made = decide(seen)
+    if wrong := faults(seen, made):
+        raise RuntimeError(f"a mistake of windtunnel's: {wrong[0]}")
+    try:
+        _write(file, seen, made)
+    except OSError as error:
+        raise UserError(f"--out: {file} cannot be written: {error.strerror or error}") from None
+    return Plan(seen, made, file)
+
+
+def parse_sides(text: str) -> tuple[int, ...]:
+    """``3x3x3`` as numbers.
+
+    Raises:
+        UserError: it is no such text, or no torus that can be planned.
+    """
+    parts = text.split("x")
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise UserError(
+            f"--dims: {text!r} is not understood, accepted is the size of each side, such as 3x3x3"
+        )
+    return check_sides([int(part) for part in parts])
+
+
+def _node(text: str, given: str, sides: Sequence[int]) -> int:
+    parts = text.strip().split(",")
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise UserError(_not_understood(given))
+    numbers = [int(part) for part in parts]
+    if len(parts) == 1 and numbers[0] < nodes_of(sides):
+        return numbers[0]
+    if len(parts) != len(sides) or any(one >= side for one, side in zip(numbers, sides, strict=True)):
+        shape = "x".join(map(str, sides))
+        last = name(nodes_of(sides) - 1, sides)
+        raise UserError(
+            f"--fail: {given!r} names node {text}, which a torus of {shape} has not: accepted are "
+            f"0 to {nodes_of(sides) - 1}, or coordinates up to {last}"
+        )
+    return int(np.ravel_multi_index(tuple(numbers), tuple(sides)))
+
+
+def _not_understood(given: str) -> str:
+    return (
+        f"--fail: {given!r} is not understood, accepted are a node (0,0,1), a cable (0,0,0-0,0,1) or one "
+        "direction of it ('0,0,0>0,0,1')"
+    )
+
+
+COLUMNS = ("source", "destination", "wavelength", "route")
+
+
+def _write(file: Path, seen: Observation, made: Decision) -> None:
+    """One row for each pair; its route is the nodes on the way, both ends included."""
+    routes, pairs = made.routes, len(made.wavelengths)
+    stops = routes.starts + np.arange(pairs + 1)
+    nodes = np.empty(int(stops[-1]), dtype=np.int32)
+    nodes[stops[:-1]] = routes.sources
+    nodes[np.arange(len(routes.links)) + routes.pair_of_hop() + 1] = heads(seen.sides)[routes.links]
+    if file.suffix == ".parquet":
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                f"--out: {file} needs pyarrow (pip install 'windtunnel[network]'), accepted without it are "
+                ".csv and .json"
+            ) from None
+        way = pyarrow.ListArray.from_arrays(stops.astype(np.int32), nodes)
+        table = pyarrow.table([routes.sources, routes.destinations, made.wavelengths, way], names=COLUMNS)
+        with atomic.replacing(file) as part:
+            parquet.write_table(table, part)
+        return
+
+    def rows() -> Iterator[tuple[int, int, int, list[int]]]:
+        flat, at = nodes.tolist(), stops.tolist()
+        columns = (routes.sources.tolist(), routes.destinations.tolist(), made.wavelengths.tolist())
+        for place, row in enumerate(zip(*columns, strict=True)):
+            yield (*row, flat[at[place] : at[place + 1]])
+
+    if file.suffix == ".json":
+        atomic.replace(file, json.dumps({"dims": seen.sides, "columns": COLUMNS, "rows": list(rows())}))
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows((*row[:3], " ".join(map(str, row[3]))) for row in rows())
+    atomic.replace(file, text.getvalue())

@@ -1,0 +1,69 @@
+"""``windtunnel network torus plan``: the file has every path, and bad input ends in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from windtunnel.base.errors import UserError
+from windtunnel.cli.main import app
+from windtunnel.network.torus.plan import plan
+
+
+def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> None:
+    file = tmp_path / "paths.csv"
+    words = ["network", "torus", "plan", "--dims", "3x3x3", "--fail", "0,0,0-0,0,1", "--out", str(file)]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert (told["wavelengths"], told["lower_bound"], told["backup_wavelengths"]) == (11, 9, 2)
+    assert told["failed_links"] == [[0, 1], [1, 0]] and told["rerouted"] == 18
+    rows = list(csv.DictReader(file.open()))
+    assert len(rows) == 27 * 26
+    used = [
+        (*hop, row["wavelength"])
+        for row in rows
+        for hop in zip(row["route"].split()[:-1], row["route"].split()[1:], strict=True)
+    ]
+    assert len(set(used)) == len(used)
+    assert {("0", "1"), ("1", "0")}.isdisjoint(one[:2] for one in used)
+    shown = CliRunner().invoke(app, words).output
+    assert "9 (lower bound" not in shown and "rerouted          18 pairs" in shown
+
+
+def test_every_format_has_the_same_rows(tmp_path: Path) -> None:
+    files = [plan("3x4", out=tmp_path / f"paths{end}").file for end in (".csv", ".json", ".parquet")]
+    table = [list(row.values()) for row in csv.DictReader(files[0].open())]
+    content = json.loads(files[1].read_text())
+    rows = [[*map(int, row[:3]), [int(one) for one in row[3].split()]] for row in table]
+    assert content["rows"] == rows and content["dims"] == [3, 4]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    read = parquet.read_table(files[2])
+    assert [list(row.values()) for row in read.to_pylist()] == rows
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"dims": "3xa"}, "--dims: '3xa' is not understood"),
+        ({"dims": "3x-1"}, "--dims: '3x-1' is not understood"),
+        ({"dims": "3x3", "failed": ["0,4"]}, "'0,4' names node 0,4, which a torus of 3x3 has not"),
+        ({"dims": "3x3", "failed": ["9"]}, "accepted are 0 to 8, or coordinates up to 2,2"),
+        ({"dims": "3x3", "failed": ["0-1-2"]}, "'0-1-2' is not understood"),
+        ({"dims": "3x3", "failed": ["0>x"]}, "'0>x' is not understood"),
+        ({"dims": "3x3", "method": "fast"}, "'fast' is not for a torus of 3x3"),
+        ({"dims": "3x3", "out": Path("paths.txt")}, "paths.txt is not understood, accepted are names that"),
+        (
+            {"dims": "3x3", "out": Path("/nowhere/at/all.csv")},
+            "/nowhere/at/all.csv cannot be written: No such",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(given: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(**given)
+    assert told in str(caught.value)
