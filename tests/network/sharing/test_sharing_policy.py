@@ -1,0 +1,136 @@
+"""Rates from weights, what is lent, and what the gap lets through."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.network.sharing.policy import HEADROOM, SHARE, Entity, Observation, decide, fill, fixed
+from windtunnel.network.sharing.policy.gap import (
+    DROP,
+    MARK,
+    NEVER,
+    PASS,
+    SHIFT,
+    rate_units,
+    step,
+    virtual_delay,
+)
+
+LINE = 1e9
+entities = st.lists(
+    st.builds(
+        Entity,
+        name=st.just("a"),
+        weight=st.floats(0.1, 100),
+        rate=st.none() | st.floats(1e6, 0.05 * LINE),
+        offered=st.just(0.0) | st.floats(0, 2 * LINE),
+        held=st.none() | st.floats(0, 1),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(entities)
+def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(given: list[Entity]) -> None:
+    seen = Observation(LINE, tuple(given))
+    made = decide(seen)
+    assert sum(made.own) <= SHARE * LINE * (1 + 1e-9)
+    assert all(lent >= own for own, lent in zip(made.own, made.lent, strict=True))
+    wanted = [
+        0.0 if one.offered <= 0.01 * own else math.inf if one.held is not None else HEADROOM * one.offered
+        for one, own in zip(given, made.own, strict=True)
+    ]
+    # what is taken does not pass the line while all ask for no more than they did
+    taken = [
+        min(want, lent) if want < math.inf else lent for want, lent in zip(wanted, made.lent, strict=True)
+    ]
+    idle = sum(own for own, want in zip(made.own, wanted, strict=True) if want == 0)
+    assert sum(taken) <= SHARE * LINE * (1 + 1e-9) + idle + sum(
+        max(own - want, 0) for own, want in zip(made.own, wanted, strict=True) if want < math.inf
+    )
+    assert fixed(seen).lent == made.own == fixed(seen).own
+
+
+def test_an_idle_neighbours_half_is_lent_whole() -> None:
+    seen = Observation(LINE, (Entity("a", offered=0.4 * LINE, held=0.0), Entity("b")))
+    assert decide(seen).lent == pytest.approx((SHARE * LINE, SHARE * LINE / 2))
+    # a sender that has just halved its window is lent the rest, too: there is nobody else
+    seen = Observation(LINE, (Entity("a", offered=0.4 * LINE), Entity("b")))
+    assert decide(seen).lent[0] == pytest.approx(SHARE * LINE)
+
+
+def test_what_a_neighbour_uses_is_not_lent() -> None:
+    seen = Observation(LINE, (Entity("a", offered=0.6 * LINE, held=0.0), Entity("b", offered=0.1 * LINE)))
+    assert decide(seen).lent[0] == pytest.approx((SHARE - HEADROOM * 0.1) * LINE)
+
+
+def test_promised_rates_come_first_and_weights_share_the_rest() -> None:
+    seen = Observation(LINE, (Entity("a", rate=0.4 * LINE), Entity("b", 3.0), Entity("c", 1.0)))
+    rest = (SHARE - 0.4) * LINE
+    assert decide(seen).own == pytest.approx((0.4 * LINE, 0.75 * rest, 0.25 * rest))
+
+
+@pytest.mark.parametrize("others", [(), (Entity("w"),)])
+def test_more_than_the_line_is_refused(others: tuple[Entity, ...]) -> None:
+    seen = Observation(LINE, (Entity("a", rate=SHARE * LINE + (not others) * 1e6), *others))
+    with pytest.raises(ValueError, match=r"accepted is at most 9\.85e\+08"):
+        decide(seen)
+
+
+@given(st.floats(1, 1e6), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1e6)), min_size=1, max_size=8))
+def test_filling_is_max_min(whole: float, given: list[tuple[float, float]]) -> None:
+    weights, demands = tuple(weight for weight, _ in given), [demand for _, demand in given]
+    parts = fill(whole, weights, demands)
+    assert sum(parts) == pytest.approx(min(whole, sum(demands)), abs=1e-6 * whole)
+    levels = [part / weight for part, weight in zip(parts, weights, strict=True)]
+    for part, demand, level in zip(parts, demands, levels, strict=True):
+        assert part <= demand * (1 + 1e-9)
+        if part < demand * (1 - 1e-9):  # whoever wants more has the highest level
+            assert level >= max(levels) * (1 - 1e-6)
+
+
+packets = st.lists(st.tuples(st.integers(-2_000_000, 5_000_000), st.integers(64, 65_536)), max_size=60)
+
+
+@settings(max_examples=100)
+@given(packets, st.floats(125e3, 12.5e9), st.integers(3000, 300_000))
+def test_no_more_passes_in_any_time_than_the_rate_and_the_limit(
+    given: list[tuple[int, int]], rate: float, limit: int
+) -> None:
+    """The clock may go back: then no time has passed until it is where it was."""
+    units, now, last, gap, latest = rate_units(rate), 10**9, 0, 0, 0
+    passed: list[tuple[int, int]] = []
+    for more, length in given:
+        now = max(0, now + more)
+        latest = max(latest, now)
+        verdict, last, gap = step(now, length, last, gap, units, limit, NEVER)
+        assert verdict in (PASS, DROP) and 0 <= gap <= limit << SHIFT
+        passed.append((latest, 0 if verdict == DROP else length))
+    for start in range(len(passed)):
+        total = 0
+        for time, length in passed[start:]:
+            total += length
+            assert total <= units * (time - passed[start][0]) / 2**SHIFT + limit
+
+
+def test_whoever_is_always_behind_gets_exactly_the_rate() -> None:
+    units, last, gap, total = rate_units(12.5e6), 0, 0, 0
+    for now in range(0, 10**9, 40_000):  # 300 Mb/s of 1,500 bytes for a second
+        verdict, last, gap = step(now, 1500, last, gap, units, 150_000, NEVER)
+        total += 1500 * (verdict != DROP)
+    assert total == pytest.approx(12.5e6 + 150_000, rel=2e-4)
+    assert virtual_delay(gap, units) == pytest.approx(150_000 / 12.5e6 * 1e9, rel=0.02)
+
+
+def test_a_longer_queue_is_marked_before_it_is_dropped() -> None:
+    last = gap = 0
+    verdicts = []
+    for _ in range(5):
+        verdict, last, gap = step(7, 1000, last, gap, 1000, 4000, 2000)
+        verdicts.append(verdict)
+    assert verdicts == [PASS, PASS, MARK, MARK, DROP]
