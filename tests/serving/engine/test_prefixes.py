@@ -78,7 +78,12 @@ def check(prefixes: Prefixes) -> None:
     files = {(name, "kv") for name, one in nodes.items() if one.tier}
     files |= {(name, "state") for name, one in nodes.items() if one.state}
     assert prefixes.disk is None or set(prefixes.disk._files) == files
-    assert set(prefixes.executor.snapshots) == set(prefixes._held.values())
+    executor = prefixes.executor
+    assert executor.snapshots == set(prefixes._held.values())
+    pieces = {piece for one in executor.snapshots for piece, _ in one.path}
+    states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
+    assert executor.held.snapshots == states
+    assert executor.lasting == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity[0]
 
 
 def written(kept: Disk) -> list[Path]:

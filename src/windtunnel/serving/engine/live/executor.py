@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +58,13 @@ class Sequence:
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
     """A sequence at a depth: never changed, restored any number of times. ``digest`` is of the tokens it has
-    read."""
+    read; ``lasting``: `cut` or `adopt` made it."""
 
     depth: int
     digest: bytes
     path: Path
     states: adapter.States
+    lasting: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -101,6 +103,9 @@ class Executor:
         self.store, self.pool = Store(self._fits), Slots(self._fits)
         self.sequences: set[Sequence] = set()
         self.snapshots: set[Snapshot] = set()
+        self.lasting = self._states_kept = 0
+        """Bytes of the slots and states of all lasting snapshots, and of the states of all snapshots."""
+        self._lasting: Counter[Piece] = Counter()  # how many lasting snapshots read it
         probe = self.new()
         self.prefill(probe, [0, 0])
         self.layer_bytes = self._layer_bytes(probe)
@@ -199,7 +204,7 @@ class Executor:
         if isinstance(what, Sequence):
             self._freeze(what)
         path = _cut(what.path, depth)
-        return self._remember(Snapshot(depth, _digest(_read(path)), path, states or {}))
+        return self._remember(Snapshot(depth, _digest(_read(path)), path, states or {}, True))
 
     @torch.inference_mode()
     def free(self, what: Sequence | Snapshot) -> None:
@@ -208,6 +213,7 @@ class Executor:
             if what not in self.snapshots:
                 raise ValueError("the snapshot was freed before")
             self.snapshots.remove(what)
+            self._count(what, -1)
         else:
             if what not in self.sequences:
                 raise ValueError("the sequence was freed before")
@@ -217,7 +223,9 @@ class Executor:
             if what.place is not None:
                 self.pool.give(what.place)
         for piece, length in what.path:
+            before = piece.bytes
             self.store.release(piece, length)
+            self.lasting += (piece.bytes - before) * (piece in self._lasting)  # it may lie in a smaller slot
 
     def tokens(self, sequence: Sequence) -> array[int]:
         """What it has read."""
@@ -231,7 +239,7 @@ class Executor:
         """What all tensors take, as they are."""
         used = self.pool.slot_bytes * len(self.pool.places)
         free = self.store.held - self.store.used + self.pool.held - used
-        return Held(self.store.used, used, sum(each.state_bytes for each in self.snapshots), free)
+        return Held(self.store.used, used, self._states_kept, free)
 
     def held_by(self, what: Sequence | Snapshot) -> int:
         """Bytes that nobody else shares, and that `free` would give back."""
@@ -295,7 +303,7 @@ class Executor:
                 target[piece.place.index, :, : held.shape[1]] = held.to(self.device)
             elif at:
                 states[kind, int(at[0]), int(at[1])] = held.to(self.device, copy=True)
-        return self._remember(Snapshot(len(read) + len(own), digest, path, states))
+        return self._remember(Snapshot(len(read) + len(own), digest, path, states, True))
 
     # within
 
@@ -314,9 +322,24 @@ class Executor:
 
     def _remember(self, snapshot: Snapshot) -> Snapshot:
         self.snapshots.add(snapshot)
+        self._count(snapshot, 1)
         for piece, length in snapshot.path:
             self.store.hold(piece, length)
         return snapshot
+
+    def _count(self, snapshot: Snapshot, one: int) -> None:
+        """It comes, or goes (-1)."""
+        self._states_kept += one * snapshot.state_bytes
+        if not snapshot.lasting:
+            return
+        self.lasting += one * snapshot.state_bytes
+        for piece, _ in snapshot.path:
+            before = self._lasting[piece]
+            self._lasting[piece] = before + one
+            if not before or not before + one:
+                self.lasting += one * piece.bytes
+            if not before + one:
+                del self._lasting[piece]
 
     @torch.inference_mode()
     def _branch(self, path: Path, depth: int, states: adapter.States) -> Sequence:

@@ -61,7 +61,7 @@ class Prefixes:
         if found.away:
             there, change = self.tree.restore(found, now)
             self._do(change)
-            if self._forget_lost() or not there:
+            if any((self._forget_lost(), self._bound(now), not there)):
                 found = self.tree.look(tokens, now, near=True)
         if found.depth:
             self.tree.pin(found.node)
@@ -90,14 +90,27 @@ class Prefixes:
             self._tuning = self._aside.submit(replay.run)
         for left in kept.values():
             self.executor.free(left)
+        self._bound(now)
 
     def facts(self) -> dict[str, float]:
         """What there is to tell: bytes and counts."""
         used, capacity = [*self.tree.used, 0], [*self.tree.capacity, 0]
         return {
-            "prefix_bytes": used[0], "prefix_disk_bytes": used[1], "prefix_disk_room": capacity[1],
+            "prefix_bytes": self.executor.lasting,
+            "prefix_disk_bytes": used[1], "prefix_disk_room": capacity[1],
             "prefix_disk_unwritten": self.unwritten, "prefix_disk_unread": self.unread,
         }  # fmt: skip
+
+    def _bound(self, now: float) -> bool:
+        """Whether more had to go, since tokens lie in slots of few sizes: the tree counts them alone."""
+        gone = False
+        while (over := self.executor.lasting - self.tree.capacity[0]) > 0:
+            before = self.tree.used[0]
+            self._do(self.tree.shrink(before - over, now))
+            if self.tree.used[0] == before:  # the rest is in use
+                break
+            gone = True
+        return gone
 
     def _do(
         self, change: changes.Change, stream: Stream | None = None, kept: Mapping[int, Snapshot] | None = None

@@ -56,23 +56,20 @@ class Slots:
         self._fits = fits
         self.tensors: dict[Key, Tensor] = {}
         self.places: list[Place] = []
-        self.room = 0
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot, all tensors together."""
-        return sum(each.stride(0) * each.element_size() for each in self.tensors.values())
+        self.room = self.slot_bytes = 0
+        """Slots that there are, and bytes of one, all tensors together."""
 
     @property
     def held(self) -> int:
         """Bytes of all tensors, free slots included."""
-        return sum(each.nbytes for each in self.tensors.values())
+        return self.room * self.slot_bytes
 
     def tensor(self, key: Key, like: Tensor, shape: Sequence[int]) -> Tensor:
         """The tensor of ``key``: (slots, *shape), of ``like``'s type and device."""
         made = self.tensors.get(key)
         if made is None:
             made = self.tensors[key] = torch.zeros((self.room, *shape), dtype=like.dtype, device=like.device)
+            self.slot_bytes += made.stride(0) * made.element_size()
         return made
 
     def take(self, place: Place) -> None:

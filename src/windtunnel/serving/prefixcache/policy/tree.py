@@ -147,6 +147,12 @@ class PrefixCache:
             fits = len(path) == len(found.path) and all(self._raise(one, one is path[-1]) for one in path)
         return fits, self._changes()
 
+    def shrink(self, size: int, now: float) -> Change:
+        """No more than ``size`` bytes stay in the first tier, and what is in use."""
+        self._now = now
+        self._free(0, self.capacity[0] - size)
+        return self._changes()
+
     def lose(self, node: int, what: str) -> Change:
         """KV or state of the node could not be written to its tier, or not be read; all that is of no use
         without it goes, too."""
